@@ -1,0 +1,254 @@
+//! What clients and stores say to each other.
+//!
+//! Every command names the acquisition that it is about, so every one may be repeated: after a lost
+//! reply, on another connection, twice.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::id::{Acquisition, ClientId, Owner};
+use crate::time::StoreTime;
+use crate::token::{Token, TokenRange};
+
+/// One command about one resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Take a lease, or a place in the queue for one.
+    Acquire(Acquire),
+    /// Keep a lease, or claim a pushed one.
+    Renew(Renew),
+    /// Give back a lease or a place in the queue.
+    Release(Release),
+    /// Say who holds and who waits.
+    Inspect,
+    /// Take the resource away from whoever holds it.
+    ForceRelease,
+}
+
+/// Take a lease, or a place in the queue for one.
+///
+/// Sent again with the same acquisition it changes nothing but this: a waiter's deadline starts
+/// anew, and the waiter counts as heard from. That is how a waiter re-checks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acquire {
+    /// This attempt.
+    pub acquisition: Acquisition,
+    /// Who will hold; the acquisition itself where none is named.
+    pub owner: Option<Owner>,
+    /// How much weight the resource bears; the same from everyone who uses it at one time.
+    pub capacity: u32,
+    /// How much of the capacity this holder takes.
+    pub weight: u32,
+    /// How long the lease runs without renewal.
+    pub ttl: Duration,
+    /// How many tokens to set aside beyond the grant's own.
+    pub reserve: u32,
+    /// Whether to queue when it can't be had at once.
+    pub wait: Option<WaitFor>,
+    /// What others are shown about this holder or waiter. Its meaning is the caller's.
+    pub metadata: Arc<str>,
+}
+
+/// How to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitFor {
+    /// How long the place in the queue is kept without a sign of life.
+    pub entry_ttl: Duration,
+    /// The longest queue to join: with this many waiters in it the answer is `QueueFull`.
+    pub max_queue: u32,
+}
+
+/// Keep a lease, or claim a pushed one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renew {
+    /// The attempt that was granted.
+    pub acquisition: Acquisition,
+    /// How long the lease runs from now.
+    pub ttl: Duration,
+    /// How many further tokens to set aside.
+    pub reserve: u32,
+}
+
+/// Give back a lease or a place in the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Release {
+    /// The attempt.
+    pub acquisition: Acquisition,
+    /// Keep the resource taken until this long after the grant, though nobody holds it any more.
+    pub at_least: Duration,
+    /// An `Acquire` of this attempt may still be under way: leave a tombstone for this long, so that it
+    /// answers `Cancelled` instead of taking a lease that nobody holds. Zero leaves none.
+    pub tombstone: Duration,
+}
+
+/// A store's answer to a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The store's clock when it decided.
+    pub at: StoreTime,
+    /// What it decided.
+    pub reply: Reply,
+}
+
+/// What a store decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// To `Acquire`: the lease is held.
+    Granted(Grant),
+    /// To `Acquire` with `wait`: the attempt has a place in the queue.
+    Queued(Queued),
+    /// To `Acquire` without `wait`: somebody else holds it or stands before.
+    Busy,
+    /// To `Acquire`: the attempt was given back before this command arrived.
+    Cancelled,
+    /// To `Acquire` with `wait`: the queue is as long as the command allows.
+    QueueFull,
+    /// To `Acquire`: it contradicts how the resource is used.
+    Refused(Refusal),
+    /// To `Renew`: the lease runs on.
+    Renewed {
+        /// From the store's `at`.
+        lasts: Duration,
+        /// The tokens set aside, where some were asked for.
+        tokens: Option<TokenRange>,
+        /// Somebody waits for the resource.
+        wanted: bool,
+    },
+    /// To `Release`: it is given back.
+    Released,
+    /// To `Renew` or `Release`: the attempt has neither a lease nor a place.
+    NotHeld,
+    /// To `Inspect`.
+    View(View),
+    /// To `ForceRelease`: from whom it was taken.
+    Forced(Vec<Holder>),
+}
+
+/// A lease as it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Its token and those set aside.
+    pub tokens: TokenRange,
+    /// How long it runs from the store's `at`.
+    pub lasts: Duration,
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// Present when nobody stands before this attempt.
+    pub head: Option<Head>,
+}
+
+/// What the first in the queue needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// When the first of the present leases ends unless it is renewed: the time to look again.
+    pub look_again_at: StoreTime,
+}
+
+/// Why an `Acquire` contradicts how the resource is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The weight is zero or more than the capacity.
+    Weight {
+        /// The capacity asked with.
+        capacity: u32,
+    },
+    /// The resource is in use with another capacity.
+    Capacity {
+        /// The capacity in use.
+        in_use: u32,
+    },
+    /// The owner holds it with less weight, and waiting for the rest would wait for itself.
+    HeavierReentry {
+        /// The weight it holds.
+        held: u32,
+    },
+}
+
+/// Something a store tells a client unasked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Push {
+    /// The attempt that it is about; its client is the addressee.
+    pub acquisition: Acquisition,
+    /// The store's clock when it was decided.
+    pub at: StoreTime,
+    /// What happened.
+    pub kind: PushKind,
+}
+
+impl Push {
+    /// The addressee.
+    #[must_use]
+    pub const fn to(&self) -> ClientId {
+        self.acquisition.client
+    }
+}
+
+/// What a push tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushKind {
+    /// The waiter holds the lease now, for a claim window. A renewal makes it full length.
+    Granted(Grant),
+    /// The waiter is the first in the queue now.
+    Next(Head),
+    /// The lease was taken away.
+    Revoked,
+}
+
+/// Who holds and who waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// How much weight the resource bears; zero when it is unknown to the store.
+    pub capacity: u32,
+    /// How much of it is taken.
+    pub in_use: u32,
+    /// The last token given or set aside.
+    pub last_token: Option<Token>,
+    /// In the order of their tokens.
+    pub holders: Vec<Holder>,
+    /// In the order of the queue.
+    pub waiters: Vec<Waiting>,
+}
+
+/// One lease as others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The attempt that was granted.
+    pub acquisition: Acquisition,
+    /// The owner, where one was named.
+    pub owner: Option<Owner>,
+    /// How much of the capacity it takes.
+    pub weight: u32,
+    /// Its token.
+    pub token: Token,
+    /// Since when.
+    pub granted_at: StoreTime,
+    /// Until when, unless it is renewed.
+    pub expires_at: StoreTime,
+    /// Nobody holds it any more: it only keeps others out until then.
+    pub kept: bool,
+    /// What the holder said about itself.
+    pub metadata: Arc<str>,
+}
+
+/// One place in the queue as others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The attempt.
+    pub acquisition: Acquisition,
+    /// How much of the capacity it wants.
+    pub weight: u32,
+    /// Since when.
+    pub since: StoreTime,
+    /// When the place is given up without a sign of life.
+    pub deadline: StoreTime,
+    /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is
+    /// heard from.
+    pub passed_over: bool,
+    /// What the waiter said about itself.
+    pub metadata: Arc<str>,
+}

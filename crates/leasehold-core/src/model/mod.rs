@@ -1,0 +1,591 @@
+//! The server's side of every lock kind: one weighted FIFO lease table per resource.
+//!
+//! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
+//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command; [`Table`] keeps a
+//! resource in memory; [`Rows`] is what another store implements instead.
+//!
+//! The rules, each of them a property in `tests/model.rs`:
+//!
+//! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters.
+//! - **Own expiry.** Each lease, each place in the queue and each tombstone ends at its own time. That is
+//!   decided by comparing times, by whichever command comes next, so the table needs no timer.
+//! - **Who is there.** A waiter whose client is absent, or which let a claim window lapse, is *parked* with
+//!   all its client's entries: it keeps its place and is passed over until it is heard from.
+//! - **Claim windows.** A lease granted to a waiter is short until the waiter renews it once.
+//! - **Repeats.** A command that is applied twice leaves what it left the first time.
+//! - **Nothing for ever.** A table that nobody needs is removed, its last token included once the
+//!   wall clock has passed it.
+
+mod rows;
+mod table;
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::command::{
+    Acquire, Answer, Command, Grant, Head, Holder, Push, PushKind, Queued, Refusal, Release, Renew, Reply,
+    View, WaitFor, Waiting,
+};
+use crate::id::{Acquisition, ClientId, Owner};
+use crate::time::{Now, StoreTime};
+use crate::token::{Token, TokenRange};
+
+pub use rows::{Header, Lease, Rows, Waiter};
+pub use table::Table;
+
+/// How long a lease that was granted to a waiter runs before the waiter must have been heard from.
+/// What a frozen process costs those behind it, once.
+pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
+
+/// How long the last token is remembered after its last use, so that a wall clock which is stepped
+/// back by less than this can't make a token fall.
+pub const REMEMBER_TOKEN: Duration = Duration::from_secs(3600);
+
+/// The world around one command: the time, who is there, and where pushes go.
+pub struct Turn<'a> {
+    /// The store's clocks.
+    pub now: Now,
+    /// Whether this client could receive a push now.
+    pub is_there: &'a mut dyn FnMut(ClientId) -> bool,
+    /// Receives what others are to be told once the command has taken effect.
+    pub pushes: &'a mut Vec<Push>,
+}
+
+/// Steps one resource by one command.
+///
+/// # Errors
+///
+/// The store's, from [`Rows`]. The command must then be rolled back as a whole, and `turn.pushes` dropped.
+pub fn apply<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<Answer, R::Error> {
+    let at = turn.now.time;
+    let mut step = Step::begin(rows, turn)?;
+    step.expire()?;
+    step.hear(command)?;
+    step.grant()?;
+    let reply = match command {
+        Command::Acquire(acquire) => step.acquire(acquire)?,
+        Command::Renew(renew) => step.renew(renew)?,
+        Command::Release(release) => step.release(release)?,
+        Command::Inspect => step.inspect()?,
+        Command::ForceRelease => step.force_release()?,
+    };
+    step.end()?;
+    Ok(Answer { at, reply })
+}
+
+/// Lets time pass for a resource that nobody asks about: what has expired is removed, and whoever is
+/// next is granted. Says whether anything of the resource is left.
+///
+/// # Errors
+///
+/// As [`apply`].
+pub fn sweep<R: Rows>(rows: &mut R, turn: Turn<'_>) -> Result<bool, R::Error> {
+    let mut step = Step::begin(rows, turn)?;
+    step.expire()?;
+    step.grant()?;
+    step.end()
+}
+
+/// One command under way.
+struct Step<'r, 't, R: Rows> {
+    rows: &'r mut R,
+    turn: Turn<'t>,
+    header: Header,
+    /// As it was stored, to save the write when nothing changed.
+    before: Option<Header>,
+    /// Whose `Acquire` this is. The answer reaches it, whether or not a push would.
+    asker: Option<Acquisition>,
+    /// Somebody joined or left the queue, or the leases that its head waits for ended earlier.
+    queue_moved: bool,
+}
+
+impl<'r, 't, R: Rows> Step<'r, 't, R> {
+    fn begin(rows: &'r mut R, turn: Turn<'t>) -> Result<Self, R::Error> {
+        let before = rows.header()?;
+        let header = before.clone().unwrap_or_else(|| Header::new(0));
+        Ok(Self { rows, turn, header, before, asker: None, queue_moved: false })
+    }
+
+    /// Tells a new head that it is one, and stores what is worth keeping.
+    fn end(mut self) -> Result<bool, R::Error> {
+        if self.queue_moved {
+            self.tell_head()?;
+        }
+        assert!(self.header.in_use <= self.header.capacity, "more weight is held than there is capacity");
+        assert!(self.header.parked <= self.header.waiters, "more waiters are parked than wait");
+        if self.header.is_forgettable(self.turn.now.wall) {
+            if self.before.is_some() {
+                self.rows.remove_header()?;
+            }
+            return Ok(false);
+        }
+        if self.before.as_ref() != Some(&self.header) {
+            self.rows.put_header(&self.header)?;
+        }
+        Ok(true)
+    }
+
+    fn now(&self) -> StoreTime {
+        self.turn.now.time
+    }
+
+    // --- Time passes -----------------------------------------------------------------------------
+
+    fn expire(&mut self) -> Result<(), R::Error> {
+        let now = self.now();
+        if self.header.next_expiry > now {
+            return Ok(());
+        }
+        let mut next = StoreTime::NEVER;
+        while self.header.leases > 0 {
+            let Some(lease) = self.rows.first_expiring_lease()? else { break };
+            if lease.expires_at > now {
+                next = next.min(lease.expires_at);
+                break;
+            }
+            self.remove_lease(&lease)?;
+            if !lease.claimed {
+                // It was pushed the lease and said nothing: asleep, or the push was lost. Either way its
+                // other entries would cost the queue a claim window each.
+                self.set_parked(lease.acquisition.client, true)?;
+            }
+        }
+        while self.header.waiters > 0 {
+            let Some(waiter) = self.rows.first_expiring_waiter()? else { break };
+            if waiter.deadline > now {
+                next = next.min(waiter.deadline);
+                break;
+            }
+            self.remove_waiter(&waiter)?;
+        }
+        if self.header.tombstones > 0 {
+            let (removed, first) = self.rows.remove_tombstones(now)?;
+            self.header.tombstones -= removed;
+            next = next.min(first.unwrap_or(StoreTime::NEVER));
+        }
+        self.header.next_expiry = next;
+        Ok(())
+    }
+
+    /// A client that takes or keeps something is awake: its entries are no longer passed over.
+    fn hear(&mut self, command: &Command) -> Result<(), R::Error> {
+        let speaker = match command {
+            Command::Acquire(acquire) => {
+                self.asker = Some(acquire.acquisition);
+                acquire.acquisition.client
+            }
+            Command::Renew(renew) => renew.acquisition.client,
+            Command::Release(_) | Command::Inspect | Command::ForceRelease => return Ok(()),
+        };
+        if self.header.parked > 0 {
+            self.set_parked(speaker, false)?;
+        }
+        Ok(())
+    }
+
+    /// Grants to the head of the queue while it fits.
+    fn grant(&mut self) -> Result<(), R::Error> {
+        while self.header.waiters > self.header.parked {
+            let Some(waiter) = self.rows.first_ready_waiter()? else { break };
+            let held = self.held_by(waiter.owner.as_ref())?;
+            if held.is_none() && !self.fits(waiter.weight) {
+                break;
+            }
+            let client = waiter.acquisition.client;
+            if self.asker != Some(waiter.acquisition) && !(self.turn.is_there)(client) {
+                self.set_parked(client, true)?;
+                continue;
+            }
+            self.remove_waiter(&waiter)?;
+            let grant = self.lease_to_waiter(&waiter, held.as_ref())?;
+            self.push(waiter.acquisition, PushKind::Granted(grant));
+        }
+        Ok(())
+    }
+
+    fn lease_to_waiter(&mut self, waiter: &Waiter, held: Option<&Lease>) -> Result<Grant, R::Error> {
+        let lasts = waiter.ttl.min(CLAIM_WINDOW);
+        let tokens = match held {
+            Some(held) => TokenRange { first: held.token, last: held.token },
+            None => self.next_tokens(waiter.reserve),
+        };
+        self.add_lease(Lease {
+            acquisition: waiter.acquisition,
+            owner: waiter.owner.clone(),
+            weight: waiter.weight,
+            token: tokens.first,
+            granted_at: self.now(),
+            expires_at: self.now() + lasts,
+            claimed: false,
+            kept: false,
+            metadata: waiter.metadata.clone(),
+        })?;
+        Ok(Grant { tokens, lasts })
+    }
+
+    fn tell_head(&mut self) -> Result<(), R::Error> {
+        let head =
+            if self.header.waiters > self.header.parked { self.rows.first_ready_waiter()? } else { None };
+        let Some(waiter) = head else {
+            self.header.head = 0;
+            return Ok(());
+        };
+        if waiter.place != self.header.head {
+            self.header.head = waiter.place;
+            let hint = self.head_hint()?;
+            self.push(waiter.acquisition, PushKind::Next(hint));
+        }
+        Ok(())
+    }
+
+    fn head_hint(&mut self) -> Result<Head, R::Error> {
+        let first = self.rows.first_expiring_lease()?;
+        Ok(Head { look_again_at: first.map_or(self.now(), |lease| lease.expires_at) })
+    }
+
+    // --- Commands --------------------------------------------------------------------------------
+
+    fn acquire(&mut self, acquire: &Acquire) -> Result<Reply, R::Error> {
+        if let Some(reply) = self.known_attempt(acquire)? {
+            return Ok(reply);
+        }
+        if acquire.weight == 0 || acquire.weight > acquire.capacity {
+            return Ok(Reply::Refused(Refusal::Weight { capacity: acquire.capacity }));
+        }
+        if self.header.leases == 0 && self.header.waiters == 0 {
+            self.header.capacity = acquire.capacity;
+        } else if self.header.capacity != acquire.capacity {
+            return Ok(Reply::Refused(Refusal::Capacity { in_use: self.header.capacity }));
+        }
+        if let Some(held) = self.held_by(acquire.owner.as_ref())? {
+            return self.reenter(acquire, &held);
+        }
+        let somebody_stands_before = self.header.waiters > self.header.parked;
+        if !somebody_stands_before && self.fits(acquire.weight) {
+            let tokens = self.next_tokens(acquire.reserve);
+            return self.lease_at_once(acquire, tokens);
+        }
+        match acquire.wait {
+            None => Ok(Reply::Busy),
+            Some(wait) => self.enqueue(acquire, wait),
+        }
+    }
+
+    /// The answer to an attempt that the table has heard of before.
+    fn known_attempt(&mut self, acquire: &Acquire) -> Result<Option<Reply>, R::Error> {
+        let acquisition = acquire.acquisition;
+        if let Some(grant) = self.take_back_grant(acquisition) {
+            return Ok(Some(Reply::Granted(grant)));
+        }
+        if self.header.tombstones > 0 && self.rows.tombstone(acquisition)?.is_some() {
+            return Ok(Some(Reply::Cancelled));
+        }
+        if self.header.leases > 0
+            && let Some(lease) = self.rows.lease(acquisition)?
+        {
+            return Ok(Some(self.granted_before(&lease)));
+        }
+        if self.header.waiters > 0
+            && let Some(waiter) = self.rows.waiter(acquisition)?
+        {
+            return self.look_again(waiter, acquire).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
+    fn granted_before(&self, lease: &Lease) -> Reply {
+        if lease.kept {
+            return Reply::Cancelled;
+        }
+        // The range that was set aside is not stored: a repeat gets the grant's own token only.
+        let tokens = TokenRange { first: lease.token, last: lease.token };
+        Reply::Granted(Grant { tokens, lasts: lease.expires_at.since(self.now()) })
+    }
+
+    /// A waiter's re-check, still waiting after the queue has moved.
+    fn look_again(&mut self, mut waiter: Waiter, acquire: &Acquire) -> Result<Reply, R::Error> {
+        if let Some(held) = self.held_by(waiter.owner.as_ref())?
+            && waiter.weight <= held.weight
+        {
+            // Its owner was granted the lease through another attempt meanwhile.
+            self.remove_waiter(&waiter)?;
+            return self.reenter(acquire, &held);
+        }
+        let place = waiter.place;
+        if let Some(wait) = acquire.wait {
+            waiter.deadline = self.now() + wait.entry_ttl;
+            self.soonest_expiry(waiter.deadline);
+            self.rows.put_waiter(waiter)?;
+        }
+        self.queued(place)
+    }
+
+    /// A grant that is answered need not be pushed as well.
+    fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
+        let index = self.turn.pushes.iter().position(|push| push.acquisition == acquisition)?;
+        match self.turn.pushes[index].kind {
+            PushKind::Granted(grant) => {
+                self.turn.pushes.remove(index);
+                Some(grant)
+            }
+            PushKind::Next(_) | PushKind::Revoked => None,
+        }
+    }
+
+    fn reenter(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
+        if acquire.weight > held.weight {
+            return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
+        }
+        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token })
+    }
+
+    fn lease_at_once(&mut self, acquire: &Acquire, tokens: TokenRange) -> Result<Reply, R::Error> {
+        self.add_lease(Lease {
+            acquisition: acquire.acquisition,
+            owner: acquire.owner.clone(),
+            weight: acquire.weight,
+            token: tokens.first,
+            granted_at: self.now(),
+            expires_at: self.now() + acquire.ttl,
+            claimed: true,
+            kept: false,
+            metadata: acquire.metadata.clone(),
+        })?;
+        Ok(Reply::Granted(Grant { tokens, lasts: acquire.ttl }))
+    }
+
+    fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
+        if self.header.waiters >= wait.max_queue {
+            return Ok(Reply::QueueFull);
+        }
+        let place = self.header.next_place;
+        let deadline = self.now() + wait.entry_ttl;
+        self.rows.put_waiter(Waiter {
+            place,
+            acquisition: acquire.acquisition,
+            owner: acquire.owner.clone(),
+            weight: acquire.weight,
+            ttl: acquire.ttl,
+            reserve: acquire.reserve,
+            since: self.now(),
+            deadline,
+            parked: false,
+            metadata: acquire.metadata.clone(),
+        })?;
+        self.header.next_place += 1;
+        self.header.waiters += 1;
+        self.soonest_expiry(deadline);
+        self.queued(place)
+    }
+
+    /// The answer for a place in the queue. Whoever is the head learns it here, and needs no push.
+    fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
+        let head = match self.rows.first_ready_waiter()? {
+            Some(first) if first.place == place => {
+                self.header.head = place;
+                Some(self.head_hint()?)
+            }
+            _ => None,
+        };
+        Ok(Reply::Queued(Queued { head }))
+    }
+
+    fn renew(&mut self, renew: &Renew) -> Result<Reply, R::Error> {
+        let Some(mut lease) = self.held_lease(renew.acquisition)? else {
+            return Ok(Reply::NotHeld);
+        };
+        lease.claimed = true;
+        lease.expires_at = self.now() + renew.ttl;
+        self.soonest_expiry(lease.expires_at);
+        self.rows.put_lease(lease)?;
+        let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
+        let wanted = self.header.waiters > 0;
+        Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
+    }
+
+    fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
+        if !release.tombstone.is_zero() {
+            self.bury(release)?;
+        }
+        if let Some(lease) = self.held_lease(release.acquisition)? {
+            self.give_back(lease, release.at_least)?;
+        } else if self.header.waiters > 0
+            && let Some(waiter) = self.rows.waiter(release.acquisition)?
+        {
+            self.remove_waiter(&waiter)?;
+        } else {
+            return Ok(Reply::NotHeld);
+        }
+        self.grant()?;
+        Ok(Reply::Released)
+    }
+
+    /// Ends a lease. It stays as a *kept* one where `at_least` has not passed yet, unless its owner holds
+    /// the resource through another acquisition: then the last release decides.
+    fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
+        self.remove_lease(&lease)?;
+        let keep_until = lease.granted_at + at_least;
+        if keep_until <= self.now() || self.weight_of(lease.owner.as_ref())? > 0 {
+            return Ok(());
+        }
+        lease.kept = true;
+        lease.claimed = true;
+        lease.expires_at = keep_until;
+        self.add_lease(lease)?;
+        // It ends at another time than the head was told.
+        self.header.head = 0;
+        self.queue_moved = true;
+        Ok(())
+    }
+
+    fn bury(&mut self, release: &Release) -> Result<(), R::Error> {
+        let until = self.now() + release.tombstone;
+        if self.rows.tombstone(release.acquisition)?.is_none() {
+            self.header.tombstones += 1;
+        }
+        self.rows.put_tombstone(release.acquisition, until)?;
+        self.soonest_expiry(until);
+        Ok(())
+    }
+
+    fn inspect(&mut self) -> Result<Reply, R::Error> {
+        let holders = self.holders()?;
+        let mut waiters = Vec::new();
+        self.rows.each_waiter(&mut |waiter| {
+            waiters.push(Waiting {
+                acquisition: waiter.acquisition,
+                weight: waiter.weight,
+                since: waiter.since,
+                deadline: waiter.deadline,
+                passed_over: waiter.parked,
+                metadata: waiter.metadata,
+            });
+        })?;
+        Ok(Reply::View(View {
+            capacity: self.header.capacity,
+            in_use: self.header.in_use,
+            last_token: Token::new(self.header.last_token),
+            holders,
+            waiters,
+        }))
+    }
+
+    fn force_release(&mut self) -> Result<Reply, R::Error> {
+        let holders = self.holders()?;
+        for holder in &holders {
+            if let Some(lease) = self.rows.lease(holder.acquisition)? {
+                self.remove_lease(&lease)?;
+                self.push(holder.acquisition, PushKind::Revoked);
+            }
+        }
+        self.grant()?;
+        Ok(Reply::Forced(holders))
+    }
+
+    fn holders(&mut self) -> Result<Vec<Holder>, R::Error> {
+        let mut holders = Vec::new();
+        self.rows.each_lease(&mut |lease| {
+            holders.push(Holder {
+                acquisition: lease.acquisition,
+                owner: lease.owner,
+                weight: lease.weight,
+                token: lease.token,
+                granted_at: lease.granted_at,
+                expires_at: lease.expires_at,
+                kept: lease.kept,
+                metadata: lease.metadata,
+            });
+        })?;
+        holders.sort_by_key(|holder| (holder.token, holder.acquisition));
+        Ok(holders)
+    }
+
+    // --- Rows and header, changed together -------------------------------------------------------
+
+    fn fits(&self, weight: u32) -> bool {
+        weight <= self.header.capacity - self.header.in_use
+    }
+
+    fn held_lease(&mut self, acquisition: Acquisition) -> Result<Option<Lease>, R::Error> {
+        if self.header.leases == 0 {
+            return Ok(None);
+        }
+        Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.kept))
+    }
+
+    /// The live lease of a named owner that a further acquisition joins.
+    fn held_by(&mut self, owner: Option<&Owner>) -> Result<Option<Lease>, R::Error> {
+        match owner {
+            Some(owner) if self.header.leases > 0 => {
+                Ok(self.rows.heaviest_lease_of(owner)?.filter(|lease| !lease.kept))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn add_lease(&mut self, lease: Lease) -> Result<(), R::Error> {
+        let before = self.weight_of(lease.owner.as_ref())?;
+        let (weight, owner) = (lease.weight, lease.owner.clone());
+        self.soonest_expiry(lease.expires_at);
+        self.rows.put_lease(lease)?;
+        self.header.leases += 1;
+        self.header.in_use += weight.max(before) - before;
+        assert!(owner.is_some() || before == 0, "an acquisition was granted twice");
+        Ok(())
+    }
+
+    fn remove_lease(&mut self, lease: &Lease) -> Result<(), R::Error> {
+        self.rows.remove_lease(lease.acquisition)?;
+        self.header.leases -= 1;
+        let after = self.weight_of(lease.owner.as_ref())?;
+        self.header.in_use -= lease.weight.max(after) - after;
+        Ok(())
+    }
+
+    /// The weight that a named owner holds: that of its heaviest lease, however many it has.
+    fn weight_of(&mut self, owner: Option<&Owner>) -> Result<u32, R::Error> {
+        match owner {
+            None => Ok(0),
+            Some(owner) => Ok(self.rows.heaviest_lease_of(owner)?.map_or(0, |lease| lease.weight)),
+        }
+    }
+
+    fn remove_waiter(&mut self, waiter: &Waiter) -> Result<(), R::Error> {
+        self.rows.remove_waiter(waiter.acquisition)?;
+        self.header.waiters -= 1;
+        self.header.parked -= u32::from(waiter.parked);
+        self.queue_moved = true;
+        Ok(())
+    }
+
+    fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<(), R::Error> {
+        let changed = self.rows.set_parked(client, parked)?;
+        if parked {
+            self.header.parked += changed;
+        } else {
+            self.header.parked -= changed;
+        }
+        self.queue_moved |= changed > 0;
+        Ok(())
+    }
+
+    fn next_tokens(&mut self, reserve: u32) -> TokenRange {
+        let wall = self.turn.now.wall;
+        let tokens = TokenRange::next(self.header.last_token, reserve, wall);
+        self.header.last_token = tokens.last.get();
+        // Forgetting the last token is safe once the wall clock has passed it, and not before.
+        let passed = StoreTime::from_micros(tokens.last.get()) + Duration::from_micros(1);
+        self.header.remember_until = passed.max(wall + REMEMBER_TOKEN);
+        tokens
+    }
+
+    fn soonest_expiry(&mut self, expiry: StoreTime) {
+        self.header.next_expiry = self.header.next_expiry.min(expiry);
+    }
+
+    fn push(&mut self, acquisition: Acquisition, kind: PushKind) {
+        let at = self.now();
+        self.turn.pushes.push(Push { acquisition, at, kind });
+    }
+}

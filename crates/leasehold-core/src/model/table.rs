@@ -1,0 +1,219 @@
+//! The rows of one resource in memory.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::convert::Infallible;
+
+use super::rows::{Header, Lease, Rows, Waiter};
+use crate::id::{Acquisition, ClientId, Owner};
+use crate::time::StoreTime;
+
+/// A resource's lease table in memory: every look-up and every change is O(log n).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    header: Option<Header>,
+    leases: BTreeMap<Acquisition, Lease>,
+    lease_expiries: BTreeSet<(StoreTime, Acquisition)>,
+    /// Named owners only, heaviest lease last.
+    owners: BTreeSet<(Owner, u32, Acquisition)>,
+    queue: BTreeMap<u64, Waiter>,
+    /// Places that are not parked.
+    ready: BTreeSet<u64>,
+    /// Sorted by client first, so that a client's entries are one range.
+    places: BTreeMap<Acquisition, u64>,
+    deadlines: BTreeSet<(StoreTime, u64)>,
+    tombstones: BTreeMap<Acquisition, StoreTime>,
+    burials: BTreeSet<(StoreTime, Acquisition)>,
+}
+
+impl Table {
+    /// A resource that nobody has used yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            header: None,
+            leases: BTreeMap::new(),
+            lease_expiries: BTreeSet::new(),
+            owners: BTreeSet::new(),
+            queue: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            places: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            tombstones: BTreeMap::new(),
+            burials: BTreeSet::new(),
+        }
+    }
+
+    /// Whether anything is stored, a last token included.
+    #[must_use]
+    pub const fn is_forgotten(&self) -> bool {
+        self.header.is_none()
+    }
+
+    /// When looking at this resource again could change something; for a resource that is idle but
+    /// for its last token, that is by the wall clock.
+    #[must_use]
+    pub fn header(&self) -> Option<&Header> {
+        self.header.as_ref()
+    }
+
+    fn unindex_lease(&mut self, lease: &Lease) {
+        self.lease_expiries.remove(&(lease.expires_at, lease.acquisition));
+        if let Some(owner) = &lease.owner {
+            self.owners.remove(&(owner.clone(), lease.weight, lease.acquisition));
+        }
+    }
+
+    fn unindex_waiter(&mut self, waiter: &Waiter) {
+        self.deadlines.remove(&(waiter.deadline, waiter.place));
+        self.ready.remove(&waiter.place);
+    }
+}
+
+impl Rows for Table {
+    type Error = Infallible;
+
+    fn header(&mut self) -> Result<Option<Header>, Infallible> {
+        Ok(self.header.clone())
+    }
+
+    fn put_header(&mut self, header: &Header) -> Result<(), Infallible> {
+        self.header = Some(header.clone());
+        Ok(())
+    }
+
+    fn remove_header(&mut self) -> Result<(), Infallible> {
+        assert!(
+            self.leases.is_empty() && self.queue.is_empty() && self.tombstones.is_empty(),
+            "a table in use was forgotten"
+        );
+        self.header = None;
+        Ok(())
+    }
+
+    fn lease(&mut self, acquisition: Acquisition) -> Result<Option<Lease>, Infallible> {
+        Ok(self.leases.get(&acquisition).cloned())
+    }
+
+    fn put_lease(&mut self, lease: Lease) -> Result<(), Infallible> {
+        self.lease_expiries.insert((lease.expires_at, lease.acquisition));
+        if let Some(owner) = &lease.owner {
+            self.owners.insert((owner.clone(), lease.weight, lease.acquisition));
+        }
+        let (acquisition, expires_at, weight) = (lease.acquisition, lease.expires_at, lease.weight);
+        if let Some(old) = self.leases.insert(acquisition, lease) {
+            assert!(old.weight == weight, "a lease changed its weight");
+            if old.expires_at != expires_at {
+                self.lease_expiries.remove(&(old.expires_at, acquisition));
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_lease(&mut self, acquisition: Acquisition) -> Result<(), Infallible> {
+        if let Some(lease) = self.leases.remove(&acquisition) {
+            self.unindex_lease(&lease);
+        }
+        Ok(())
+    }
+
+    fn first_expiring_lease(&mut self) -> Result<Option<Lease>, Infallible> {
+        let first = self.lease_expiries.first();
+        Ok(first.and_then(|(_, acquisition)| self.leases.get(acquisition)).cloned())
+    }
+
+    fn heaviest_lease_of(&mut self, owner: &Owner) -> Result<Option<Lease>, Infallible> {
+        let least = Acquisition { client: ClientId::new(0), sequence: 0 };
+        let most = Acquisition { client: ClientId::new(u128::MAX), sequence: u64::MAX };
+        let range = (owner.clone(), 0, least)..=(owner.clone(), u32::MAX, most);
+        let heaviest = self.owners.range(range).next_back();
+        Ok(heaviest.and_then(|(_, _, acquisition)| self.leases.get(acquisition)).cloned())
+    }
+
+    fn each_lease(&mut self, see: &mut dyn FnMut(Lease)) -> Result<(), Infallible> {
+        self.leases.values().cloned().for_each(see);
+        Ok(())
+    }
+
+    fn waiter(&mut self, acquisition: Acquisition) -> Result<Option<Waiter>, Infallible> {
+        let place = self.places.get(&acquisition);
+        Ok(place.and_then(|place| self.queue.get(place)).cloned())
+    }
+
+    fn put_waiter(&mut self, waiter: Waiter) -> Result<(), Infallible> {
+        if let Some(old) = self.queue.remove(&waiter.place) {
+            self.unindex_waiter(&old);
+        }
+        self.deadlines.insert((waiter.deadline, waiter.place));
+        if !waiter.parked {
+            self.ready.insert(waiter.place);
+        }
+        self.places.insert(waiter.acquisition, waiter.place);
+        self.queue.insert(waiter.place, waiter);
+        Ok(())
+    }
+
+    fn remove_waiter(&mut self, acquisition: Acquisition) -> Result<(), Infallible> {
+        let place = self.places.remove(&acquisition);
+        if let Some(waiter) = place.and_then(|place| self.queue.remove(&place)) {
+            self.unindex_waiter(&waiter);
+        }
+        Ok(())
+    }
+
+    fn first_ready_waiter(&mut self) -> Result<Option<Waiter>, Infallible> {
+        Ok(self.ready.first().and_then(|place| self.queue.get(place)).cloned())
+    }
+
+    fn first_expiring_waiter(&mut self) -> Result<Option<Waiter>, Infallible> {
+        Ok(self.deadlines.first().and_then(|(_, place)| self.queue.get(place)).cloned())
+    }
+
+    fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Infallible> {
+        let mut changed = 0;
+        let entries = Acquisition { client, sequence: 0 }..=Acquisition { client, sequence: u64::MAX };
+        for place in self.places.range(entries).map(|(_, place)| *place) {
+            let Some(waiter) = self.queue.get_mut(&place) else { continue };
+            if waiter.parked == parked {
+                continue;
+            }
+            waiter.parked = parked;
+            changed += 1;
+            if parked {
+                self.ready.remove(&place);
+            } else {
+                self.ready.insert(place);
+            }
+        }
+        Ok(changed)
+    }
+
+    fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<(), Infallible> {
+        self.queue.values().cloned().for_each(see);
+        Ok(())
+    }
+
+    fn tombstone(&mut self, acquisition: Acquisition) -> Result<Option<StoreTime>, Infallible> {
+        Ok(self.tombstones.get(&acquisition).copied())
+    }
+
+    fn put_tombstone(&mut self, acquisition: Acquisition, until: StoreTime) -> Result<(), Infallible> {
+        if let Some(old) = self.tombstones.insert(acquisition, until) {
+            self.burials.remove(&(old, acquisition));
+        }
+        self.burials.insert((until, acquisition));
+        Ok(())
+    }
+
+    fn remove_tombstones(&mut self, now: StoreTime) -> Result<(u32, Option<StoreTime>), Infallible> {
+        let mut removed = 0;
+        while let Some(&(until, acquisition)) = self.burials.first() {
+            if until > now {
+                return Ok((removed, Some(until)));
+            }
+            self.burials.pop_first();
+            self.tombstones.remove(&acquisition);
+            removed += 1;
+        }
+        Ok((removed, None))
+    }
+}

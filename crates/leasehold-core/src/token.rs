@@ -1,0 +1,106 @@
+//! Fencing tokens: a hybrid logical clock.
+//!
+//! A token is `max(last + 1, wall clock in µs)`. It rises with every grant as a counter would, and
+//! unlike a counter it does not start again when the store loses its memory: the wall clock has
+//! moved on meanwhile. (Kulkarni et al., *Logical Physical Clocks*, 2014, reduced to one number.)
+
+use core::fmt;
+
+use crate::time::StoreTime;
+
+/// Tokens stay below 2^53, so that they survive a trip through a double (Lua, JavaScript, JSON).
+/// In microseconds since 1970 that is the year 2255.
+pub const MAX_TOKEN: u64 = (1 << 53) - 1;
+
+/// The highest wall time that a token follows; above it tokens only count. It leaves room for 2^40
+/// grants by a store whose clock is absurd.
+const MAX_WALL: u64 = MAX_TOKEN - (1 << 40);
+
+/// A fencing token: each grant of a resource carries a higher one than every grant before it.
+///
+/// Give it to whatever the lock protects, and let that refuse a lower token than it has seen.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(u64);
+
+impl Token {
+    /// The token with this number; none when it is zero or above [`MAX_TOKEN`].
+    #[must_use]
+    pub const fn new(number: u64) -> Option<Self> {
+        if number == 0 || number > MAX_TOKEN {
+            return None;
+        }
+        Some(Self(number))
+    }
+
+    /// The number to compare and to store.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({})", self.0)
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// A grant's token and the higher ones that were set aside for its holder to hand on locally.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenRange {
+    /// The grant's own token.
+    pub first: Token,
+    /// The last one set aside; equal to `first` when none was asked for.
+    pub last: Token,
+}
+
+impl TokenRange {
+    /// The next `1 + reserve` tokens after `last` (zero: no token was given yet), at wall time `wall`.
+    ///
+    /// # Panics
+    ///
+    /// When 2^53 is reached, which takes a trillion grants by a clock set to the year 2220 or later.
+    #[must_use]
+    pub fn next(last: u64, reserve: u32, wall: StoreTime) -> Self {
+        let first = (last + 1).max(wall.as_micros().min(MAX_WALL));
+        let end = first + u64::from(reserve);
+        assert!(end <= MAX_TOKEN, "fencing tokens are exhausted");
+        assert!(first > last, "a token did not rise");
+        Self { first: Token(first), last: Token(end) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_follows_the_wall_clock_and_never_falls_behind_the_last() {
+        let at = StoreTime::from_micros;
+        assert_eq!(TokenRange::next(0, 0, at(50)).first.get(), 50);
+        assert_eq!(TokenRange::next(50, 0, at(50)).first.get(), 51);
+        assert_eq!(TokenRange::next(90, 0, at(50)).first.get(), 91);
+    }
+
+    #[test]
+    fn a_reserved_range_is_never_given_again() {
+        let range = TokenRange::next(0, 10, StoreTime::from_micros(100));
+        assert_eq!((range.first.get(), range.last.get()), (100, 110));
+        let after = TokenRange::next(range.last.get(), 0, StoreTime::from_micros(101));
+        assert_eq!(after.first.get(), 111);
+    }
+
+    #[test]
+    fn an_absurd_wall_clock_leaves_room_for_tokens_to_rise() {
+        let first = TokenRange::next(0, 0, StoreTime::NEVER);
+        let second = TokenRange::next(first.last.get(), 1_000, StoreTime::NEVER);
+        assert!(second.first > first.last);
+        assert!(second.last.get() <= MAX_TOKEN);
+    }
+}
