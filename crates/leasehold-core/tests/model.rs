@@ -186,6 +186,15 @@ fn weights_fit(view: &View, capacity: u32) -> Result<(), String> {
     Ok(())
 }
 
+/// Whose sign of life the command is.
+fn speaker(command: &Command) -> Option<ClientId> {
+    match command {
+        Command::Acquire(acquire) => Some(acquire.acquisition.client),
+        Command::Renew(renew) => Some(renew.acquisition.client),
+        _ => None,
+    }
+}
+
 /// A new holder had nobody before it that was there and ready, unless its owner held already.
 fn nobody_overtakes<R>(
     world: &World<R>,
@@ -193,11 +202,7 @@ fn nobody_overtakes<R>(
     after: &View,
     command: &Command,
 ) -> Result<(), String> {
-    let speaker = match command {
-        Command::Acquire(acquire) => Some(acquire.acquisition.client),
-        Command::Renew(renew) => Some(renew.acquisition.client),
-        _ => None,
-    };
+    let speaker = speaker(command);
     for holder in &after.holders {
         let is_new = before.holders.iter().all(|old| old.acquisition != holder.acquisition);
         let shares = |other: &leasehold_core::Holder| {
@@ -233,7 +238,8 @@ fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Resu
     {
         return Err(format!("the reserved token {} came after {highest}", range.first));
     }
-    Ok(highest.max(after.last_token.map_or(0, leasehold_core::Token::get)))
+    let held = after.holders.iter().map(|holder| holder.token.get()).max().unwrap_or(0);
+    Ok(highest.max(held).max(after.last_token.map_or(0, leasehold_core::Token::get)))
 }
 
 fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
@@ -274,6 +280,12 @@ fn a_repeat_changes_nothing(
         // Forcing again takes it from whoever was granted it by the first.
         Command::ForceRelease => return Ok(()),
         _ => {}
+    }
+    // Speaking again is a sign of life, which the speaker's other entries show.
+    if let Some(client) = speaker(command) {
+        for waiter in after.waiters.iter_mut().chain(&mut again.waiters) {
+            waiter.passed_over &= waiter.acquisition.client != client;
+        }
     }
     if after != again {
         return Err(format!("repeating {command:?} made {after:?} into {again:?}"));

@@ -188,12 +188,15 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         while self.header.waiters > self.header.parked {
             let Some(waiter) = self.rows.first_ready_waiter()? else { break };
             let held = self.held_by(waiter.owner.as_ref())?;
-            if held.is_none() && !self.fits(waiter.weight) {
+            // An owner that holds already adds only what goes beyond its present weight.
+            let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
+            if !self.fits(further) {
                 break;
             }
             let client = waiter.acquisition.client;
             if self.asker != Some(waiter.acquisition) && !(self.turn.is_there)(client) {
                 self.set_parked(client, true)?;
+                self.unpark_asker(client)?;
                 continue;
             }
             self.remove_waiter(&waiter)?;
@@ -310,7 +313,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         {
             // Its owner was granted the lease through another attempt meanwhile.
             self.remove_waiter(&waiter)?;
-            return self.reenter(acquire, &held);
+            return Ok(Reply::Granted(self.lease_to_waiter(&waiter, Some(&held))?));
         }
         let place = waiter.place;
         if let Some(wait) = acquire.wait {
@@ -567,6 +570,19 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.header.parked -= changed;
         }
         self.queue_moved |= changed > 0;
+        Ok(())
+    }
+
+    /// The attempt that asks right now is not passed over with the rest of its client.
+    fn unpark_asker(&mut self, client: ClientId) -> Result<(), R::Error> {
+        if let Some(asker) = self.asker.filter(|asker| asker.client == client)
+            && let Some(mut waiter) = self.rows.waiter(asker)?
+            && waiter.parked
+        {
+            waiter.parked = false;
+            self.rows.put_waiter(waiter)?;
+            self.header.parked -= 1;
+        }
         Ok(())
     }
 
