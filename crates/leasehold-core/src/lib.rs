@@ -14,6 +14,7 @@ extern crate alloc;
 
 mod command;
 mod id;
+mod lease;
 pub mod model;
 mod name;
 mod time;
@@ -24,6 +25,7 @@ pub use command::{
     View, WaitFor, Waiting,
 };
 pub use id::{Acquisition, ClientId, Owner};
+pub use lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
 pub use time::{LocalTime, Now, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};
