@@ -3,6 +3,11 @@
 //! - [`model`]: the server's side of every lock kind, one weighted FIFO lease table per resource.
 //!   It is the in-memory store, the transition function of the embedded store, and the oracle that
 //!   every other store is compared with.
+//! - [`AcquireMachine`]: the client's side of one attempt to lock.
+//! - [`LeaseMachine`]: the client's side of one held lease: when to renew it, and when to stop
+//!   believing in it.
+//!
+//! Inputs of a machine are `handle_*`, its outputs are `poll_*`, and the time is an argument.
 //!
 //! What is deliberately absent: clocks, sockets, tasks, threads, random numbers and any kind of IO.
 //! Nothing here can block, fail on its own or behave differently twice.
@@ -12,6 +17,7 @@
 
 extern crate alloc;
 
+mod acquire;
 mod command;
 mod id;
 mod lease;
@@ -20,6 +26,7 @@ mod name;
 mod time;
 mod token;
 
+pub use acquire::{AcquireMachine, Failure, Outcome, Patience};
 pub use command::{
     Acquire, Answer, Command, Grant, Head, Holder, Push, PushKind, Queued, Refusal, Release, Renew, Reply,
     View, WaitFor, Waiting,

@@ -1,0 +1,515 @@
+//! The client's side of one attempt to lock: ask, wait for the push, look again, give up.
+//!
+//! The rule that shapes it: a lost answer is *unknown*. Until the store has answered a `Release` with a
+//! tombstone, an attempt whose answer was not seen may still come to hold the lease.
+
+use core::time::Duration;
+
+use crate::command::{Acquire, Answer, Command, Grant, Head, Push, PushKind, Refusal, Release, Reply};
+use crate::time::{LocalTime, StoreTime, drift_margin};
+
+/// How long a tombstone stands: longer than any delayed command can be under way.
+const TOMBSTONE: Duration = Duration::from_secs(60);
+
+/// The pause before the first repetition after a failure; it doubles up to [`Patience::look_again`].
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+/// How a waiter waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Give up then; `NEVER` waits for as long as it takes.
+    pub deadline: LocalTime,
+    /// How often to look again when nothing is heard.
+    pub look_again: Duration,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The lease is held.
+    Granted {
+        /// What was granted.
+        grant: Grant,
+        /// The local clock when the grant can be counted from.
+        since: LocalTime,
+        /// The local clock until which it may be trusted.
+        trusted_until: LocalTime,
+    },
+    /// Somebody else holds it, or its time to wait was over.
+    NotGranted,
+    /// The queue is full.
+    QueueFull,
+    /// The attempt contradicts how the resource is used.
+    Refused(Refusal),
+    /// It was given back, by its caller or by a command that overtook it.
+    Cancelled,
+    /// The store could not be asked. Whether it was granted is unknown; giving it back is under way.
+    Failed,
+}
+
+/// What is known about a command that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It never reached the store.
+    NotSent,
+    /// Whether it took effect is unknown.
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// An `Acquire` is to be sent at this time.
+    Asking { at: LocalTime },
+    /// An `Acquire` is under way.
+    Asked,
+    /// The attempt is in the queue.
+    Waiting { look_again_at: LocalTime },
+    /// The attempt has ended.
+    Done(Outcome),
+}
+
+/// One attempt to lock.
+#[derive(Clone, Debug)]
+pub struct AcquireMachine {
+    command: Acquire,
+    patience: Option<Patience>,
+    phase: Phase,
+    /// The local time before an answered `Acquire` was sent, and the store's time in the answer: what a push
+    /// is measured from.
+    anchor: Option<(LocalTime, StoreTime)>,
+    /// Some `Acquire` may still be under way, or its answer was lost.
+    may_arrive_late: bool,
+    /// The store may hold a lease or a place for an attempt that ended without a grant.
+    owes_release: bool,
+    failures: u32,
+}
+
+impl AcquireMachine {
+    /// An attempt that waits as `patience` says, or only tries once without it.
+    ///
+    /// # Panics
+    ///
+    /// When the command waits and `patience` is absent, or the other way round.
+    #[must_use]
+    pub fn new(command: Acquire, patience: Option<Patience>, now: LocalTime) -> Self {
+        assert!(command.wait.is_some() == patience.is_some(), "an attempt waits, or does not");
+        Self {
+            command,
+            patience,
+            phase: Phase::Asking { at: now },
+            anchor: None,
+            may_arrive_late: false,
+            owes_release: false,
+            failures: 0,
+        }
+    }
+
+    /// How the attempt ended, once it has.
+    #[must_use]
+    pub const fn poll_outcome(&self) -> Option<Outcome> {
+        match self.phase {
+            Phase::Done(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// When something is to be done next: asking again, or giving up.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<LocalTime> {
+        let deadline = self.patience.map_or(LocalTime::NEVER, |patience| patience.deadline);
+        let next = match self.phase {
+            Phase::Asking { at } => at,
+            Phase::Asked => LocalTime::NEVER,
+            Phase::Waiting { look_again_at } => look_again_at,
+            Phase::Done(_) => return None,
+        };
+        Some(next.min(deadline)).filter(|time| *time != LocalTime::NEVER)
+    }
+
+    /// The command to send now, if there is one. After the end that is the `Release` that the attempt owes;
+    /// it is handed out once, and whoever sends it repeats it until it is answered or the lease has run out.
+    pub fn poll_transmit(&mut self, now: LocalTime) -> Option<Command> {
+        self.handle_timeout(now);
+        match self.phase {
+            Phase::Asking { at } if at <= now => {
+                self.phase = Phase::Asked;
+                self.may_arrive_late = true;
+                Some(Command::Acquire(self.command.clone()))
+            }
+            Phase::Done(_) if self.owes_release => {
+                self.owes_release = false;
+                let acquisition = self.command.acquisition;
+                let tombstone = self.tombstone();
+                Some(Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone }))
+            }
+            _ => None,
+        }
+    }
+
+    /// How long a tombstone the release of this attempt's lease must leave now: none once every `Acquire` has
+    /// been answered.
+    #[must_use]
+    pub const fn tombstone(&self) -> Duration {
+        if self.may_arrive_late { TOMBSTONE } else { Duration::ZERO }
+    }
+
+    /// Moves on when a deadline has passed.
+    pub fn handle_timeout(&mut self, now: LocalTime) {
+        if matches!(self.phase, Phase::Done(_)) {
+            return;
+        }
+        if self.patience.is_some_and(|patience| now >= patience.deadline) {
+            self.give_up(Outcome::NotGranted);
+        } else if let Phase::Waiting { look_again_at } = self.phase
+            && now >= look_again_at
+        {
+            self.phase = Phase::Asking { at: now };
+        }
+    }
+
+    /// The answer to an `Acquire` that was sent at `sent_at`.
+    pub fn handle_answer(&mut self, sent_at: LocalTime, now: LocalTime, answer: &Answer) {
+        self.may_arrive_late = self.failures > 0;
+        if matches!(self.phase, Phase::Done(_)) {
+            // The end came first. Its `Release` was sent with a tombstone, in whichever order they arrive.
+            return;
+        }
+        self.anchor = Some((sent_at, answer.at));
+        match &answer.reply {
+            Reply::Granted(grant) => {
+                let until = sent_at + grant.lasts.saturating_sub(drift_margin(grant.lasts));
+                self.granted(now, *grant, sent_at, until);
+            }
+            Reply::Queued(queued) => {
+                let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
+                self.phase = Phase::Waiting { look_again_at };
+            }
+            Reply::Busy => self.end(Outcome::NotGranted),
+            Reply::QueueFull => self.end(Outcome::QueueFull),
+            Reply::Refused(refusal) => self.end(Outcome::Refused(*refusal)),
+            Reply::Cancelled => self.end(Outcome::Cancelled),
+            _ => self.give_up(Outcome::Failed),
+        }
+    }
+
+    /// An `Acquire` that failed. Only an attempt that has a place in the queue tries again.
+    pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
+        if matches!(self.phase, Phase::Done(_)) {
+            return;
+        }
+        if failure == Failure::Unknown {
+            self.failures += 1;
+        } else {
+            self.may_arrive_late = self.failures > 0;
+        }
+        match self.patience {
+            Some(patience) if self.anchor.is_some() => {
+                let pause = RETRY_AFTER.saturating_mul(1 << self.failures.min(10));
+                self.phase = Phase::Asking { at: now + pause.min(patience.look_again) };
+            }
+            _ if self.may_arrive_late => self.give_up(Outcome::Failed),
+            _ => self.end(Outcome::Failed),
+        }
+    }
+
+    /// What the store told unasked. A push to an attempt that has ended changes nothing: what it owes has been
+    /// sent, or its lease is known.
+    pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
+        let Some((sent_at, answered_at)) = self.anchor else {
+            // Nothing to measure it from: the answer that is under way will say the same.
+            return;
+        };
+        if matches!(self.phase, Phase::Done(_)) {
+            return;
+        }
+        match push.kind {
+            PushKind::Granted(grant) => {
+                // The store's clock moved this much since it answered, so the push was sent no earlier than
+                // this by ours, whatever delayed it on its way.
+                let elapsed = push.at.since(answered_at);
+                let since = now.min(sent_at + elapsed);
+                let margin = drift_margin(elapsed + grant.lasts);
+                self.granted(now, grant, since, since + grant.lasts.saturating_sub(margin));
+            }
+            PushKind::Next(head) => {
+                if let Phase::Waiting { .. } = self.phase {
+                    let look_again_at = self.next_look(now, sent_at, answered_at, Some(head));
+                    self.phase = Phase::Waiting { look_again_at };
+                }
+            }
+            PushKind::Revoked => self.handle_hint(now),
+        }
+    }
+
+    /// Something may have changed, or the connection is new: ask at once.
+    pub fn handle_hint(&mut self, now: LocalTime) {
+        if let Phase::Waiting { .. } = self.phase {
+            self.phase = Phase::Asking { at: now };
+        }
+    }
+
+    /// The caller has lost interest. A grant that was not taken is given back too.
+    pub fn handle_cancel(&mut self) {
+        match self.phase {
+            Phase::Done(Outcome::Granted { .. }) => self.give_up(Outcome::Cancelled),
+            Phase::Done(_) => {}
+            _ => self.give_up(Outcome::Cancelled),
+        }
+    }
+
+    fn granted(&mut self, now: LocalTime, grant: Grant, since: LocalTime, trusted_until: LocalTime) {
+        if now < trusted_until {
+            self.end(Outcome::Granted { grant, since, trusted_until });
+        } else {
+            // It took longer to arrive than it is good for.
+            self.give_up(Outcome::Failed);
+        }
+    }
+
+    /// Ends with the store keeping nothing that is not known, except after unseen answers.
+    fn end(&mut self, outcome: Outcome) {
+        let is_granted = matches!(outcome, Outcome::Granted { .. });
+        self.owes_release = self.may_arrive_late && !is_granted;
+        self.phase = Phase::Done(outcome);
+    }
+
+    /// Ends with the store possibly keeping a lease or a place.
+    fn give_up(&mut self, outcome: Outcome) {
+        // An attempt that never was sent has left nothing anywhere.
+        self.owes_release = self.may_arrive_late || self.anchor.is_some();
+        self.phase = Phase::Done(outcome);
+    }
+
+    fn next_look(
+        &self,
+        now: LocalTime,
+        sent_at: LocalTime,
+        answered_at: StoreTime,
+        head: Option<Head>,
+    ) -> LocalTime {
+        let seldom = self.patience.map_or(LocalTime::NEVER, |patience| now + patience.look_again);
+        match head {
+            None => seldom,
+            // The answer was made after `sent_at`, so by our clock this is not too early by more than the way
+            // here; a little later than the expiry is when it can be seen.
+            Some(head) => {
+                let wait = head.look_again_at.since(answered_at);
+                let due = sent_at + wait + drift_margin(wait);
+                seldom.min(due.max(now + Duration::from_millis(1)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::{Queued, WaitFor};
+    use crate::id::{Acquisition, ClientId};
+    use crate::token::TokenRange;
+    use alloc::sync::Arc;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn at(ms: u64) -> LocalTime {
+        LocalTime::ZERO + Duration::from_millis(ms)
+    }
+
+    fn store(ms: u64) -> StoreTime {
+        StoreTime::from_micros(1_000_000_000) + Duration::from_millis(ms)
+    }
+
+    fn attempt(patience: Option<Patience>) -> AcquireMachine {
+        let wait = patience.map(|_| WaitFor { entry_ttl: TTL, max_queue: 9 });
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let command = Acquire {
+            acquisition,
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            ttl: TTL,
+            reserve: 0,
+            wait,
+            metadata: Arc::from(""),
+        };
+        AcquireMachine::new(command, patience, at(0))
+    }
+
+    fn patient() -> Option<Patience> {
+        Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20) })
+    }
+
+    fn grant(lasts: Duration) -> Grant {
+        Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), lasts }
+    }
+
+    fn answer(ms: u64, reply: Reply) -> Answer {
+        Answer { at: store(ms), reply }
+    }
+
+    fn queued(head: Option<u64>) -> Reply {
+        Reply::Queued(Queued { head: head.map(|ms| Head { look_again_at: store(ms) }) })
+    }
+
+    fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
+        match attempt.poll_transmit(at(99_000)) {
+            Some(Command::Release(release)) => Some(release.tombstone),
+            other => {
+                assert_eq!(other, None);
+                None
+            }
+        }
+    }
+
+    fn asked(patience: Option<Patience>) -> AcquireMachine {
+        let mut attempt = attempt(patience);
+        assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
+        assert_eq!(attempt.poll_transmit(at(0)), None, "one is under way");
+        attempt
+    }
+
+    #[test]
+    fn an_answered_grant_is_trusted_from_before_it_was_asked_for() {
+        let mut attempt = asked(None);
+        attempt.handle_answer(at(0), at(400), &answer(0, Reply::Granted(grant(TTL))));
+        let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
+        assert_eq!(trusted_until, at(10_000 - 102));
+        assert_eq!(owed(&mut attempt), None);
+    }
+
+    #[test]
+    fn a_grant_that_arrives_after_its_time_is_given_back() {
+        let mut attempt = asked(None);
+        attempt.handle_answer(at(0), at(9_900), &answer(0, Reply::Granted(grant(TTL))));
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_delayed_push_can_t_stretch_a_lease() {
+        let window = Duration::from_secs(3);
+        let push = |ms| Push {
+            acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
+            at: store(ms),
+            kind: PushKind::Granted(grant(window)),
+        };
+        let mut late = asked(patient());
+        late.handle_answer(at(0), at(10), &answer(5, queued(None)));
+        late.handle_push(at(2_000), &push(1_005));
+        let Some(Outcome::Granted { trusted_until, .. }) = late.poll_outcome() else { panic!() };
+        assert_eq!(trusted_until, at(1_000 + 3_000 - 40 - 2), "counted from when it was sent");
+
+        let mut too_late = asked(patient());
+        too_late.handle_answer(at(0), at(10), &answer(5, queued(None)));
+        too_late.handle_push(at(4_000), &push(1_005));
+        assert_eq!(too_late.poll_outcome(), Some(Outcome::Failed));
+        assert!(owed(&mut too_late).is_some());
+    }
+
+    #[test]
+    fn the_head_looks_again_at_the_holder_s_expiry_and_others_seldom() {
+        let mut head = asked(patient());
+        head.handle_answer(at(0), at(2), &answer(0, queued(Some(5_000))));
+        assert_eq!(head.poll_timeout(), Some(at(5_052)));
+        assert!(matches!(head.poll_transmit(at(5_052)), Some(Command::Acquire(_))));
+
+        let mut other = asked(patient());
+        other.handle_answer(at(0), at(2), &answer(0, queued(None)));
+        assert_eq!(other.poll_timeout(), Some(at(20_002)));
+        let next = PushKind::Next(Head { look_again_at: store(7_000) });
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        other.handle_push(at(100), &Push { acquisition, at: store(90), kind: next });
+        assert_eq!(other.poll_timeout(), Some(at(7_072)));
+    }
+
+    #[test]
+    fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(2), &answer(0, queued(None)));
+        attempt.handle_timeout(at(60_000));
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+        assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "all answers were seen");
+        assert_eq!(owed(&mut attempt), None, "it is owed once");
+    }
+
+    #[test]
+    fn whatever_is_unseen_is_given_back_with_a_tombstone() {
+        let mut unanswered = asked(None);
+        unanswered.handle_cancel();
+        assert_eq!(owed(&mut unanswered), Some(TOMBSTONE));
+
+        let mut unknown = asked(None);
+        unknown.handle_failure(at(1), Failure::Unknown);
+        assert_eq!(unknown.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut unknown), Some(TOMBSTONE));
+
+        let mut never_sent = asked(None);
+        never_sent.handle_failure(at(1), Failure::NotSent);
+        assert_eq!(never_sent.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut never_sent), None, "nothing can be left");
+
+        let mut untouched = attempt(None);
+        untouched.handle_cancel();
+        assert_eq!(owed(&mut untouched), None);
+    }
+
+    #[test]
+    fn a_lease_pushed_during_a_re_check_needs_a_tombstone_until_that_is_answered() {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        attempt.handle_hint(at(5));
+        assert!(attempt.poll_transmit(at(5)).is_some());
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+        assert_eq!(attempt.tombstone(), TOMBSTONE);
+        attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
+        assert_eq!(attempt.tombstone(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_grant_that_nobody_took_is_given_back() {
+        let mut attempt = asked(None);
+        attempt.handle_answer(at(0), at(1), &answer(0, Reply::Granted(grant(TTL))));
+        attempt.handle_cancel();
+        assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+        let (mut now, mut pauses) = (at(20_000), 0);
+        while now < at(60_000) {
+            if attempt.poll_transmit(now).is_some() {
+                attempt.handle_failure(now, Failure::Unknown);
+                pauses += 1;
+            }
+            let next = attempt.poll_timeout().expect("it has not ended");
+            assert!(next > now);
+            now = next;
+        }
+        attempt.handle_timeout(now);
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+        assert!((5..20).contains(&pauses), "{pauses}");
+        assert_eq!(owed(&mut attempt), Some(TOMBSTONE));
+    }
+
+    #[test]
+    fn busy_full_refused_and_cancelled_leave_nothing() {
+        let replies = [
+            (Reply::Busy, Outcome::NotGranted),
+            (Reply::QueueFull, Outcome::QueueFull),
+            (
+                Reply::Refused(Refusal::Weight { capacity: 1 }),
+                Outcome::Refused(Refusal::Weight { capacity: 1 }),
+            ),
+            (Reply::Cancelled, Outcome::Cancelled),
+        ];
+        for (reply, outcome) in replies {
+            let mut attempt = asked(None);
+            attempt.handle_answer(at(0), at(1), &answer(0, reply));
+            assert_eq!(attempt.poll_outcome(), Some(outcome));
+            assert_eq!(owed(&mut attempt), None);
+        }
+    }
+}
