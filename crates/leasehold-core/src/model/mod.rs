@@ -15,6 +15,26 @@
 //! - **Repeats.** A command that is applied twice leaves what it left the first time.
 //! - **Nothing for ever.** A table that nobody needs is removed, its last token included once the
 //!   wall clock has passed it.
+//!
+//! ```
+//! use leasehold_core::model::{Table, Turn, apply};
+//! use leasehold_core::{Acquire, Acquisition, ClientId, Command, Now, Reply, StoreTime};
+//! use std::time::Duration;
+//!
+//! let mut table = Table::new();
+//! let mut ask = |client| {
+//!     let acquisition = Acquisition { client: ClientId::new(client), sequence: 1 };
+//!     let ttl = Duration::from_secs(10);
+//!     let (capacity, weight, reserve) = (1, 1, 0);
+//!     let metadata = "".into();
+//!     let acquire = Acquire { acquisition, owner: None, capacity, weight, ttl, reserve, wait: None, metadata };
+//!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
+//!     let turn = Turn { now, is_there: &mut |_| true, pushes: &mut Vec::new() };
+//!     apply(&mut table, turn, &Command::Acquire(acquire)).unwrap().reply
+//! };
+//! assert!(matches!(ask(1), Reply::Granted(_)));
+//! assert_eq!(ask(2), Reply::Busy);
+//! ```
 
 mod rows;
 mod table;
