@@ -82,6 +82,8 @@ pub struct AcquireMachine {
     /// The store may hold a lease or a place for an attempt that ended without a grant.
     owes_release: bool,
     failures: u32,
+    /// Something was told while an answer was under way, which may be older than that: ask once more.
+    hinted: bool,
 }
 
 impl AcquireMachine {
@@ -101,6 +103,7 @@ impl AcquireMachine {
             may_arrive_late: false,
             owes_release: false,
             failures: 0,
+            hinted: false,
         }
     }
 
@@ -183,6 +186,9 @@ impl AcquireMachine {
             Reply::Queued(queued) => {
                 let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
                 self.phase = Phase::Waiting { look_again_at };
+                if core::mem::take(&mut self.hinted) {
+                    self.handle_hint(now);
+                }
             }
             Reply::Busy => self.end(Outcome::NotGranted),
             Reply::QueueFull => self.end(Outcome::QueueFull),
@@ -216,7 +222,8 @@ impl AcquireMachine {
     /// sent, or its lease is known.
     pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
         let Some((sent_at, answered_at)) = self.anchor else {
-            // Nothing to measure it from: the answer that is under way will say the same.
+            // Nothing to measure it from, and the answer that is under way may be older.
+            self.hinted = true;
             return;
         };
         if matches!(self.phase, Phase::Done(_)) {
@@ -243,8 +250,10 @@ impl AcquireMachine {
 
     /// Something may have changed, or the connection is new: ask at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
-        if let Phase::Waiting { .. } = self.phase {
-            self.phase = Phase::Asking { at: now };
+        match self.phase {
+            Phase::Waiting { .. } => self.phase = Phase::Asking { at: now },
+            Phase::Asked => self.hinted = true,
+            Phase::Asking { .. } | Phase::Done(_) => {}
         }
     }
 
@@ -464,6 +473,15 @@ mod tests {
         assert_eq!(attempt.tombstone(), TOMBSTONE);
         attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
         assert_eq!(attempt.tombstone(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_push_that_overtakes_the_first_answer_is_not_lost() {
+        let mut attempt = asked(patient());
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+        attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
+        assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "it asks again at once");
     }
 
     #[test]
