@@ -1,0 +1,234 @@
+//! `memory:`, the lease table in this process.
+//!
+//! For tests and for programs of one process. `memory:` alone is a store of its own for each client;
+//! `memory:NAME` is shared by all clients of the process that name it, for as long as one of them lives.
+//!
+//! Expired state of resources that nobody asks about is swept in passing: each command looks at one other
+//! resource, so the store needs no timer, and what is left behind goes as fast as new things come.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use leasehold_core::model::{Table, Turn, apply, sweep};
+use leasehold_core::{Answer, ClientId, Command, Now, Push, Resource};
+
+use super::{Answered, Inbox, Pending, Store};
+use crate::clock;
+
+/// The stores with a name.
+static NAMED: Mutex<BTreeMap<String, Weak<Memory>>> = Mutex::new(BTreeMap::new());
+
+/// Lease tables that all clients of one process can share.
+#[derive(Default)]
+pub(crate) struct Memory {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    tables: BTreeMap<Resource, Table>,
+    inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
+    /// The resource that was swept last.
+    swept: Option<Resource>,
+}
+
+impl Memory {
+    /// The store of this name; a store of its own where the name is empty.
+    pub(crate) fn open(name: &str) -> Arc<Self> {
+        if name.is_empty() {
+            return Arc::default();
+        }
+        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        named.retain(|_, store| store.strong_count() > 0);
+        if let Some(store) = named.get(name).and_then(Weak::upgrade) {
+            return store;
+        }
+        let store = Arc::default();
+        named.insert(name.to_owned(), Arc::downgrade(&store));
+        store
+    }
+
+    /// From now on this client can be pushed to, for as long as its inbox lives.
+    pub(crate) fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
+        self.inner().inboxes.insert(client, inbox);
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // A panic inside the model leaves a resource half stepped at worst, and its leases still expire.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, now: Now, resource: &Resource, command: &Command) -> Answer {
+        let mut pushes = Vec::new();
+        let (answer, inboxes) = {
+            let mut inner = self.inner();
+            let answer = inner.step(now, resource, command, &mut pushes);
+            inner.sweep_one(now, &mut pushes);
+            let inboxes: Vec<_> = pushes.iter().map(|push| inner.inbox(push)).collect();
+            (answer, inboxes)
+        };
+        for (push, inbox) in pushes.into_iter().zip(inboxes) {
+            if let Some(inbox) = inbox {
+                inbox.deliver(push);
+            }
+        }
+        answer
+    }
+}
+
+impl Inner {
+    fn step(&mut self, now: Now, resource: &Resource, command: &Command, pushes: &mut Vec<Push>) -> Answer {
+        let inboxes = &self.inboxes;
+        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        if let Some(table) = self.tables.get_mut(resource) {
+            return never_fails(apply(table, turn, command));
+        }
+        let mut table = Table::new();
+        let answer = never_fails(apply(&mut table, turn, command));
+        if !table.is_forgotten() {
+            self.tables.insert(resource.clone(), table);
+        }
+        answer
+    }
+
+    fn sweep_one(&mut self, now: Now, pushes: &mut Vec<Push>) {
+        let from = self.swept.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let Some((resource, table)) = self.tables.range_mut((from, Bound::Unbounded)).next() else { return };
+        let resource = resource.clone();
+        let inboxes = &self.inboxes;
+        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        if !never_fails(sweep(table, turn)) {
+            self.tables.remove(&resource);
+        }
+        self.swept = Some(resource);
+    }
+
+    fn inbox(&mut self, push: &Push) -> Option<Arc<dyn Inbox>> {
+        let inbox = self.inboxes.get(&push.to())?.upgrade();
+        if inbox.is_none() {
+            self.inboxes.remove(&push.to());
+        }
+        inbox
+    }
+}
+
+fn is_there(inboxes: &HashMap<ClientId, Weak<dyn Inbox>>, client: ClientId) -> bool {
+    inboxes.get(&client).is_some_and(|inbox| inbox.strong_count() > 0)
+}
+
+fn never_fails<T>(result: Result<T, Infallible>) -> T {
+    result.unwrap_or_else(|never| match never {})
+}
+
+impl Store for Memory {
+    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+        Some(Ok(self.run(clock::embedded(), resource, command)))
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending {
+        let answers: Vec<_> = batch
+            .iter()
+            .map(|(resource, command)| Ok(self.run(clock::embedded(), resource, command)))
+            .collect();
+        Box::pin(std::future::ready(answers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, PushKind, Release, Reply, StoreTime, WaitFor};
+    use std::time::Duration;
+
+    struct Letters(Mutex<Vec<Push>>);
+
+    impl Inbox for Letters {
+        fn deliver(&self, push: Push) {
+            self.0.lock().unwrap().push(push);
+        }
+    }
+
+    fn resource(name: &str) -> Resource {
+        Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
+    }
+
+    fn acquire(client: u128) -> Command {
+        Command::Acquire(Acquire {
+            acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            ttl: Duration::from_secs(10),
+            reserve: 0,
+            wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 10 }),
+            metadata: Arc::from(""),
+        })
+    }
+
+    fn release(client: u128) -> Command {
+        Command::Release(Release {
+            acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
+            at_least: Duration::ZERO,
+            tombstone: Duration::ZERO,
+        })
+    }
+
+    fn at(seconds: u64) -> Now {
+        Now::same(StoreTime::from_micros(1_700_000_000_000_000) + Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_release_delivers_the_grant_to_the_waiter_s_inbox_and_to_nobody_else() {
+        let store = Memory::open("");
+        let inboxes: Vec<_> = (0..3).map(|_| Arc::new(Letters(Mutex::default()))).collect();
+        for (client, inbox) in (0_u128..).zip(&inboxes) {
+            let inbox: Arc<dyn Inbox> = inbox.clone();
+            store.join(ClientId::new(client), Arc::downgrade(&inbox));
+        }
+        assert!(matches!(store.run(at(0), &resource("a"), &acquire(0)).reply, Reply::Granted(_)));
+        assert!(matches!(store.run(at(0), &resource("a"), &acquire(1)).reply, Reply::Queued(_)));
+        store.run(at(1), &resource("a"), &release(0));
+        let letters = inboxes[1].0.lock().unwrap();
+        assert!(matches!(letters[..], [Push { kind: PushKind::Granted(_), .. }]), "{letters:?}");
+        assert!(inboxes[0].0.lock().unwrap().is_empty() && inboxes[2].0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_client_whose_inbox_is_gone_is_passed_over() {
+        let store = Memory::open("");
+        let inbox: Arc<dyn Inbox> = Arc::new(Letters(Mutex::default()));
+        store.join(ClientId::new(2), Arc::downgrade(&inbox));
+        for client in 0..3 {
+            store.run(at(0), &resource("a"), &acquire(client));
+        }
+        store.run(at(1), &resource("a"), &release(0));
+        assert!(matches!(store.run(at(1), &resource("a"), &acquire(2)).reply, Reply::Granted(_)));
+    }
+
+    #[test]
+    fn what_nobody_asks_about_is_swept_in_passing() {
+        let store = Memory::open("");
+        for number in 0..100 {
+            store.run(at(0), &resource(&number.to_string()), &acquire(0));
+        }
+        assert_eq!(store.inner().tables.len(), 100);
+        for _ in 0..210 {
+            store.run(at(7_300), &resource("x"), &release(0));
+        }
+        assert_eq!(store.inner().tables.len(), 0);
+    }
+
+    #[test]
+    fn a_named_store_is_shared_and_goes_with_its_last_client() {
+        let first = Memory::open("a_named_store");
+        assert!(Arc::ptr_eq(&first, &Memory::open("a_named_store")));
+        assert!(!Arc::ptr_eq(&first, &Memory::open("another_named_store")));
+        let call = first.call_now(&resource("a"), &acquire(0));
+        assert!(matches!(call, Some(Ok(Answer { reply: Reply::Granted(_), .. }))));
+        drop(first);
+        let again = Memory::open("a_named_store").call_now(&resource("a"), &acquire(1));
+        assert!(matches!(again, Some(Ok(Answer { reply: Reply::Granted(_), .. }))), "nothing was kept");
+    }
+}
