@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use leasehold_core::model::{Table, Turn, apply, sweep};
 use leasehold_core::{Answer, ClientId, Command, Now, Push, Resource};
 
-use super::{Answered, Inbox, Pending, Store};
+use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
 
 /// The stores with a name.
@@ -127,12 +127,22 @@ impl Store for Memory {
         Some(Ok(self.run(clock::embedded(), resource, command)))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
         let answers: Vec<_> = batch
             .iter()
             .map(|(resource, command)| Ok(self.run(clock::embedded(), resource, command)))
             .collect();
         Box::pin(std::future::ready(answers))
+    }
+
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+        let inner = self.inner();
+        let in_use = inner.tables.iter().filter(|(_, table)| table.header().is_some_and(|row| !row.is_idle()));
+        Box::pin(std::future::ready(Ok(in_use.map(|(resource, _)| resource.clone()).collect())))
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        super::EMBEDDED_RHYTHM
     }
 }
 

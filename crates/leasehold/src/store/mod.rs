@@ -4,6 +4,7 @@ pub(crate) mod memory;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Failure, Push, Resource};
 
@@ -22,12 +23,31 @@ pub(crate) trait Inbox: Send + Sync {
 }
 
 pub(crate) type Answered = Result<Answer, StoreError>;
-pub(crate) type Pending = Pin<Box<dyn Future<Output = Vec<Answered>> + Send>>;
+pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// How waiters keep their place in a store's queues.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rhythm {
+    /// How often a waiter looks again when it hears nothing: what a lost push can cost.
+    pub(crate) look_again: Duration,
+    /// How long a place is kept without a sign of life; several times `look_again`.
+    pub(crate) entry_ttl: Duration,
+}
+
+/// Looking again costs an embedded store microseconds.
+pub(crate) const EMBEDDED_RHYTHM: Rhythm =
+    Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(15) };
 
 pub(crate) trait Store: Send + Sync {
     /// Runs one command at once; nothing when that could mean to wait.
     fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered>;
 
     /// Runs commands in this order, and answers in this order.
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending;
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>>;
+
+    /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
+    /// expired just now.
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;
+
+    fn rhythm(&self) -> Rhythm;
 }
