@@ -6,6 +6,7 @@
 use core::time::Duration;
 
 use crate::command::{Acquire, Answer, Command, Grant, Head, Push, PushKind, Refusal, Release, Reply};
+use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
 
 /// How long a tombstone stands: longer than any delayed command can be under way.
@@ -105,6 +106,12 @@ impl AcquireMachine {
             failures: 0,
             hinted: false,
         }
+    }
+
+    /// Which attempt this is.
+    #[must_use]
+    pub const fn acquisition(&self) -> Acquisition {
+        self.command.acquisition
     }
 
     /// How the attempt ended, once it has.
@@ -314,7 +321,7 @@ impl AcquireMachine {
 mod tests {
     use super::*;
     use crate::command::{Queued, WaitFor};
-    use crate::id::{Acquisition, ClientId};
+    use crate::id::ClientId;
     use crate::token::TokenRange;
     use alloc::sync::Arc;
 

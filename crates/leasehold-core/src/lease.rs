@@ -4,6 +4,7 @@
 //! answer can only shorten the trust, and it passes by itself, with no answer needed. (Gray and Cheriton,
 //! *Leases*, 1989, section 3.)
 
+use core::fmt;
 use core::time::Duration;
 
 use crate::command::{Command, Renew, Reply};
@@ -47,6 +48,19 @@ pub enum Loss {
     Gone,
     /// The longest hold is over.
     LongestHold,
+    /// The client was closed, which gave it back.
+    Closed,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "it ran out before a renewal succeeded",
+            Self::Gone => "the store says that it is gone: it was taken away, or expired there",
+            Self::LongestHold => "its longest hold is over",
+            Self::Closed => "the client was closed",
+        })
+    }
 }
 
 /// One held lease, as its holder sees it.
@@ -122,6 +136,17 @@ impl LeaseMachine {
             LeaseState::Held | LeaseState::Uncertain if self.in_flight => Some(self.trusted_until),
             LeaseState::Held | LeaseState::Uncertain => Some(self.renew_at.min(self.trusted_until)),
             LeaseState::Lost(_) | LeaseState::Released => None,
+        }
+    }
+
+    /// When the next renewal is due; none while one is under way, or when no further one is to come.
+    #[must_use]
+    pub fn poll_renewal(&self) -> Option<LocalTime> {
+        match self.state {
+            LeaseState::Held | LeaseState::Uncertain if !self.in_flight => {
+                Some(self.renew_at).filter(|time| *time < self.trusted_until)
+            }
+            _ => None,
         }
     }
 

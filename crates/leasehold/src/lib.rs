@@ -1,10 +1,58 @@
 //! Distributed locks that a team can trust and reason about.
 //!
-//! Being built: the stores come first, and nothing is public yet.
+//! A lock here is a **lease**: ownership for a bounded time, kept alive while its holder lives, carrying a **fencing
+//! token** that only ever rises, handed to the next waiter by the store itself.
+//!
+//! ```
+//! # leasehold::doc_test(async {
+//! use std::time::Duration;
+//!
+//! let client = leasehold::Client::connect("memory:").await?;
+//! let orders = client.mutex("orders:42");
+//!
+//! let guard = orders.lock().await?; // waits in a queue
+//! assert!(orders.try_lock().await?.is_none()); // contention is a value, not an error
+//! let sum = guard.run(async { 1 + 1 }).await?; // dropped when the lease is lost
+//! assert_eq!(sum, 2);
+//! guard.release().await?; // or drop it
+//!
+//! let guard = orders.lock_timeout(Duration::from_secs(2)).await?;
+//! assert!(guard.is_some());
+//! # Ok(()) });
+//! ```
+//!
+//! The futures run on any executor; [`blocking`] is the same for programs without one. What it promises and what
+//! it can't is in `docs/guarantees.md`; how it works is in `ARCHITECTURE.md`.
 
 #![forbid(unsafe_code)]
-// Until the client that uses them is here.
-#![allow(dead_code)]
 
+mod about;
+pub mod blocking;
+mod client;
 mod clock;
+mod driver;
+mod error;
+mod guard;
+mod mutex;
+mod session;
 mod store;
+mod timer;
+mod url;
+mod view;
+
+pub use about::{About, MAX_NOTE_BYTES};
+pub use client::Client;
+pub use error::Error;
+pub use guard::Guard;
+pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
+pub use mutex::{MAX_TTL, MIN_TTL, Mutex};
+pub use url::SCHEMES;
+pub use view::{HolderView, LockView, WaiterView};
+
+/// Runs the examples in this documentation.
+#[doc(hidden)]
+pub fn doc_test(example: impl Future<Output = Result<(), Error>>) {
+    if let Err(error) = pollster::block_on(example) {
+        panic!("{error}");
+    }
+}

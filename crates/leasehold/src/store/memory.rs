@@ -137,7 +137,8 @@ impl Store for Memory {
 
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
         let inner = self.inner();
-        let in_use = inner.tables.iter().filter(|(_, table)| table.header().is_some_and(|row| !row.is_idle()));
+        let in_use =
+            inner.tables.iter().filter(|(_, table)| table.header().is_some_and(|row| !row.is_idle()));
         Box::pin(std::future::ready(Ok(in_use.map(|(resource, _)| resource.clone()).collect())))
     }
 

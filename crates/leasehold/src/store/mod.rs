@@ -3,10 +3,13 @@
 pub(crate) mod memory;
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Failure, Push, Resource};
+use leasehold_core::{Answer, ClientId, Command, Failure, Push, Resource};
+
+use crate::error::Error;
+use crate::url::StoreUrl;
 
 /// What a store says when it could not decide.
 #[derive(Debug)]
@@ -50,4 +53,22 @@ pub(crate) trait Store: Send + Sync {
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;
 
     fn rhythm(&self) -> Rhythm;
+}
+
+/// Opens a store for one client. What is pushed to that client goes to its inbox, for as long as that lives.
+pub(crate) async fn open(
+    url: &StoreUrl,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+) -> Result<Arc<dyn Store>, Error> {
+    match url {
+        StoreUrl::Memory { name } => {
+            let store = memory::Memory::open(name);
+            store.join(client, inbox);
+            Ok(store)
+        }
+        StoreUrl::Sqlite { .. } => {
+            Err(Error::new(crate::error::ErrorKind::Unsupported, "sqlite: stores are being built"))
+        }
+    }
 }

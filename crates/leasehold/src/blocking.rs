@@ -1,0 +1,217 @@
+//! The same locks for programs without async: every call parks its thread.
+//!
+//! The same names mean the same things, and the errors are the same; see [`crate::Client`], [`crate::Mutex`] and
+//! [`crate::Guard`] for them. Do not call these from async code: they would stop its executor.
+//!
+//! ```
+//! # fn main() -> Result<(), leasehold::Error> {
+//! let client = leasehold::blocking::Client::connect("memory:")?;
+//! let guard = client.mutex("orders:42").lock()?;
+//! assert!(guard.is_held());
+//! guard.release()?;
+//! client.close()
+//! # }
+//! ```
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_core::{Loss, Token};
+use pollster::block_on;
+
+use crate::error::Error;
+use crate::view::{HolderView, LockView};
+
+/// As [`crate::Client`].
+#[derive(Clone, Debug)]
+pub struct Client(crate::Client);
+
+impl Client {
+    /// As [`crate::Client::connect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn connect(url: &str) -> Result<Self, Error> {
+        block_on(crate::Client::connect(url)).map(Self)
+    }
+
+    /// As [`crate::Client::mutex`].
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex(self.0.mutex(name))
+    }
+
+    /// As [`crate::Client::list`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn list(&self) -> Result<Vec<LockView>, Error> {
+        block_on(self.0.list())
+    }
+
+    /// As [`crate::Client::close`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn close(self) -> Result<(), Error> {
+        block_on(self.0.close())
+    }
+}
+
+/// As [`crate::Mutex`].
+#[derive(Clone, Debug)]
+pub struct Mutex(crate::Mutex);
+
+impl Mutex {
+    /// As [`crate::Mutex::ttl`].
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self(self.0.ttl(ttl))
+    }
+
+    /// As [`crate::Mutex::auto_renew`].
+    #[must_use]
+    pub fn auto_renew(self, renews: bool) -> Self {
+        Self(self.0.auto_renew(renews))
+    }
+
+    /// As [`crate::Mutex::longest_hold`].
+    #[must_use]
+    pub fn longest_hold(self, hold: Duration) -> Self {
+        Self(self.0.longest_hold(hold))
+    }
+
+    /// As [`crate::Mutex::at_least`].
+    #[must_use]
+    pub fn at_least(self, at_least: Duration) -> Self {
+        Self(self.0.at_least(at_least))
+    }
+
+    /// As [`crate::Mutex::max_waiters`].
+    #[must_use]
+    pub fn max_waiters(self, max_waiters: u32) -> Self {
+        Self(self.0.max_waiters(max_waiters))
+    }
+
+    /// As [`crate::Mutex::note`].
+    #[must_use]
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self(self.0.note(note))
+    }
+
+    /// As [`crate::Mutex::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock(&self) -> Result<Guard, Error> {
+        block_on(self.0.lock()).map(Guard)
+    }
+
+    /// As [`crate::Mutex::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_lock(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_lock())?.map(Guard))
+    }
+
+    /// As [`crate::Mutex::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.lock_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::Mutex::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn inspect(&self) -> Result<LockView, Error> {
+        block_on(self.0.inspect())
+    }
+
+    /// As [`crate::Mutex::force_release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+        block_on(self.0.force_release())
+    }
+}
+
+/// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
+/// of the work, or let another thread wait with [`Self::lost_within`].
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// As [`crate::Guard::name`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// As [`crate::Guard::token`].
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.0.token()
+    }
+
+    /// As [`crate::Guard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.0.remaining()
+    }
+
+    /// As [`crate::Guard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// Waits until the lease is lost, as [`crate::Guard::lost`], but for at most this long.
+    #[must_use]
+    pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let mut lost = pin!(self.0.lost());
+        let mut sleep = pin!(self.0.sleep(limit));
+        block_on(poll_fn(|context| match lost.as_mut().poll(context) {
+            Poll::Ready(loss) => Poll::Ready(Some(loss)),
+            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+        }))
+    }
+
+    /// As [`crate::Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(self) -> Result<(), Error> {
+        block_on(self.0.release())
+    }
+
+    /// As [`crate::Guard::release_within`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_within(self, limit: Duration) -> Result<(), Error> {
+        block_on(self.0.release_within(limit))
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,229 @@
+//! The connection to a store.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::sync::{Arc, Weak};
+
+use leasehold_core::{Answer, ClientId, Command, Kind, Name, Reply, Resource};
+use tokio::sync::oneshot;
+
+use crate::about::About;
+use crate::clock;
+use crate::driver;
+use crate::error::{Error, ErrorKind};
+use crate::mutex::Mutex;
+use crate::session::Session;
+use crate::store::{self, Inbox, Store, StoreError};
+use crate::url::StoreUrl;
+use crate::view::LockView;
+
+/// One process's connection to a store. Cloning is cheap, and all clones are one client.
+///
+/// A client owns one thread, which renews its leases, notices losses, and gives back what was dropped. It ends by
+/// itself after the last clone, lock and guard are gone. A process that forks without `exec` must not use a client
+/// of its parent.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42");
+/// let guard = orders.lock().await?;
+/// println!("token {}, {:?} left", guard.token(), guard.remaining());
+/// guard.release().await?;
+/// client.close().await?;
+/// # Ok(()) });
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    handle: Arc<Handle>,
+}
+
+/// What everything that belongs to one client shares.
+pub(crate) struct Handle {
+    pub(crate) session: Arc<Session>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) url: StoreUrl,
+    pub(crate) about: About,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.session.orphan();
+    }
+}
+
+impl Handle {
+    /// What this command came to, without any attempt or lease of this client being concerned.
+    async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
+        let resource = Arc::new(resource);
+        let answered = match self.store.call_now(&resource, &command) {
+            Some(answered) => answered,
+            None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
+        };
+        answered.map_err(|error| self.unavailable(&resource, &error.message))
+    }
+
+    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockView, Error> {
+        let answer = self.ask(resource.clone(), Command::Inspect).await?;
+        match answer.reply {
+            Reply::View(view) => Ok(LockView::new(&resource, view, answer.at, self.session.id)),
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<crate::HolderView>, Error> {
+        let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
+        match answer.reply {
+            Reply::Forced(holders) => {
+                tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
+                let view = |holder| crate::HolderView::new(holder, answer.at, self.session.id);
+                Ok(holders.iter().map(view).collect())
+            }
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {
+        Error::new(kind, format!("{resource} on {}: {what}", self.url))
+    }
+
+    pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
+        self.error(ErrorKind::Unavailable, resource, message)
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
+    }
+
+    fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
+        self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
+    }
+}
+
+/// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
+pub(crate) fn unanswered() -> store::Answered {
+    let message = "the store gave no answer".to_owned();
+    Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
+}
+
+impl Client {
+    /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it), or
+    /// `sqlite:PATH` (shared by the processes of this machine).
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` and `is_unsupported` for an address that can't be used, `is_unavailable` when the store can't be
+    /// opened: the message names its path and says what to do.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is left when it is dropped early.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        let url = StoreUrl::parse(url)?;
+        let opened = url.clone();
+        Self::with_store(url, move |id, inbox| async move { store::open(&opened, id, inbox).await }).await
+    }
+
+    pub(crate) async fn with_store<O, F>(url: StoreUrl, open: O) -> Result<Self, Error>
+    where
+        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
+        F: Future<Output = Result<Arc<dyn Store>, Error>>,
+    {
+        let session = Arc::new(Session::new(random_id()?));
+        let inbox: Arc<dyn Inbox> = session.clone();
+        let (id, inbox) = (session.id, Arc::downgrade(&inbox));
+        let (tell, told) = oneshot::channel();
+        let start =
+            driver::start(session.clone(), move || open(id, inbox), move |ready| tell.send(ready).is_ok());
+        start.map_err(Error::from)?;
+        let store = told.await.map_err(|_| {
+            Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
+        })??;
+        tracing::debug!(store = %url, client = %session.id, "connected");
+        Ok(Self { handle: Arc::new(Handle { session, store, url, about: About::this_process() }) })
+    }
+
+    /// A lock with one holder at a time. Nothing is sent; a name that can't be one (empty, more than 512 bytes,
+    /// control characters) is reported when it is used.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(self.handle.clone(), name.as_ref())
+    }
+
+    /// What is held or waited for in this store, in the order of the names.
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn list(&self) -> Result<Vec<LockView>, Error> {
+        let handle = &self.handle;
+        let resources = handle.store.list().await;
+        let resources = resources.map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message))
+        })?;
+        let mut views = Vec::new();
+        for resource in resources {
+            let view = handle.inspect(resource).await?;
+            if !view.holders.is_empty() || !view.waiters.is_empty() {
+                views.push(view);
+            }
+        }
+        Ok(views)
+    }
+
+    /// Gives back everything that this client holds or waits for, also in its clones, and waits until the store has
+    /// taken it back, or has let go of it by itself. What is held is lost for its guards (`Loss::Closed`); whoever
+    /// waits gets an error with `is_closed`.
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable` when the store could not be told. Its leases have run out by then.
+    ///
+    /// # Cancel safety
+    ///
+    /// The client is closed at the first poll; dropping the future only ends the waiting.
+    pub async fn close(self) -> Result<(), Error> {
+        let session = &self.handle.session;
+        session.close(clock::local());
+        match poll_fn(|context| session.poll_closed(context)).await {
+            0 => Ok(()),
+            count => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "{}: {count} leases or places could not be given back and were left to run out",
+                    self.handle.url
+                ),
+            )),
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
+    }
+}
+
+/// A mutex's resource, when the name can be one.
+pub(crate) fn mutex_resource(name: &str) -> Result<Resource, leasehold_core::NameError> {
+    Ok(Resource { kind: Kind::Mutex, name: Name::new(name)? })
+}
+
+fn random_id() -> Result<ClientId, Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
+    })?;
+    Ok(ClientId::new(u128::from_be_bytes(bytes)))
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::new(ErrorKind::Unavailable, format!("the client's thread could not be started: {error}"))
+            .with_source(error)
+    }
+}

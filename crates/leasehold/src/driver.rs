@@ -1,0 +1,92 @@
+//! One thread per client that does what nobody's future is there to do: renewals, re-checks, losses, and giving
+//! back what was dropped.
+//!
+//! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic,
+//! in a runtime that is shutting down. It sleeps until the earliest deadline of the session's table, sends
+//! everything that is due in one batch, and never waits for the store: an answer that is slow to come delays no
+//! loss and no other batch. It ends when the client's last handle is gone and nothing is left to give back.
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::runtime::Builder;
+
+use crate::clock;
+use crate::session::{Errand, Session};
+use crate::store::Store;
+use crate::timer::Timer;
+
+/// Starts the thread. `open` runs on it first, and `tell` is told how that went.
+pub(crate) fn start<E, F>(
+    session: Arc<Session>,
+    open: impl FnOnce() -> F + Send + 'static,
+    tell: impl FnOnce(Result<Arc<dyn Store>, E>) -> bool + Send + 'static,
+) -> io::Result<()>
+where
+    F: Future<Output = Result<Arc<dyn Store>, E>>,
+    E: From<io::Error> + 'static,
+{
+    let run = move || {
+        let runtime = match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                tell(Err(error.into()));
+                return;
+            }
+        };
+        runtime.block_on(async move {
+            let ready = match (open().await, Timer::new()) {
+                (Ok(store), Ok(timer)) => Ok((store, timer)),
+                (Err(error), _) => Err(error),
+                (_, Err(error)) => Err(error.into()),
+            };
+            match ready {
+                Err(error) => {
+                    tell(Err(error));
+                }
+                Ok((store, timer)) => {
+                    if tell(Ok(store.clone())) {
+                        drive(session, store, timer).await;
+                    }
+                }
+            }
+        });
+    };
+    std::thread::Builder::new().name("leasehold".to_owned()).spawn(run)?;
+    Ok(())
+}
+
+async fn drive(session: Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
+    loop {
+        let due = session.due(clock::local());
+        if due.is_over {
+            return;
+        }
+        if !due.errands.is_empty() {
+            tokio::spawn(send(session.clone(), store.clone(), due.errands));
+        }
+        if due.next <= clock::local() {
+            // More than one batch is due: let the first one out.
+            tokio::task::yield_now().await;
+            continue;
+        }
+        tokio::select! {
+            () = session.alarm.notified() => {}
+            slept = timer.until(due.next) => if let Err(error) = slept {
+                // Leases are still lost on time, by the clock that their guards look at.
+                tracing::error!(%error, "the timer failed; looking again in a second");
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn send(session: Arc<Session>, store: Arc<dyn Store>, errands: Vec<Errand>) {
+    let batch = errands.iter().map(|errand| (errand.resource.clone(), errand.command.clone())).collect();
+    let answers = store.call(batch).await;
+    debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
+    let now = clock::local();
+    for (errand, answered) in errands.iter().zip(&answers) {
+        session.absorb(errand, now, answered);
+    }
+}

@@ -1,0 +1,238 @@
+//! A held lease.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use leasehold_core::{LocalTime, Loss, Resource, Token};
+
+use crate::client::{Handle, unanswered};
+use crate::clock;
+use crate::error::{Error, ErrorKind};
+use crate::session::{Errand, Given, Sleep};
+use crate::store::{Answered, Pending};
+
+/// A held lease. It is renewed while the guard lives, and given back when the guard is released or dropped.
+///
+/// Dropping it works anywhere: outside a runtime, in a panic, on another thread. Where the store can be told at once
+/// it is; otherwise the client's own thread does it. `release` is how to know that it has happened.
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct Guard {
+    handle: Arc<Handle>,
+    sequence: u64,
+    resource: Arc<Resource>,
+    token: Token,
+}
+
+impl Guard {
+    pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
+        Self { handle, sequence, resource, token }
+    }
+
+    /// The lock's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.resource.name.as_str()
+    }
+
+    /// The fencing token: higher than that of every earlier grant of this lock. Give it to whatever the lock
+    /// protects, and let that refuse a lower one than it has seen.
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// How much longer the lease may be trusted if no renewal succeeds any more, by this process's own clock, which
+    /// also runs while the machine sleeps. Zero when it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.handle.session.remaining(self.sequence, clock::local()).unwrap_or(Duration::ZERO)
+    }
+
+    /// Whether the lease may be trusted now. A process that is stopped right after asking can be wrong a moment later:
+    /// that is what the token is for.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Waits until the lease is lost. It ends by itself, with no word from the store, no later than
+    /// [`Self::remaining`] says.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    pub async fn lost(&self) -> Loss {
+        poll_fn(|context| self.handle.session.poll_lost(self.sequence, context)).await
+    }
+
+    /// Waits until no more than this is left: because renewals fail, or are off, or the lease is lost.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only looks.
+    pub async fn expires_within(&self, left: Duration) {
+        let mut lost = pin!(self.lost());
+        loop {
+            let remaining = self.remaining();
+            if remaining <= left {
+                return;
+            }
+            // A renewal only moves this later, so looking again then is soon enough.
+            let mut sleep = self.sleep_until(clock::local() + (remaining - left));
+            let ended = poll_fn(|context| match lost.as_mut().poll(context) {
+                Poll::Ready(_) => Poll::Ready(true),
+                Poll::Pending => Pin::new(&mut sleep).poll(context).map(|()| false),
+            });
+            if ended.await {
+                return;
+            }
+        }
+    }
+
+    /// Runs `work` for as long as the lease is held, and drops it when the lease is lost.
+    ///
+    /// # Errors
+    ///
+    /// `is_lost`. The value of work that ended after its lease did is dropped too: nobody can say that what it did
+    /// was protected.
+    ///
+    /// # Cancel safety
+    ///
+    /// That of `work`; the guard is only borrowed.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
+        poll_fn(|context| {
+            if let Poll::Ready(loss) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(self.lost_error(loss)));
+            }
+            let Poll::Ready(value) = work.as_mut().poll(context) else { return Poll::Pending };
+            Poll::Ready(self.loss().map_or(Ok(value), |loss| Err(self.lost_error(loss))))
+        })
+        .await
+    }
+
+    /// Gives the lease back, and waits for the store's word.
+    ///
+    /// # Errors
+    ///
+    /// `is_lost` when the lease had ended before; `is_unavailable` when the store could not be told: that is tried
+    /// again in the background until the lease has run out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any point, it is given back all the same, in the background.
+    pub async fn release(self) -> Result<(), Error> {
+        self.give_back(None).await
+    }
+
+    /// As [`Self::release`], and tries again until this much time has passed.
+    ///
+    /// # Errors
+    ///
+    /// `is_lost` as there, and `is_timeout` when the limit has passed; then it goes on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::release`].
+    pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
+        self.give_back(Some(clock::local() + limit)).await
+    }
+
+    async fn give_back(self, deadline: Option<LocalTime>) -> Result<(), Error> {
+        let loss = self.loss();
+        let given = self.send_release(deadline).await?;
+        match (loss, given) {
+            (Some(loss), _) => Err(self.lost_error(loss)),
+            (None, Given::Back) => Ok(()),
+            (None, Given::NotHeld) => Err(self.lost_error(Loss::Gone)),
+            (None, Given::Unanswered) => {
+                Err(self.handle.unavailable(&self.resource, "it was left to run out"))
+            }
+        }
+    }
+
+    async fn send_release(&self, deadline: Option<LocalTime>) -> Result<Given, Error> {
+        let (session, store) = (&self.handle.session, &self.handle.store);
+        let mut call: Option<(Errand, Pending<Vec<Answered>>)> = None;
+        let mut error = None;
+        if let Some(errand) = session.begin_release(self.sequence, clock::local()) {
+            match store.call_now(&errand.resource, &errand.command) {
+                Some(answered) => error = self.absorb(&errand, &answered),
+                None => {
+                    let sent = store.call(vec![(errand.resource.clone(), errand.command.clone())]);
+                    call = Some((errand, sent));
+                }
+            }
+        }
+        let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
+        poll_fn(|context: &mut Context<'_>| {
+            if let Some((errand, sent)) = &mut call
+                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
+            {
+                error = self.absorb(errand, &answers.pop().unwrap_or_else(unanswered));
+                call = None;
+            }
+            if let Poll::Ready(given) = session.poll_given(self.sequence, context) {
+                return Poll::Ready(Ok(given));
+            }
+            match (&mut limit, &error) {
+                (None, Some(message)) => Poll::Ready(Err(self.handle.unavailable(&self.resource, message))),
+                (Some(limit), _) => Pin::new(limit).poll(context).map(|()| {
+                    let what = "it could not be given back within the time set, which is being tried on";
+                    Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
+                }),
+                (None, None) => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    fn absorb(&self, errand: &Errand, answered: &Answered) -> Option<String> {
+        self.handle.session.absorb(errand, clock::local(), answered);
+        answered.as_ref().err().map(|error| error.message.clone())
+    }
+
+    fn loss(&self) -> Option<Loss> {
+        self.handle.session.remaining(self.sequence, clock::local()).err()
+    }
+
+    fn lost_error(&self, loss: Loss) -> Error {
+        self.handle.error(ErrorKind::Lost, &self.resource, format_args!("the lease was lost: {loss}"))
+    }
+
+    pub(crate) fn sleep(&self, span: Duration) -> Sleep {
+        self.sleep_until(clock::local() + span)
+    }
+
+    fn sleep_until(&self, until: LocalTime) -> Sleep {
+        Sleep::until(&self.handle.session, until)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.handle.let_go(self.sequence);
+    }
+}
+
+impl Handle {
+    /// Nobody stands for this entry any more. It is given back at once where that can't mean to wait, and otherwise by
+    /// the driver.
+    pub(crate) fn let_go(&self, sequence: u64) {
+        let Some(errand) = self.session.forget(sequence, clock::local()) else { return };
+        match self.store.call_now(&errand.resource, &errand.command) {
+            Some(answered) => self.session.absorb(&errand, clock::local(), &answered),
+            None => self.session.postpone(sequence, clock::local()),
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Guard({} on {}, token {})", self.resource, self.handle.url, self.token)
+    }
+}

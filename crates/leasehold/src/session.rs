@@ -1,0 +1,399 @@
+//! One client's attempts and leases: a table behind one mutex, stepped by the core's machines.
+//!
+//! Whoever asks (a future, a guard, the driver) takes the mutex, steps a machine, and lets go before it
+//! speaks to the store, since the store may deliver a push to this very table. Futures are passive: they leave
+//! a waker here and look at their entry when they are woken, so they run on any executor.
+//!
+//! Nothing here is a queue: what an ended attempt or a dropped guard owes stays in its own entry until
+//! the store has answered, or has let go by itself.
+
+mod entry;
+mod sleep;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Patience,
+    Push, Resource,
+};
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::store::{Answered, Inbox};
+use entry::{Entry, News};
+
+pub(crate) use entry::Given;
+pub(crate) use sleep::Sleep;
+
+/// The largest number of commands in one batch.
+const BATCH: usize = 512;
+
+/// A renewal that is due within this part of its ttl goes with one that is due now.
+const EARLY: u32 = 20;
+
+/// No renewal goes earlier than this, however long its ttl.
+const EARLIEST: Duration = Duration::from_millis(500);
+
+/// Everything that one client has under way.
+pub(crate) struct Session {
+    pub(crate) id: ClientId,
+    state: Mutex<State>,
+    sequence: AtomicU64,
+    /// Wakes the driver when it would otherwise sleep past something.
+    pub(crate) alarm: Notify,
+}
+
+struct State {
+    entries: HashMap<u64, Entry>,
+    timers: BTreeSet<(LocalTime, u64)>,
+    sleepers: BTreeMap<(LocalTime, u64), Waker>,
+    /// When the driver wakes by itself.
+    armed: LocalTime,
+    /// How many entries the store may still keep something for.
+    unsettled: usize,
+    /// How many entries ended without the store's word.
+    unanswered: u64,
+    /// Whoever waits for `unsettled` to become zero.
+    closers: Vec<Waker>,
+    /// No attempt begins any more.
+    is_closed: bool,
+    /// Nobody is left who could begin one.
+    is_orphaned: bool,
+}
+
+/// What is to be sent: about which entry, and when that was decided.
+#[derive(Debug)]
+pub(crate) struct Errand {
+    pub(crate) sequence: u64,
+    pub(crate) sent_at: LocalTime,
+    pub(crate) resource: Arc<Resource>,
+    pub(crate) command: Command,
+}
+
+/// What the driver is to do.
+pub(crate) struct Due {
+    pub(crate) errands: Vec<Errand>,
+    /// When to ask again.
+    pub(crate) next: LocalTime,
+    /// There is nothing more to come.
+    pub(crate) is_over: bool,
+}
+
+/// The client was closed.
+pub(crate) struct Closed;
+
+/// How an attempt ended, with the store's last error where there was one.
+pub(crate) type Ended = (Outcome, Option<String>);
+
+/// What is left to do once the mutex is free again.
+#[derive(Default)]
+struct After {
+    wakers: Vec<Waker>,
+    news: Vec<(Arc<Resource>, News)>,
+    is_sooner: bool,
+}
+
+impl Session {
+    pub(crate) fn new(id: ClientId) -> Self {
+        let state = State {
+            entries: HashMap::new(),
+            timers: BTreeSet::new(),
+            sleepers: BTreeMap::new(),
+            armed: LocalTime::NEVER,
+            unsettled: 0,
+            unanswered: 0,
+            closers: Vec::new(),
+            is_closed: false,
+            is_orphaned: false,
+        };
+        Self { id, state: Mutex::new(state), sequence: AtomicU64::new(1), alarm: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic in a machine leaves one entry half stepped at worst.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn next_acquisition(&self) -> Acquisition {
+        Acquisition { client: self.id, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Steps one entry, settles what follows from it, and tells whom it concerns with the mutex free.
+    fn step<T>(&self, sequence: u64, now: LocalTime, act: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let (result, after) = {
+            let mut state = self.state();
+            let result = act(state.entries.get_mut(&sequence)?);
+            let mut after = After::default();
+            state.settle(sequence, now, &mut after);
+            (result, after)
+        };
+        self.tell(after);
+        Some(result)
+    }
+
+    fn tell(&self, after: After) {
+        after.wakers.into_iter().for_each(Waker::wake);
+        if after.is_sooner {
+            self.alarm.notify_one();
+        }
+        for (resource, news) in after.news {
+            match news {
+                News::Lost(loss) => tracing::warn!(%resource, %loss, "a lease was lost"),
+                News::NotRenewed(error) => tracing::warn!(%resource, error, "a lease could not be renewed"),
+                News::NotGivenBack(error) => {
+                    tracing::warn!(%resource, error, "a lease is yet to be given back");
+                }
+            }
+        }
+    }
+
+    // --- Attempts --------------------------------------------------------------------------------
+
+    /// Enters an attempt, unless the client is closed, and says what it sends first. It is entered before
+    /// anything is sent, so that no push can come too early.
+    pub(crate) fn begin(
+        &self,
+        resource: Arc<Resource>,
+        terms: LeaseTerms,
+        at_least: Duration,
+        command: Acquire,
+        patience: Option<Patience>,
+        now: LocalTime,
+    ) -> Result<Option<Errand>, Closed> {
+        let sequence = command.acquisition.sequence;
+        let machine = AcquireMachine::new(command, patience, now);
+        let mut entry = Entry::new(resource, terms, at_least, machine);
+        let mut after = After::default();
+        let errand = {
+            let mut state = self.state();
+            if state.is_closed {
+                return Err(Closed);
+            }
+            let errand = entry.poll_transmit(sequence, now);
+            state.entries.insert(sequence, entry);
+            state.unsettled += 1;
+            state.settle(sequence, now, &mut after);
+            errand
+        };
+        self.tell(after);
+        Ok(errand)
+    }
+
+    /// How an errand went.
+    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &Answered) {
+        self.step(errand.sequence, now, |entry| entry.handle_answered(errand, now, answered));
+    }
+
+    /// How the attempt ended, once it has.
+    pub(crate) fn poll_ended(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Ended> {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&sequence) else {
+            return Poll::Ready((Outcome::Cancelled, None));
+        };
+        match entry.outcome {
+            Some(outcome) => Poll::Ready((outcome, entry.trouble.take())),
+            None => {
+                entry.register(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    // --- Leases ----------------------------------------------------------------------------------
+
+    /// Looks at a held lease; zero and a loss when it is not held any more.
+    pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
+        self.state().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
+    }
+
+    pub(crate) fn poll_lost(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Loss> {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&sequence) else { return Poll::Ready(Loss::Closed) };
+        match entry.remaining(clock::local()) {
+            Err(loss) => Poll::Ready(loss),
+            Ok(_) => {
+                entry.register(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Begins to give back whatever this entry has, and says what to send for it.
+    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
+        self.step(sequence, now, |entry| {
+            entry.let_go(now);
+            entry.poll_transmit(sequence, now)
+        })?
+    }
+
+    /// Nobody stands for this entry any more: as [`Self::begin_release`], and it goes once that is done.
+    pub(crate) fn forget(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
+        self.step(sequence, now, |entry| {
+            entry.is_wanted = false;
+            entry.let_go(now);
+            entry.poll_transmit(sequence, now)
+        })?
+    }
+
+    /// Leaves it to the driver to send this release.
+    pub(crate) fn postpone(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.send_again(now));
+    }
+
+    /// Whether the entry was given back, once the store has answered or has let go by itself.
+    pub(crate) fn poll_given(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Given> {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&sequence) else { return Poll::Ready(Given::Back) };
+        match entry.given() {
+            Some(given) => Poll::Ready(given),
+            None => {
+                entry.register(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    // --- The whole -------------------------------------------------------------------------------
+
+    /// Nothing begins any more, and everything is being given back.
+    pub(crate) fn close(&self, now: LocalTime) {
+        let mut after = After::default();
+        {
+            let mut state = self.state();
+            state.is_closed = true;
+            let sequences: Vec<u64> = state.entries.keys().copied().collect();
+            for sequence in sequences {
+                if let Some(entry) = state.entries.get_mut(&sequence) {
+                    entry.let_go(now);
+                }
+                state.settle(sequence, now, &mut after);
+            }
+        }
+        self.tell(after);
+    }
+
+    /// Once nothing is left that the store may keep: how often that had to go without the store's word.
+    pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<u64> {
+        let mut state = self.state();
+        if state.unsettled == 0 {
+            return Poll::Ready(state.unanswered);
+        }
+        state.closers.push(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The last handle is gone: the driver ends once nothing is left to give back.
+    pub(crate) fn orphan(&self) {
+        self.state().is_orphaned = true;
+        self.alarm.notify_one();
+    }
+
+    /// What the driver is to send now, and when it is to ask again.
+    pub(crate) fn due(&self, now: LocalTime) -> Due {
+        let mut after = After::default();
+        let due = self.state().due(now, &mut after);
+        // The driver is awake already.
+        after.is_sooner = false;
+        self.tell(after);
+        due
+    }
+}
+
+impl Inbox for Session {
+    fn deliver(&self, push: Push) {
+        let now = clock::local();
+        self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
+    }
+}
+
+impl State {
+    /// After a step: moves the entry on, sets its timer, and notes whom to tell.
+    fn settle(&mut self, sequence: u64, now: LocalTime, after: &mut After) {
+        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+        if entry.move_on(now) {
+            after.wakers.append(&mut entry.wakers);
+        }
+        after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
+        if entry.is_settled() && entry.is_counted {
+            entry.is_counted = false;
+            self.unsettled -= 1;
+            self.unanswered += u64::from(entry.given() == Some(Given::Unanswered));
+            if self.unsettled == 0 {
+                after.wakers.append(&mut self.closers);
+            }
+        }
+        let timer = entry.poll_timeout();
+        if entry.timer != timer {
+            if let Some(old) = entry.timer {
+                self.timers.remove(&(old, sequence));
+            }
+            if let Some(new) = timer {
+                self.timers.insert((new, sequence));
+            }
+            entry.timer = timer;
+        }
+        if !entry.is_wanted && entry.is_settled() {
+            self.entries.remove(&sequence);
+        }
+        self.arm(timer.unwrap_or(LocalTime::NEVER), after);
+    }
+
+    fn arm(&mut self, time: LocalTime, after: &mut After) {
+        if time < self.armed {
+            // Once is enough: the driver looks at everything when it wakes.
+            self.armed = time;
+            after.is_sooner = true;
+        }
+    }
+
+    fn due(&mut self, now: LocalTime, after: &mut After) -> Due {
+        while let Some(sleeper) = self.sleepers.first_entry()
+            && sleeper.key().0 <= now
+        {
+            after.wakers.push(sleeper.remove());
+        }
+        let mut errands = Vec::new();
+        while errands.len() < BATCH
+            && let Some(&(time, sequence)) = self.timers.first()
+            && time <= now
+        {
+            errands.extend(self.fire(sequence, now, after));
+        }
+        if errands.iter().any(|errand| matches!(errand.command, Command::Renew(_))) {
+            self.renew_early(now, &mut errands, after);
+        }
+        let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
+        let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
+        self.armed = timer.min(sleeper);
+        Due { errands, next: self.armed, is_over: self.is_orphaned && self.entries.is_empty() }
+    }
+
+    fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<Errand> {
+        let errand = self.entries.get_mut(&sequence)?.poll_transmit(sequence, now);
+        self.settle(sequence, now, after);
+        errand
+    }
+
+    /// Renewals that are due soon go with those that are due now, so that leases of one length come to be
+    /// renewed together, whenever they were taken.
+    fn renew_early(&mut self, now: LocalTime, errands: &mut Vec<Errand>, after: &mut After) {
+        let soon = self.timers.range(..=(now + EARLIEST, u64::MAX));
+        let early: Vec<u64> = soon
+            .map(|(_, sequence)| *sequence)
+            .filter(|sequence| {
+                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY))
+            })
+            .take(BATCH.saturating_sub(errands.len()))
+            .collect();
+        for sequence in early {
+            if let Some(entry) = self.entries.get_mut(&sequence) {
+                entry.renew_now(now);
+            }
+            errands.extend(self.fire(sequence, now, after));
+        }
+    }
+}

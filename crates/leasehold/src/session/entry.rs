@@ -1,0 +1,290 @@
+//! One attempt, then its lease, then what it owes: a life in three stages, and the end.
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use leasehold_core::{
+    AcquireMachine, Command, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Push, PushKind,
+    Release, Reply, Resource, drift_margin,
+};
+
+use super::Errand;
+use crate::store::Answered;
+
+/// How soon a release that failed is tried again; the pause doubles up to [`OWED_SELDOM`].
+const OWED_AGAIN: Duration = Duration::from_millis(100);
+const OWED_SELDOM: Duration = Duration::from_secs(5);
+
+/// How something that was to be given back came to be so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// The store has taken it back.
+    Back,
+    /// The store says that there was nothing left to take back.
+    NotHeld,
+    /// The store never answered. It has let go by itself by now.
+    Unanswered,
+}
+
+pub(super) struct Entry {
+    pub(super) resource: Arc<Resource>,
+    terms: LeaseTerms,
+    at_least: Duration,
+    stage: Stage,
+    /// How the attempt ended, for whoever waits for it.
+    pub(super) outcome: Option<Outcome>,
+    /// The store's last error.
+    pub(super) trouble: Option<String>,
+    /// A future or a guard still stands for this entry.
+    pub(super) is_wanted: bool,
+    /// The session still counts it among those that the store may keep something for.
+    pub(super) is_counted: bool,
+    /// Whoever waits for this entry is to look at it.
+    is_changed: bool,
+    is_loss_told: bool,
+    /// What the log is to hear of.
+    pub(super) news: Vec<News>,
+    /// As it stands in the session's timers.
+    pub(super) timer: Option<LocalTime>,
+    /// Whoever waits for this entry to change.
+    pub(super) wakers: Vec<Waker>,
+}
+
+/// What an operator would want to know.
+#[derive(Debug)]
+pub(super) enum News {
+    Lost(Loss),
+    NotRenewed(String),
+    NotGivenBack(String),
+}
+
+enum Stage {
+    Attempt(Box<AcquireMachine>),
+    Lease {
+        machine: LeaseMachine,
+        tombstone: Duration,
+    },
+    /// The store may still keep something: the release is repeated until it is answered, or until the
+    /// store has let go by itself.
+    Owed {
+        release: Release,
+        again_at: LocalTime,
+        pause: Duration,
+        until: LocalTime,
+    },
+    /// The store keeps nothing.
+    Over(Given),
+}
+
+impl Entry {
+    pub(super) fn new(
+        resource: Arc<Resource>,
+        terms: LeaseTerms,
+        at_least: Duration,
+        machine: AcquireMachine,
+    ) -> Self {
+        Self {
+            resource,
+            terms,
+            at_least,
+            stage: Stage::Attempt(Box::new(machine)),
+            outcome: None,
+            trouble: None,
+            is_wanted: true,
+            is_counted: true,
+            is_changed: false,
+            is_loss_told: false,
+            news: Vec::new(),
+            timer: None,
+            wakers: Vec::new(),
+        }
+    }
+
+    pub(super) fn register(&mut self, context: &mut Context<'_>) {
+        if !self.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            self.wakers.push(context.waker().clone());
+        }
+    }
+
+    // --- What goes out ---------------------------------------------------------------------------
+
+    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Errand> {
+        self.end_attempt(now);
+        let command = match &mut self.stage {
+            Stage::Attempt(machine) => machine.poll_transmit(now)?,
+            Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
+            Stage::Owed { release, again_at, until, .. } if *again_at <= now && now < *until => {
+                *again_at = LocalTime::NEVER;
+                Command::Release(release.clone())
+            }
+            Stage::Owed { .. } | Stage::Over(_) => return None,
+        };
+        Some(Errand { sequence, sent_at: now, resource: self.resource.clone(), command })
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
+        match &self.stage {
+            Stage::Attempt(machine) => machine.poll_timeout(),
+            Stage::Lease { machine, .. } => machine.poll_timeout(),
+            Stage::Owed { again_at, until, .. } => Some(*again_at.min(until)),
+            Stage::Over(_) => None,
+        }
+    }
+
+    // --- What comes in ---------------------------------------------------------------------------
+
+    pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
+        if let Err(error) = answered {
+            self.trouble = Some(error.message.clone());
+        }
+        match (&mut self.stage, &errand.command, answered) {
+            (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
+                machine.handle_answer(errand.sent_at, now, answer);
+            }
+            (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
+                machine.handle_failure(now, error.failure);
+            }
+            (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
+                machine.handle_reply(now, errand.sent_at, &answer.reply);
+            }
+            (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
+                self.news.push(News::NotRenewed(error.message.clone()));
+                machine.handle_failure(now);
+            }
+            (Stage::Owed { pause, .. }, Command::Release(_), Ok(answer)) => {
+                // An earlier one, whose answer was lost, may be why there is nothing left.
+                let is_repeat = *pause > OWED_AGAIN;
+                let is_back = is_repeat || matches!(answer.reply, Reply::Released);
+                self.end(if is_back { Given::Back } else { Given::NotHeld });
+            }
+            (Stage::Owed { again_at, pause, .. }, Command::Release(_), Err(error)) => {
+                self.news.push(News::NotGivenBack(error.message.clone()));
+                *again_at = now + *pause;
+                *pause = (*pause * 2).min(OWED_SELDOM);
+            }
+            // An answer to something that is no longer of interest.
+            _ => {}
+        }
+    }
+
+    pub(super) fn handle_push(&mut self, now: LocalTime, push: &Push) {
+        match &mut self.stage {
+            Stage::Attempt(machine) => machine.handle_push(now, push),
+            Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
+            // A grant that an answer has told already, or something that is being given back.
+            Stage::Lease { .. } | Stage::Owed { .. } | Stage::Over(_) => {}
+        }
+    }
+
+    /// The caller wants no more of it, whatever it is. Told twice, it is sent twice.
+    pub(super) fn let_go(&mut self, now: LocalTime) {
+        self.end_attempt(now);
+        match &mut self.stage {
+            Stage::Attempt(machine) => {
+                machine.handle_cancel();
+                self.end_attempt(now);
+            }
+            Stage::Lease { machine, tombstone } => {
+                let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
+                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, now);
+            }
+            Stage::Owed { .. } => self.send_again(now),
+            Stage::Over(_) => {}
+        }
+    }
+
+    /// A release whose sender may be gone.
+    pub(super) fn send_again(&mut self, now: LocalTime) {
+        if let Stage::Owed { again_at, .. } = &mut self.stage {
+            *again_at = now.min(*again_at);
+        }
+    }
+
+    // --- From stage to stage ---------------------------------------------------------------------
+
+    /// What follows from the time and from what was heard. Says whether anything changed.
+    pub(super) fn move_on(&mut self, now: LocalTime) -> bool {
+        self.end_attempt(now);
+        match &mut self.stage {
+            Stage::Owed { until, .. } if now >= *until => self.end(Given::Unanswered),
+            Stage::Lease { machine, .. } => {
+                machine.handle_timeout(now);
+                if let LeaseState::Lost(loss) = machine.state(now)
+                    && !self.is_loss_told
+                {
+                    self.is_loss_told = true;
+                    self.is_changed = true;
+                    self.news.push(News::Lost(loss));
+                }
+            }
+            _ => {}
+        }
+        std::mem::take(&mut self.is_changed)
+    }
+
+    fn end_attempt(&mut self, now: LocalTime) {
+        let Stage::Attempt(machine) = &mut self.stage else { return };
+        machine.handle_timeout(now);
+        let Some(outcome) = machine.poll_outcome() else { return };
+        self.outcome = Some(outcome);
+        self.is_changed = true;
+        if let Outcome::Granted { grant, since, trusted_until } = outcome {
+            let (acquisition, tombstone) = (machine.acquisition(), machine.tombstone());
+            let lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            self.stage = Stage::Lease { machine: lease, tombstone };
+        } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
+            self.owe(release, now);
+        } else {
+            self.end(Given::Back);
+        }
+    }
+
+    fn end(&mut self, given: Given) {
+        self.stage = Stage::Over(given);
+        self.is_changed = true;
+    }
+
+    fn owe(&mut self, release: Release, now: LocalTime) {
+        // By then the lease, or the place in the queue, has ended without us.
+        let lasts = self.terms.ttl.max(release.tombstone);
+        let until = now + lasts + drift_margin(lasts);
+        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, until };
+        self.is_changed = true;
+    }
+
+    // --- Looking ---------------------------------------------------------------------------------
+
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.stage, Stage::Over(_))
+    }
+
+    pub(super) fn given(&self) -> Option<Given> {
+        match self.stage {
+            Stage::Over(given) => Some(given),
+            _ => None,
+        }
+    }
+
+    /// How much longer the lease may be trusted, or why not.
+    pub(super) fn remaining(&self, now: LocalTime) -> Result<Duration, Loss> {
+        let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
+        match machine.state(now) {
+            LeaseState::Lost(loss) => Err(loss),
+            LeaseState::Released => Err(Loss::Closed),
+            LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
+        }
+    }
+
+    /// Whether a renewal is due within this part of the ttl.
+    pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
+        let Stage::Lease { machine, .. } = &self.stage else { return false };
+        machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
+    }
+
+    pub(super) fn renew_now(&mut self, now: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage {
+            machine.handle_hint(now);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Waiting for a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use leasehold_core::LocalTime;
+
+use super::{After, Session};
+use crate::clock;
+
+/// Ends when the local clock reaches a point.
+pub(crate) struct Sleep {
+    session: Arc<Session>,
+    until: LocalTime,
+    key: u64,
+}
+
+impl Sleep {
+    pub(crate) fn until(session: &Arc<Session>, until: LocalTime) -> Self {
+        let key = session.sequence.fetch_add(1, Ordering::Relaxed);
+        Self { session: session.clone(), until, key }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if clock::local() >= self.until {
+            return Poll::Ready(());
+        }
+        let mut after = After::default();
+        {
+            let mut state = self.session.state();
+            state.sleepers.insert((self.until, self.key), context.waker().clone());
+            state.arm(self.until, &mut after);
+        }
+        self.session.tell(after);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.session.state().sleepers.remove(&(self.until, self.key));
+    }
+}

@@ -1,0 +1,126 @@
+//! What a store's address says. The parts that may be a secret are never kept in what is shown.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::error::{Error, ErrorKind};
+
+/// The schemes that a client can connect to.
+pub const SCHEMES: &[&str] = &["memory", "sqlite"];
+
+/// Schemes that mean something here, but which this version can't connect to.
+const PLANNED: &[&str] = &["redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    Memory { name: String },
+    Sqlite { path: PathBuf, is_durable: bool },
+}
+
+impl StoreUrl {
+    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+        let Some((scheme, rest)) = url.split_once(':') else {
+            // It may be a password that was pasted into the wrong place, so it is not repeated.
+            return Err(invalid(format!("a store's address begins with a scheme: {}", schemes())));
+        };
+        match scheme {
+            "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
+            "sqlite" => Self::parse_sqlite(rest),
+            _ if PLANNED.contains(&scheme) => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("this version has no {scheme}: store; it has {}", schemes()),
+            )),
+            _ if is_scheme(scheme) => {
+                Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
+            }
+            _ => Err(invalid(format!("a store's address begins with a scheme: {}", schemes()))),
+        }
+    }
+
+    fn parse_sqlite(rest: &str) -> Result<Self, Error> {
+        let (path, is_durable) = match rest.rsplit_once("?synchronous=") {
+            None => (rest, false),
+            Some((path, "normal")) => (path, false),
+            Some((path, "full")) => (path, true),
+            Some((_, other)) => {
+                return Err(invalid(format!("synchronous is normal or full, not {other:?}")));
+            }
+        };
+        // `sqlite://relative` would name a host in any other URL; only `sqlite:///absolute` is meant.
+        let path = if path.starts_with("///") { &path[2..] } else { path };
+        if path.starts_with("//") {
+            return Err(invalid("write sqlite:PATH or sqlite:///ABSOLUTE/PATH, without a host"));
+        }
+        if path.is_empty() || path == ":memory:" {
+            return Err(invalid(
+                "sqlite: needs the path of a file, for example sqlite:locks.db; a store without a file is memory:",
+            ));
+        }
+        if path.contains('\0') {
+            return Err(invalid("a path has no NUL character"));
+        }
+        Ok(Self::Sqlite { path: PathBuf::from(path), is_durable })
+    }
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}
+
+fn is_scheme(word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.chars().all(is_part)
+}
+
+fn schemes() -> String {
+    SCHEMES.iter().map(|scheme| format!("{scheme}:")).collect::<Vec<_>>().join(", ")
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory { name } => write!(f, "memory:{name}"),
+            Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sqlite(path: &str, is_durable: bool) -> StoreUrl {
+        StoreUrl::Sqlite { path: PathBuf::from(path), is_durable }
+    }
+
+    #[test]
+    fn addresses_are_read_as_people_write_them() {
+        assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory { name: String::new() });
+        assert_eq!(StoreUrl::parse("memory:jobs").unwrap(), StoreUrl::Memory { name: "jobs".to_owned() });
+        assert_eq!(StoreUrl::parse("sqlite:a/b.db").unwrap(), sqlite("a/b.db", false));
+        assert_eq!(StoreUrl::parse("sqlite:/a/b.db").unwrap(), sqlite("/a/b.db", false));
+        assert_eq!(StoreUrl::parse("sqlite:///a/b.db").unwrap(), sqlite("/a/b.db", false));
+        assert_eq!(StoreUrl::parse("sqlite:a?b").unwrap(), sqlite("a?b", false));
+        assert_eq!(StoreUrl::parse("sqlite:a?synchronous=full").unwrap(), sqlite("a", true));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_schemes_there_are() {
+        for url in ["", "locks.db", "postgres://a", ":x", "a b:c"] {
+            let error = StoreUrl::parse(url).unwrap_err();
+            assert!(error.is_invalid() && error.to_string().contains("memory:, sqlite:"), "{error}");
+        }
+        for url in ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no"] {
+            assert!(StoreUrl::parse(url).unwrap_err().is_invalid(), "{url}");
+        }
+        assert!(StoreUrl::parse("redis://h").unwrap_err().is_unsupported());
+    }
+
+    #[test]
+    fn a_password_is_never_repeated() {
+        for url in ["redis://:hunter2@host", "postgres://me:hunter2@host", "hunter2", "hunter2 x:y"] {
+            let error = StoreUrl::parse(url).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! A lock as others see it.
+
+use std::time::Duration;
+
+use leasehold_core::{ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+
+use crate::about::About;
+
+/// Who holds a lock and who waits for it, at one moment of the store's clock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LockView {
+    /// The kind of lock.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// How much weight it bears: 1 for a mutex; 0 when nobody uses it.
+    pub capacity: u32,
+    /// How much of that is taken.
+    pub in_use: u32,
+    /// The last token that was given, as far as the store remembers.
+    pub last_token: Option<Token>,
+    /// In the order of their tokens.
+    pub holders: Vec<HolderView>,
+    /// In the order of the queue.
+    pub waiters: Vec<WaiterView>,
+}
+
+/// One holder of a lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HolderView {
+    /// The random id of its client.
+    pub client: String,
+    /// The token of its grant.
+    pub token: Token,
+    /// How long it has held the lock.
+    pub held_for: Duration,
+    /// How much longer, unless it renews.
+    pub expires_in: Duration,
+    /// It has given the lock back, and others are kept out until `expires_in` has passed.
+    pub kept: bool,
+    /// What it says about itself.
+    pub about: About,
+    /// It is a guard of the client that asked.
+    pub is_ours: bool,
+}
+
+/// One waiter for a lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WaiterView {
+    /// The random id of its client.
+    pub client: String,
+    /// 1 for the next one.
+    pub place: usize,
+    /// How long it has waited.
+    pub waiting_for: Duration,
+    /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
+    pub passed_over: bool,
+    /// What it says about itself.
+    pub about: About,
+    /// It is an attempt of the client that asked.
+    pub is_ours: bool,
+}
+
+impl LockView {
+    pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, asker: ClientId) -> Self {
+        let waiters = view.waiters.into_iter().enumerate();
+        Self {
+            kind: resource.kind,
+            name: resource.name.as_str().to_owned(),
+            capacity: view.capacity,
+            in_use: view.in_use,
+            last_token: view.last_token,
+            holders: view.holders.iter().map(|holder| HolderView::new(holder, at, asker)).collect(),
+            waiters: waiters.map(|(index, waiter)| WaiterView::new(index + 1, &waiter, at, asker)).collect(),
+        }
+    }
+}
+
+impl HolderView {
+    pub(crate) fn new(holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
+        Self {
+            client: holder.acquisition.client.to_string(),
+            token: holder.token,
+            held_for: at.since(holder.granted_at),
+            expires_in: holder.expires_at.since(at),
+            kept: holder.kept,
+            about: About::decode(&holder.metadata),
+            is_ours: holder.acquisition.client == asker,
+        }
+    }
+}
+
+impl WaiterView {
+    fn new(place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+        Self {
+            client: waiter.acquisition.client.to_string(),
+            place,
+            waiting_for: at.since(waiter.since),
+            passed_over: waiter.passed_over,
+            about: About::decode(&waiter.metadata),
+            is_ours: waiter.acquisition.client == asker,
+        }
+    }
+}
