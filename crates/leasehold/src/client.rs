@@ -125,6 +125,13 @@ impl Client {
         Self::with_store(url, move |id, inbox| async move { store::open(&opened, id, inbox).await }).await
     }
 
+    /// Whether the store keeps nothing for this client, as far as it knows.
+    #[cfg(test)]
+    pub(crate) fn is_settled(&self) -> bool {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        self.handle.session.poll_closed(&mut context).is_ready()
+    }
+
     pub(crate) async fn with_store<O, F>(url: StoreUrl, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,

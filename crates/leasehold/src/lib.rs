@@ -36,6 +36,8 @@ mod guard;
 mod mutex;
 mod session;
 mod store;
+#[cfg(test)]
+mod tests;
 mod timer;
 mod url;
 mod view;

@@ -16,6 +16,9 @@ use crate::store::Answered;
 const OWED_AGAIN: Duration = Duration::from_millis(100);
 const OWED_SELDOM: Duration = Duration::from_secs(5);
 
+/// How soon a release that nobody has answered is sent again, whoever sent it.
+const UNHEARD: Duration = Duration::from_secs(1);
+
 /// How something that was to be given back came to be so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
@@ -115,7 +118,7 @@ impl Entry {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
             Stage::Owed { release, again_at, until, .. } if *again_at <= now && now < *until => {
-                *again_at = LocalTime::NEVER;
+                *again_at = now + UNHEARD;
                 Command::Release(release.clone())
             }
             Stage::Owed { .. } | Stage::Over(_) => return None,

@@ -41,6 +41,10 @@ pub(crate) struct Rhythm {
 pub(crate) const EMBEDDED_RHYTHM: Rhythm =
     Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(15) };
 
+/// Where leases live.
+///
+/// A store answers every command within a bound, with an error where it must: a waiter without a deadline waits for
+/// the answer.
 pub(crate) trait Store: Send + Sync {
     /// Runs one command at once; nothing when that could mean to wait.
     fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered>;

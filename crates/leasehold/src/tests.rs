@@ -1,0 +1,333 @@
+//! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
+
+use std::collections::VecDeque;
+use std::future::{pending, poll_fn, ready};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Release, Reply, Resource, View,
+};
+use pollster::block_on;
+
+use crate::client::Client;
+use crate::store::memory::Memory;
+use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::url::StoreUrl;
+use crate::{Error, Guard};
+
+/// What becomes of one command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Answered inline.
+    Now,
+    /// Answered at the second poll.
+    Later,
+    /// It takes effect, and the answer is lost.
+    AnswerLost,
+    /// It is lost, and nobody knows.
+    CommandLost,
+    /// It is known not to have left.
+    NotSent,
+    /// It takes effect, and nothing is ever heard.
+    NeverAnswered,
+    /// It never takes effect, and nothing is ever heard.
+    NeverDone,
+    /// It takes effect much later, when nobody expects it any more.
+    Delayed,
+}
+
+const FATES: [Fate; 8] = [
+    Fate::Now,
+    Fate::Later,
+    Fate::AnswerLost,
+    Fate::CommandLost,
+    Fate::NotSent,
+    Fate::NeverAnswered,
+    Fate::NeverDone,
+    Fate::Delayed,
+];
+
+/// A memory store between which and its client things happen.
+struct Scripted {
+    inner: Arc<Memory>,
+    /// What becomes of the next commands; later ones are answered inline.
+    script: Mutex<VecDeque<Fate>>,
+    delayed: Mutex<Vec<(Arc<Resource>, Command)>>,
+}
+
+impl Scripted {
+    fn run(&self, resource: &Resource, command: &Command) -> Answered {
+        self.inner.call_now(resource, command).expect("memory answers at once")
+    }
+
+    fn let_the_delayed_arrive(&self) {
+        for (resource, command) in std::mem::take(&mut *self.delayed.lock().unwrap()) {
+            let _ = self.run(&resource, &command);
+        }
+    }
+}
+
+impl Store for Scripted {
+    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+        let mut script = self.script.lock().unwrap();
+        match script.front() {
+            None => {}
+            Some(Fate::Now) => drop(script.pop_front()),
+            Some(_) => return None,
+        }
+        drop(script);
+        Some(self.run(resource, command))
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        let fate = self.script.lock().unwrap().pop_front().unwrap_or(Fate::Now);
+        let run = |batch: &[(Arc<Resource>, Command)]| {
+            batch.iter().map(|(resource, command)| self.run(resource, command)).collect::<Vec<_>>()
+        };
+        let fail = |failure| {
+            let error = || Err(StoreError { failure, message: "scripted".to_owned() });
+            Box::pin(ready(batch.iter().map(|_| error()).collect::<Vec<_>>()))
+        };
+        match fate {
+            Fate::Now => Box::pin(ready(run(&batch))),
+            Fate::Later => {
+                let answers = run(&batch);
+                Box::pin(async {
+                    yield_once().await;
+                    answers
+                })
+            }
+            Fate::AnswerLost => {
+                run(&batch);
+                fail(Failure::Unknown)
+            }
+            Fate::CommandLost => fail(Failure::Unknown),
+            Fate::NotSent => fail(Failure::NotSent),
+            Fate::NeverAnswered => {
+                run(&batch);
+                Box::pin(pending())
+            }
+            Fate::NeverDone => Box::pin(pending()),
+            Fate::Delayed => {
+                self.delayed.lock().unwrap().extend(batch);
+                Box::pin(pending())
+            }
+        }
+    }
+
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+        self.inner.list()
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        EMBEDDED_RHYTHM
+    }
+}
+
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// A client over a scripted store, and somebody else who uses the same lock.
+struct Stage {
+    store: Arc<Scripted>,
+    client: Client,
+}
+
+const OTHER: ClientId = ClientId::new(1);
+
+fn lock_name() -> Resource {
+    Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }
+}
+
+
+impl Stage {
+    fn new() -> Self {
+        let inner = Memory::open("");
+        let store = Arc::new(Scripted { inner, script: Mutex::default(), delayed: Mutex::default() });
+        let opened = store.clone();
+        let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+            opened.inner.join(id, inbox);
+            Ok::<_, Error>(opened as Arc<dyn Store>)
+        };
+        let client = block_on(Client::with_store(StoreUrl::Memory { name: String::new() }, open)).unwrap();
+        Self { store, client }
+    }
+
+    fn script(&self, fates: &[Fate]) {
+        *self.store.script.lock().unwrap() = fates.iter().copied().collect();
+    }
+
+    fn other_takes_it(&self) {
+        let acquire = Acquire {
+            acquisition: Acquisition { client: OTHER, sequence: 1 },
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            ttl: Duration::from_secs(600),
+            reserve: 0,
+            wait: None,
+            metadata: Arc::from(""),
+        };
+        let answer = self.store.run(&lock_name(), &Command::Acquire(acquire)).unwrap();
+        assert!(matches!(answer.reply, Reply::Granted(_)));
+    }
+
+    fn other_gives_it_back(&self) {
+        let acquisition = Acquisition { client: OTHER, sequence: 1 };
+        let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
+        let _ = self.store.run(&lock_name(), &Command::Release(release));
+    }
+
+    fn view(&self) -> View {
+        let answer = self.store.run(&lock_name(), &Command::Inspect).unwrap();
+        let Reply::View(view) = answer.reply else { panic!("{answer:?}") };
+        view
+    }
+
+    fn is_clean(&self) -> bool {
+        let view = self.view();
+        view.waiters.is_empty() && view.holders.iter().all(|holder| holder.acquisition.client == OTHER)
+    }
+
+    /// Once the client has nothing under way any more, nothing of it is left in the store, and it stays so when what
+    /// was delayed arrives.
+    fn assert_nothing_is_left(&self, case: &str) {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while !self.client.is_settled() {
+            assert!(Instant::now() < give_up, "{case}: it never settled; {:?}", self.view());
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(self.is_clean(), "{case}: {:?} was left", self.view());
+        self.store.let_the_delayed_arrive();
+        assert!(self.is_clean(), "{case}: {:?} came late", self.view());
+    }
+}
+
+fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Scene {
+    Free,
+    /// Somebody holds it, and we only try.
+    Busy,
+    /// Somebody holds it for good.
+    Held,
+    /// Somebody holds it and gives it back while we wait.
+    HandedOver,
+    /// The queue takes nobody.
+    QueueFull,
+}
+
+const SCENES: [Scene; 5] = [Scene::Free, Scene::Busy, Scene::Held, Scene::HandedOver, Scene::QueueFull];
+
+/// Polls `lock` this often and drops it, with whatever it has come to.
+fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
+    let stage = Stage::new();
+    if !matches!(scene, Scene::Free) {
+        stage.other_takes_it();
+    }
+    stage.script(&fates);
+    let mutex = stage.client.mutex("a").max_waiters(if matches!(scene, Scene::QueueFull) { 0 } else { 10 });
+    {
+        let mut future = pin!(async {
+            match scene {
+                Scene::Busy => mutex.try_lock().await,
+                _ => mutex.lock().await.map(Some),
+            }
+        });
+        for poll in 0..polls {
+            if poll == 2 && matches!(scene, Scene::HandedOver) {
+                stage.other_gives_it_back();
+            }
+            if let Poll::Ready(ended) = poll_once(future.as_mut()) {
+                // A guard is dropped here too.
+                drop::<Result<Option<Guard>, Error>>(ended);
+                break;
+            }
+        }
+    }
+    stage.assert_nothing_is_left(&format!("{scene:?}, {fates:?}, dropped after {polls} polls"));
+}
+
+fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    stage.script(&fates);
+    {
+        let mut future = pin!(async {
+            match limit {
+                None => guard.release().await,
+                Some(limit) => guard.release_within(limit).await,
+            }
+        });
+        for _ in 0..polls {
+            if poll_once(future.as_mut()).is_ready() {
+                break;
+            }
+        }
+    }
+    stage.assert_nothing_is_left(&format!("release with {fates:?}, {limit:?}, dropped after {polls} polls"));
+}
+
+fn every_pair() -> impl Iterator<Item = [Fate; 2]> {
+    FATES.into_iter().flat_map(|first| FATES.into_iter().map(move |second| [first, second]))
+}
+
+/// Most of the time of a case is waiting, so many of them wait together.
+fn run_together<C: Copy + Send + Sync>(cases: &[C], run: impl Fn(C) + Sync) {
+    let run = &run;
+    for some in cases.chunks(128) {
+        thread::scope(|scope| {
+            for case in some {
+                scope.spawn(move || run(*case));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
+    let cases: Vec<_> = SCENES
+        .into_iter()
+        .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
+        .collect();
+    run_together(&cases, |(scene, fates, polls)| drop_lock(scene, fates, polls));
+}
+
+#[test]
+fn a_release_future_dropped_at_any_await_point_leaves_nothing() {
+    let limits = [None, Some(Duration::ZERO), Some(Duration::from_secs(5))];
+    let cases: Vec<_> = limits
+        .into_iter()
+        .flat_map(|limit| every_pair().flat_map(move |fates| (0..4).map(move |polls| (fates, polls, limit))))
+        .collect();
+    run_together(&cases, |(fates, polls, limit)| drop_release(fates, polls, limit));
+}
+
+#[test]
+fn a_client_that_forgets_a_cancelled_attempt_is_caught() {
+    // The broken specimen of the two tests above: a place in the queue that nobody withdraws.
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let mutex = stage.client.mutex("a");
+    let mut future = Box::pin(mutex.lock());
+    assert!(poll_once(future.as_mut()).is_pending());
+    assert!(!stage.is_clean());
+    std::mem::forget(future);
+    assert!(!stage.is_clean());
+}
