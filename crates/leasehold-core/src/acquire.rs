@@ -94,6 +94,7 @@ impl AcquireMachine {
     ///
     /// When the command waits and `patience` is absent, or the other way round.
     #[must_use]
+    #[inline]
     pub fn new(command: Acquire, patience: Option<Patience>, now: LocalTime) -> Self {
         assert!(command.wait.is_some() == patience.is_some(), "an attempt waits, or does not");
         Self {

@@ -25,11 +25,13 @@ pub struct Guard {
     sequence: u64,
     resource: Arc<Resource>,
     token: Token,
+    /// The lease was given back, and nothing is left to do.
+    is_over: bool,
 }
 
 impl Guard {
     pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token }
+        Self { handle, sequence, resource, token, is_over: false }
     }
 
     /// The lock's name.
@@ -142,9 +144,10 @@ impl Guard {
         self.give_back(Some(clock::local() + limit)).await
     }
 
-    async fn give_back(self, deadline: Option<LocalTime>) -> Result<(), Error> {
-        let loss = self.loss();
-        let given = self.send_release(deadline).await?;
+    async fn give_back(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
+        let (errand, loss) = self.handle.session.begin_release(self.sequence, clock::local());
+        let given = self.send_release(errand, deadline).await?;
+        self.is_over = true;
         match (loss, given) {
             (Some(loss), _) => Err(self.lost_error(loss)),
             (None, Given::Back) => Ok(()),
@@ -155,13 +158,21 @@ impl Guard {
         }
     }
 
-    async fn send_release(&self, deadline: Option<LocalTime>) -> Result<Given, Error> {
+    /// Sends it, and waits for the end or for the deadline. Further sendings are the driver's.
+    async fn send_release(
+        &self,
+        errand: Option<Errand>,
+        deadline: Option<LocalTime>,
+    ) -> Result<Given, Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call: Option<(Errand, Pending<Vec<Answered>>)> = None;
         let mut error = None;
-        if let Some(errand) = session.begin_release(self.sequence, clock::local()) {
+        if let Some(errand) = errand {
             match store.call_now(&errand.resource, &errand.command) {
-                Some(answered) => error = self.absorb(&errand, &answered),
+                Some(answered) => match session.absorb_release(&errand, &answered) {
+                    Some(given) => return Ok(given),
+                    None => error = answered.err(),
+                },
                 None => {
                     let sent = store.call(vec![(errand.resource.clone(), errand.command.clone())]);
                     call = Some((errand, sent));
@@ -173,14 +184,20 @@ impl Guard {
             if let Some((errand, sent)) = &mut call
                 && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
             {
-                error = self.absorb(errand, &answers.pop().unwrap_or_else(unanswered));
+                let answered = answers.pop().unwrap_or_else(unanswered);
+                if let Some(given) = session.absorb_release(errand, &answered) {
+                    return Poll::Ready(Ok(given));
+                }
+                error = answered.err();
                 call = None;
             }
             if let Poll::Ready(given) = session.poll_given(self.sequence, context) {
                 return Poll::Ready(Ok(given));
             }
             match (&mut limit, &error) {
-                (None, Some(message)) => Poll::Ready(Err(self.handle.unavailable(&self.resource, message))),
+                (None, Some(error)) => {
+                    Poll::Ready(Err(self.handle.unavailable(&self.resource, &error.message)))
+                }
                 (Some(limit), _) => Pin::new(limit).poll(context).map(|()| {
                     let what = "it could not be given back within the time set, which is being tried on";
                     Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
@@ -189,11 +206,6 @@ impl Guard {
             }
         })
         .await
-    }
-
-    fn absorb(&self, errand: &Errand, answered: &Answered) -> Option<String> {
-        self.handle.session.absorb(errand, clock::local(), answered);
-        answered.as_ref().err().map(|error| error.message.clone())
     }
 
     fn loss(&self) -> Option<Loss> {
@@ -215,7 +227,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.handle.let_go(self.sequence);
+        if !self.is_over {
+            self.handle.let_go(self.sequence);
+        }
     }
 }
 
@@ -225,7 +239,7 @@ impl Handle {
     pub(crate) fn let_go(&self, sequence: u64) {
         let Some(errand) = self.session.forget(sequence, clock::local()) else { return };
         match self.store.call_now(&errand.resource, &errand.command) {
-            Some(answered) => self.session.absorb(&errand, clock::local(), &answered),
+            Some(answered) => drop(self.session.absorb_release(&errand, &answered)),
             None => self.session.postpone(sequence, clock::local()),
         }
     }

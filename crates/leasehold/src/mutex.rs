@@ -297,7 +297,12 @@ impl Attempt<'_> {
         let mut call = None;
         if let Some(errand) = errand {
             match store.call_now(&errand.resource, &errand.command) {
-                Some(answered) => session.absorb(&errand, clock::local(), &answered),
+                Some(answered) => {
+                    let outcome = session.absorb(&errand, clock::local(), &answered);
+                    if let Some(granted @ Outcome::Granted { .. }) = outcome {
+                        return (granted, None);
+                    }
+                }
                 None => {
                     let sent = store.call(vec![(errand.resource.clone(), errand.command.clone())]);
                     call = Some((errand, sent));

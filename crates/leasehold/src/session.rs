@@ -10,7 +10,7 @@
 mod entry;
 mod sleep;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -48,7 +48,8 @@ pub(crate) struct Session {
 }
 
 struct State {
-    entries: HashMap<u64, Entry>,
+    /// By sequence number. Most clients have few, and a tree of few costs less than hashing.
+    entries: BTreeMap<u64, Box<Entry>>,
     timers: BTreeSet<(LocalTime, u64)>,
     sleepers: BTreeMap<(LocalTime, u64), Waker>,
     /// When the driver wakes by itself.
@@ -100,7 +101,7 @@ struct After {
 impl Session {
     pub(crate) fn new(id: ClientId) -> Self {
         let state = State {
-            entries: HashMap::new(),
+            entries: BTreeMap::new(),
             timers: BTreeSet::new(),
             sleepers: BTreeMap::new(),
             armed: LocalTime::NEVER,
@@ -166,7 +167,7 @@ impl Session {
     ) -> Result<Option<Errand>, Closed> {
         let sequence = command.acquisition.sequence;
         let machine = AcquireMachine::new(command, patience, now);
-        let mut entry = Entry::new(resource, terms, at_least, machine);
+        let mut entry = Box::new(Entry::new(resource, terms, at_least, machine));
         let mut after = After::default();
         let errand = {
             let mut state = self.state();
@@ -183,9 +184,23 @@ impl Session {
         Ok(errand)
     }
 
-    /// How an errand went.
-    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &Answered) {
-        self.step(errand.sequence, now, |entry| entry.handle_answered(errand, now, answered));
+    /// How an errand went. Says how the attempt stands now, which saves whoever waits for that a look.
+    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &Answered) -> Option<Outcome> {
+        self.step(errand.sequence, now, |entry| {
+            entry.handle_answered(errand, now, answered);
+            entry.outcome(now)
+        })?
+    }
+
+    /// How a release went. Where that is the end, nobody stands for the entry any more.
+    pub(crate) fn absorb_release(&self, errand: &Errand, answered: &Answered) -> Option<Given> {
+        // Only a release that failed is concerned with the time.
+        let now = if answered.is_ok() { errand.sent_at } else { clock::local() };
+        self.step(errand.sequence, now, |entry| {
+            entry.handle_answered(errand, now, answered);
+            entry.is_wanted = entry.given().is_none();
+            entry.given()
+        })?
     }
 
     /// How the attempt ended, once it has.
@@ -222,15 +237,17 @@ impl Session {
         }
     }
 
-    /// Begins to give back whatever this entry has, and says what to send for it.
-    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
-        self.step(sequence, now, |entry| {
+    /// Begins to give back a lease. Says what to send for it, and whether it was lost before.
+    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Errand>, Option<Loss>) {
+        let began = self.step(sequence, now, |entry| {
+            let loss = entry.remaining(now).err();
             entry.let_go(now);
-            entry.poll_transmit(sequence, now)
-        })?
+            (entry.poll_transmit(sequence, now), loss)
+        });
+        began.unwrap_or((None, Some(Loss::Closed)))
     }
 
-    /// Nobody stands for this entry any more: as [`Self::begin_release`], and it goes once that is done.
+    /// Nobody stands for this entry any more: it gives back whatever it has, and goes once that is done.
     pub(crate) fn forget(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
         self.step(sequence, now, |entry| {
             entry.is_wanted = false;
@@ -316,35 +333,47 @@ impl State {
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
         if entry.move_on(now) {
             after.wakers.append(&mut entry.wakers);
+            after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
         }
-        after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
-        if entry.is_settled() && entry.is_counted {
-            entry.is_counted = false;
-            self.unsettled -= 1;
-            self.unanswered += u64::from(entry.given() == Some(Given::Unanswered));
-            if self.unsettled == 0 {
-                after.wakers.append(&mut self.closers);
+        // A timer that comes too early costs one look, which is less than to move it each time.
+        let due = entry.poll_timeout();
+        if due.is_none() || entry.timer.is_none_or(|set| due < Some(set)) {
+            if let Some(set) = entry.timer.take() {
+                self.timers.remove(&(set, sequence));
+            }
+            if let Some(due) = due {
+                self.timers.insert((due, sequence));
+                entry.timer = Some(due);
+                if due < self.armed {
+                    // Once is enough: the driver looks at everything when it wakes.
+                    self.armed = due;
+                    after.is_sooner = true;
+                }
             }
         }
-        let timer = entry.poll_timeout();
-        if entry.timer != timer {
-            if let Some(old) = entry.timer {
-                self.timers.remove(&(old, sequence));
+        if entry.is_settled() {
+            let given = entry.given();
+            let was_counted = std::mem::take(&mut entry.is_counted);
+            if !entry.is_wanted {
+                self.entries.remove(&sequence);
             }
-            if let Some(new) = timer {
-                self.timers.insert((new, sequence));
+            if was_counted {
+                self.count_off(given, after);
             }
-            entry.timer = timer;
         }
-        if !entry.is_wanted && entry.is_settled() {
-            self.entries.remove(&sequence);
+    }
+
+    /// One less that the store may keep something for.
+    fn count_off(&mut self, given: Option<Given>, after: &mut After) {
+        self.unsettled -= 1;
+        self.unanswered += u64::from(given == Some(Given::Unanswered));
+        if self.unsettled == 0 {
+            after.wakers.append(&mut self.closers);
         }
-        self.arm(timer.unwrap_or(LocalTime::NEVER), after);
     }
 
     fn arm(&mut self, time: LocalTime, after: &mut After) {
         if time < self.armed {
-            // Once is enough: the driver looks at everything when it wakes.
             self.armed = time;
             after.is_sooner = true;
         }
@@ -373,7 +402,11 @@ impl State {
     }
 
     fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<Errand> {
-        let errand = self.entries.get_mut(&sequence)?.poll_transmit(sequence, now);
+        let entry = self.entries.get_mut(&sequence)?;
+        if let Some(set) = entry.timer.take() {
+            self.timers.remove(&(set, sequence));
+        }
+        let errand = entry.poll_transmit(sequence, now);
         self.settle(sequence, now, after);
         errand
     }

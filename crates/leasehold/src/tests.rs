@@ -152,7 +152,6 @@ fn lock_name() -> Resource {
     Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }
 }
 
-
 impl Stage {
     fn new() -> Self {
         let inner = Memory::open("");
@@ -164,6 +163,11 @@ impl Stage {
         };
         let client = block_on(Client::with_store(StoreUrl::Memory { name: String::new() }, open)).unwrap();
         Self { store, client }
+    }
+
+    /// Its releases are sent again after half a ttl.
+    fn mutex(&self) -> crate::Mutex {
+        self.client.mutex("a").ttl(Duration::from_secs(2))
     }
 
     fn script(&self, fates: &[Fate]) {
@@ -242,7 +246,7 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
         stage.other_takes_it();
     }
     stage.script(&fates);
-    let mutex = stage.client.mutex("a").max_waiters(if matches!(scene, Scene::QueueFull) { 0 } else { 10 });
+    let mutex = stage.mutex().max_waiters(if matches!(scene, Scene::QueueFull) { 0 } else { 10 });
     {
         let mut future = pin!(async {
             match scene {
@@ -266,7 +270,7 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
 
 fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
     let stage = Stage::new();
-    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    let guard = block_on(stage.mutex().lock()).unwrap();
     stage.script(&fates);
     {
         let mut future = pin!(async {
@@ -324,7 +328,7 @@ fn a_client_that_forgets_a_cancelled_attempt_is_caught() {
     // The broken specimen of the two tests above: a place in the queue that nobody withdraws.
     let stage = Stage::new();
     stage.other_takes_it();
-    let mutex = stage.client.mutex("a");
+    let mutex = stage.mutex();
     let mut future = Box::pin(mutex.lock());
     assert!(poll_once(future.as_mut()).is_pending());
     assert!(!stage.is_clean());

@@ -16,9 +16,6 @@ use crate::store::Answered;
 const OWED_AGAIN: Duration = Duration::from_millis(100);
 const OWED_SELDOM: Duration = Duration::from_secs(5);
 
-/// How soon a release that nobody has answered is sent again, whoever sent it.
-const UNHEARD: Duration = Duration::from_secs(1);
-
 /// How something that was to be given back came to be so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
@@ -63,7 +60,7 @@ pub(super) enum News {
 }
 
 enum Stage {
-    Attempt(Box<AcquireMachine>),
+    Attempt(AcquireMachine),
     Lease {
         machine: LeaseMachine,
         tombstone: Duration,
@@ -91,7 +88,7 @@ impl Entry {
             resource,
             terms,
             at_least,
-            stage: Stage::Attempt(Box::new(machine)),
+            stage: Stage::Attempt(machine),
             outcome: None,
             trouble: None,
             is_wanted: true,
@@ -118,7 +115,8 @@ impl Entry {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
             Stage::Owed { release, again_at, until, .. } if *again_at <= now && now < *until => {
-                *again_at = now + UNHEARD;
+                // Whoever has sent it, if nobody answers it is sent again.
+                *again_at = now + self.terms.ttl / 2;
                 Command::Release(release.clone())
             }
             Stage::Owed { .. } | Stage::Over(_) => return None,
@@ -140,6 +138,7 @@ impl Entry {
     pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
         if let Err(error) = answered {
             self.trouble = Some(error.message.clone());
+            self.is_changed = true;
         }
         match (&mut self.stage, &errand.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
@@ -260,6 +259,11 @@ impl Entry {
 
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
+    }
+
+    pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
+        self.end_attempt(now);
+        self.outcome
     }
 
     pub(super) fn given(&self) -> Option<Given> {

@@ -3,8 +3,8 @@
 //! For tests and for programs of one process. `memory:` alone is a store of its own for each client;
 //! `memory:NAME` is shared by all clients of the process that name it, for as long as one of them lives.
 //!
-//! Expired state of resources that nobody asks about is swept in passing: each command looks at one other
-//! resource, so the store needs no timer, and what is left behind goes as fast as new things come.
+//! Expired state of resources that nobody asks about is swept in passing: every few commands look at as many other
+//! resources, so the store needs no timer, and what is left behind goes as fast as new things come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -16,6 +16,9 @@ use leasehold_core::{Answer, ClientId, Command, Now, Push, Resource};
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
+
+/// After this many commands, as many resources are swept.
+const SWEEP: u32 = 16;
 
 /// The stores with a name.
 static NAMED: Mutex<BTreeMap<String, Weak<Memory>>> = Mutex::new(BTreeMap::new());
@@ -30,6 +33,8 @@ pub(crate) struct Memory {
 struct Inner {
     tables: BTreeMap<Resource, Table>,
     inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
+    /// How many commands there were since the last sweep.
+    commands: u32,
     /// The resource that was swept last.
     swept: Option<Resource>,
 }
@@ -65,7 +70,7 @@ impl Memory {
         let (answer, inboxes) = {
             let mut inner = self.inner();
             let answer = inner.step(now, resource, command, &mut pushes);
-            inner.sweep_one(now, &mut pushes);
+            inner.sweep_some(now, &mut pushes);
             let inboxes: Vec<_> = pushes.iter().map(|push| inner.inbox(push)).collect();
             (answer, inboxes)
         };
@@ -91,6 +96,16 @@ impl Inner {
             self.tables.insert(resource.clone(), table);
         }
         answer
+    }
+
+    fn sweep_some(&mut self, now: Now, pushes: &mut Vec<Push>) {
+        self.commands += 1;
+        if self.commands == SWEEP {
+            self.commands = 0;
+            for _ in 0..SWEEP.min(u32::try_from(self.tables.len()).unwrap_or(SWEEP)) {
+                self.sweep_one(now, pushes);
+            }
+        }
     }
 
     fn sweep_one(&mut self, now: Now, pushes: &mut Vec<Push>) {
@@ -124,13 +139,13 @@ fn never_fails<T>(result: Result<T, Infallible>) -> T {
 
 impl Store for Memory {
     fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
-        Some(Ok(self.run(clock::embedded(), resource, command)))
+        Some(Ok(self.run(clock::in_memory(), resource, command)))
     }
 
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
         let answers: Vec<_> = batch
             .iter()
-            .map(|(resource, command)| Ok(self.run(clock::embedded(), resource, command)))
+            .map(|(resource, command)| Ok(self.run(clock::in_memory(), resource, command)))
             .collect();
         Box::pin(std::future::ready(answers))
     }
@@ -225,7 +240,7 @@ mod tests {
             store.run(at(0), &resource(&number.to_string()), &acquire(0));
         }
         assert_eq!(store.inner().tables.len(), 100);
-        for _ in 0..210 {
+        for _ in 0..2 * (100 + SWEEP) {
             store.run(at(7_300), &resource("x"), &release(0));
         }
         assert_eq!(store.inner().tables.len(), 0);

@@ -1,6 +1,7 @@
 //! Where leases live. Every store runs the same commands; they differ in who shares it.
 
 pub(crate) mod memory;
+mod sqlite;
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -71,8 +72,6 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
-        StoreUrl::Sqlite { .. } => {
-            Err(Error::new(crate::error::ErrorKind::Unsupported, "sqlite: stores are being built"))
-        }
+        StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

@@ -1,0 +1,88 @@
+//! Measuring in turn: what is compared runs interleaved, round by round, in one process, since this is the only
+//! comparison that a noisy machine allows. Figures are medians over the rounds, ratios are medians of each round's
+//! ratio.
+
+use std::time::{Duration, Instant};
+
+/// Something whose cost is measured.
+pub struct Contestant<'a> {
+    name: &'a str,
+    work: Box<dyn FnMut() + 'a>,
+    /// How many are done in one call.
+    count: u32,
+}
+
+impl<'a> Contestant<'a> {
+    /// Calls `work`, which does `count` of them, once in each round.
+    pub fn new(name: &'a str, count: u32, work: impl FnMut() + 'a) -> Self {
+        Self { name, work: Box::new(work), count }
+    }
+
+    fn round(&mut self) -> f64 {
+        let began = Instant::now();
+        (self.work)();
+        began.elapsed().as_secs_f64() / f64::from(self.count)
+    }
+}
+
+/// What came out of a contest.
+pub struct Result {
+    /// Seconds each, in the order of the contestants.
+    pub seconds: Vec<f64>,
+    /// Against the first contestant.
+    pub ratios: Vec<f64>,
+}
+
+/// Runs the contestants in turn, and prints what each costs and its ratio to the first.
+pub fn compare(title: &str, rounds: u32, mut contestants: Vec<Contestant<'_>>) -> Result {
+    // The first round warms up, and does not count.
+    for contestant in &mut contestants {
+        contestant.round();
+    }
+    let mut all: Vec<Vec<f64>> = vec![Vec::new(); contestants.len()];
+    for _ in 0..rounds {
+        for (times, contestant) in all.iter_mut().zip(&mut contestants) {
+            times.push(contestant.round());
+        }
+    }
+    let ratio =
+        |times: &Vec<f64>| median(times.iter().zip(&all[0]).map(|(time, first)| time / first).collect());
+    let ratios: Vec<f64> = all.iter().map(ratio).collect();
+    let seconds: Vec<f64> = all.iter().cloned().map(median).collect();
+    println!("\n{title} ({rounds} rounds, interleaved; medians)");
+    for ((contestant, time), ratio) in contestants.iter().zip(&seconds).zip(&ratios) {
+        println!("  {:<44} {:>12}   {ratio:6.2} x", contestant.name, show(*time));
+    }
+    Result { seconds, ratios }
+}
+
+/// Prints whether a promise is kept.
+pub fn bar(promise: &str, measured: f64, limit: f64) {
+    let verdict = if measured <= limit { "kept" } else { "MISSED" };
+    println!("  -> {promise}: {measured:.3} of at most {limit}: {verdict}");
+}
+
+/// The middle one.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// A time as people read it.
+#[must_use]
+pub fn show(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
+        s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+/// The processor time that this process has used.
+#[must_use]
+pub fn processor_time() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0))
+}

@@ -1,0 +1,258 @@
+//! How a push reaches another process: one named pipe per client, beside the database.
+//!
+//! The reader holds its pipe open for as long as it lives, and nobody else does, so opening a pipe for writing fails as
+//! soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole, and is
+//! complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full is
+//! dropped, and one that nobody understands is ignored.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, ClientId, Grant, Head, Push, PushKind, StoreTime, Token, TokenRange};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+
+/// How many pipes without a reader one look removes.
+const SWEEP: usize = 64;
+
+/// After this long a pipe that was never given its name belongs to nobody.
+const UNNAMED: Duration = Duration::from_secs(60);
+
+/// Where the pipes of one database are.
+#[derive(Clone, Debug)]
+pub(super) struct Mailboxes {
+    folder: PathBuf,
+}
+
+impl Mailboxes {
+    /// The folder beside the database. Whoever may write the database may write to its clients, and nobody else.
+    pub(super) fn beside(database: &Path) -> io::Result<Self> {
+        let mut folder = database.as_os_str().to_owned();
+        folder.push("-inbox");
+        let folder = PathBuf::from(folder);
+        let mode = permissions(database)?;
+        // Whoever may read or write may also enter.
+        let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
+        match fs::DirBuilder::new().mode(mode | enter).create(&folder) {
+            Ok(()) => fs::set_permissions(&folder, fs::Permissions::from_mode(mode | enter))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Self { folder })
+    }
+
+    fn path(&self, client: ClientId) -> PathBuf {
+        self.folder.join(client.to_string())
+    }
+
+    /// Makes this client's pipe. It gets its name once it is open, so a pipe with a name has a reader unless that is dead.
+    pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
+        let mode = permissions(database)?;
+        let unnamed = self.folder.join(format!(".{client}"));
+        mknodat(CWD, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
+        let opened = (|| {
+            fs::set_permissions(&unnamed, fs::Permissions::from_mode(mode))?;
+            // Open for both, it never ends, whoever else closes it.
+            let pipe =
+                OpenOptions::new().read(true).write(true).custom_flags(nonblocking()).open(&unnamed)?;
+            let path = self.path(client);
+            fs::rename(&unnamed, &path)?;
+            Ok(Mailbox { pipe, path })
+        })();
+        if opened.is_err() {
+            let _ = fs::remove_file(&unnamed);
+        }
+        opened
+    }
+
+    /// The way to a client that is there.
+    pub(super) fn reach(&self, client: ClientId) -> Option<Letterbox> {
+        reach(&self.path(client)).ok().map(Letterbox)
+    }
+
+    /// Removes pipes whose clients are dead.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.folder)?.take(SWEEP) {
+            let path = entry?.path();
+            let is_named = path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."));
+            let is_dead = if is_named {
+                reach(&path)
+                    .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()))
+            } else {
+                let age = fs::metadata(&path).and_then(|found| found.modified()).ok();
+                age.and_then(|time| time.elapsed().ok()).is_some_and(|age| age > UNNAMED)
+            };
+            if is_dead {
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reach(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).custom_flags(nonblocking()).open(path)
+}
+
+fn nonblocking() -> i32 {
+    i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0)
+}
+
+fn permissions(database: &Path) -> io::Result<u32> {
+    Ok(fs::metadata(database)?.mode() & 0o666)
+}
+
+/// A client that is there, and can be written to.
+pub(super) struct Letterbox(File);
+
+impl Letterbox {
+    /// Writes a push, or drops it where the reader is too far behind.
+    pub(super) fn post(&self, push: &Push) {
+        if let Err(error) = (&self.0).write(&encode(push)) {
+            tracing::debug!(%error, to = %push.to(), "a push was dropped");
+        }
+    }
+}
+
+/// This client's own pipe. It goes with it.
+pub(super) struct Mailbox {
+    pub(super) pipe: File,
+    path: PathBuf,
+}
+
+impl Mailbox {
+    /// What has arrived.
+    pub(super) fn read(&self, client: ClientId) -> Vec<Push> {
+        let mut pushes = Vec::new();
+        let mut record = [0; RECORD];
+        while let Ok(RECORD) = (&self.pipe).read(&mut record) {
+            match decode(&record, client) {
+                Some(push) => pushes.push(push),
+                None => tracing::warn!(path = %self.path.display(), "something unknown arrived"),
+            }
+        }
+        pushes
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Eight numbers of eight bytes.
+const RECORD: usize = 64;
+
+/// "leasehld", the layout 1, and what happened.
+const MAGIC: u64 = 0x6C65_6173_6501_0000;
+
+fn encode(push: &Push) -> [u8; RECORD] {
+    let (kind, rest) = match push.kind {
+        PushKind::Granted(grant) => {
+            let lasts = u64::try_from(grant.lasts.as_micros()).unwrap_or(u64::MAX);
+            (1, [grant.tokens.first.get(), grant.tokens.last.get(), lasts])
+        }
+        PushKind::Next(head) => (2, [head.look_again_at.as_micros(), 0, 0]),
+        PushKind::Revoked => (3, [0, 0, 0]),
+    };
+    let numbers =
+        [MAGIC | kind, push.acquisition.sequence, push.at.as_micros(), rest[0], rest[1], rest[2], 0, 0];
+    let mut record = [0; RECORD];
+    for (place, number) in record.chunks_exact_mut(8).zip(numbers) {
+        place.copy_from_slice(&number.to_be_bytes());
+    }
+    record
+}
+
+fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
+    let mut numbers = [0; 8];
+    for (number, place) in numbers.iter_mut().zip(record.chunks_exact(8)) {
+        *number = u64::from_be_bytes(place.try_into().ok()?);
+    }
+    let [head, sequence, at, first, last, lasts, ..] = numbers;
+    let kind = match head ^ MAGIC {
+        1 => {
+            let tokens = TokenRange { first: Token::new(first)?, last: Token::new(last)? };
+            PushKind::Granted(Grant { tokens, lasts: Duration::from_micros(lasts) })
+        }
+        2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(first) }),
+        3 => PushKind::Revoked,
+        _ => return None,
+    };
+    Some(Push { acquisition: Acquisition { client, sequence }, at: StoreTime::from_micros(at), kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn database() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        fs::write(&path, "").unwrap();
+        (folder, path)
+    }
+
+    #[test]
+    fn what_is_posted_is_read_as_it_was() {
+        let (_folder, path) = database();
+        let (client, sender) = (ClientId::new(7), Mailboxes::beside(&path).unwrap());
+        let mailbox = sender.open(client, &path).unwrap();
+        let tokens = TokenRange::next(4, 3, StoreTime::from_micros(9));
+        let kinds = [
+            PushKind::Granted(Grant { tokens, lasts: Duration::from_millis(3_000) }),
+            PushKind::Next(Head { look_again_at: StoreTime::NEVER }),
+            PushKind::Revoked,
+        ];
+        let pushes = kinds.map(|kind| {
+            let acquisition = Acquisition { client, sequence: 5 };
+            Push { acquisition, at: StoreTime::from_micros(1), kind }
+        });
+        for push in &pushes {
+            sender.reach(client).unwrap().post(push);
+        }
+        assert_eq!(mailbox.read(client), pushes);
+        assert_eq!(mailbox.read(client), []);
+    }
+
+    #[test]
+    fn nonsense_is_ignored_and_a_full_pipe_drops_what_comes() {
+        let (_folder, path) = database();
+        let (client, sender) = (ClientId::new(7), Mailboxes::beside(&path).unwrap());
+        let mailbox = sender.open(client, &path).unwrap();
+        (&mailbox.pipe).write_all(&[7; RECORD]).unwrap();
+        let acquisition = Acquisition { client, sequence: 5 };
+        let push = Push { acquisition, at: StoreTime::ZERO, kind: PushKind::Revoked };
+        for _ in 0..5_000 {
+            sender.reach(client).unwrap().post(&push);
+        }
+        let read = mailbox.read(client);
+        assert!(read.len() > 100 && read.len() < 5_000 && read.iter().all(|found| *found == push));
+    }
+
+    #[test]
+    fn a_client_that_is_gone_is_not_reached_and_its_pipe_is_swept() {
+        let (_folder, path) = database();
+        let sender = Mailboxes::beside(&path).unwrap();
+        let (dead, living) = (ClientId::new(1), ClientId::new(2));
+        let mailbox = sender.open(dead, &path).unwrap();
+        let _living = sender.open(living, &path).unwrap();
+        assert!(sender.reach(dead).is_some());
+        // A killed process closes its pipe and does not remove it.
+        let left = sender.path(dead);
+        let mut kept = left.clone();
+        kept.set_extension("kept");
+        fs::hard_link(&left, &kept).unwrap();
+        drop(mailbox);
+        fs::rename(&kept, &left).unwrap();
+        assert!(sender.reach(dead).is_none());
+        sender.sweep().unwrap();
+        assert!(!left.exists() && sender.reach(living).is_some());
+    }
+}

@@ -1,0 +1,318 @@
+//! `sqlite:PATH`, the lease table in a file that all processes of one machine share.
+//!
+//! **Layout.** One row per resource ([`Header`](leasehold_core::model::Header)), and one per lease, place in the queue
+//! and tombstone. A command is one immediate transaction in which the model steps the rows, so that it costs the same
+//! however many wait. `schema.rs` opens the file, `rows.rs` reads and writes it.
+//!
+//! **Where it runs.** A command runs on its caller's thread when the file is free within [`INLINE_LIMIT`]: some ten
+//! microseconds and no switch of threads. Otherwise, and for batches, it goes to the worker, a thread with a
+//! connection of its own that may wait.
+//!
+//! **Waiting.** Who releases also grants, in the same transaction, and writes the whole grant into the pipe of the one
+//! client that is next (`mailbox.rs`). That client's worker sleeps in `poll` on its pipe, so a waiter costs nothing
+//! until it is its turn, and nobody else is woken. A pipe that nobody reads says that its client is gone.
+//!
+//! **Time.** Leases run on the boot clock, which all processes of the machine share, and end with the boot; tokens follow
+//! the wall clock, and stay.
+//!
+//! **What a power cut costs.** With the write-ahead log and `synchronous=NORMAL` the file stays whole, and the last
+//! transactions before the cut may be missing. The leases in them are over anyway. A forgotten token is lower than the
+//! wall clock after the restart. `?synchronous=full` flushes each transaction.
+//!
+//! **What goes wrong.** Before its COMMIT a transaction that fails has changed nothing (`NotSent`); whether a COMMIT that
+//! fails has is unknown. A file that was removed or replaced under a client is noticed before each command, because
+//! whoever opened the new one would not see this client's leases.
+
+mod mailbox;
+mod rows;
+mod schema;
+mod worker;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_core::model::{Turn, apply, sweep};
+use leasehold_core::{Answer, ClientId, Command, Failure, Now, Push, Resource};
+use rusqlite::Connection;
+
+use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::clock;
+use crate::error::{Error, ErrorKind};
+use mailbox::{Letterbox, Mailboxes};
+use rows::SqliteRows;
+use worker::{Job, Worker};
+
+/// How long a caller's thread may be held up by others who write.
+const INLINE_LIMIT: Duration = Duration::from_millis(1);
+
+/// How long the worker waits for others who write.
+const BUSY_LIMIT: Duration = Duration::from_secs(5);
+
+/// After this many commands the write-ahead log is worth moving into the file.
+const CHECKPOINT: u32 = 500;
+
+/// The lease tables of one file, for one client.
+pub(crate) struct Sqlite {
+    shared: Arc<Shared>,
+    /// For callers' threads. The worker has its own.
+    connection: Mutex<Connection>,
+    worker: Worker,
+}
+
+/// What callers and the worker have in common.
+struct Shared {
+    path: PathBuf,
+    /// Device and number of the file that was opened.
+    identity: (u64, u64),
+    is_durable: bool,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+    mailboxes: Mailboxes,
+    /// Commands since the last checkpoint.
+    commands: AtomicU32,
+}
+
+impl Sqlite {
+    /// Opens the file for this client, and makes it if it is missing.
+    pub(crate) fn open(
+        path: &Path,
+        is_durable: bool,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+    ) -> Result<Arc<Self>, Error> {
+        let connection = schema::prepare(path, is_durable)?;
+        let failed = |what: &str, error: std::io::Error| {
+            Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
+        };
+        let identity = identity(path).map_err(|error| failed("it went away while it was opened", error))?;
+        let no_inbox = |error| failed("no pipe could be made in the directory beside it", error);
+        let mailboxes = Mailboxes::beside(path).map_err(no_inbox)?;
+        let mailbox = mailboxes.open(client, path).map_err(no_inbox)?;
+        let path = path.to_path_buf();
+        let commands = AtomicU32::new(0);
+        let shared = Arc::new(Shared { path, identity, is_durable, client, inbox, mailboxes, commands });
+        let worker = Worker::start(shared.clone(), mailbox)
+            .map_err(|error| failed("no thread could be started", error))?;
+        Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
+    }
+
+    /// The callers' connection, unless others use it for too long.
+    fn connection(&self, until: Instant) -> Option<MutexGuard<'_, Connection>> {
+        loop {
+            match self.connection.try_lock() {
+                Ok(connection) => return Some(connection),
+                // A panic inside the model has rolled its transaction back.
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::yield_now(),
+                Err(TryLockError::WouldBlock) => return None,
+            }
+        }
+    }
+}
+
+impl Store for Sqlite {
+    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+        let until = Instant::now() + INLINE_LIMIT;
+        let connection = self.connection(until)?;
+        let commands = [(resource, command)];
+        let (mut answers, letters) =
+            match self.shared.transact(&connection, clock::embedded, until, &commands) {
+                Ok(done) => done,
+                Err(Trouble::Busy) => return None,
+                Err(Trouble::Failed(error)) => return Some(Err(error)),
+            };
+        drop(connection);
+        self.shared.send(letters);
+        if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
+            self.worker.wake();
+        }
+        answers.pop().map(Ok)
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        let count = batch.len();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let is_taken = self.worker.give(Job::Commands(batch, tell));
+        Box::pin(async move {
+            if is_taken && let Ok(answers) = told.await {
+                return answers;
+            }
+            (0..count)
+                .map(|_| Err(not_sent("too much waits for the file, or its worker has ended")))
+                .collect()
+        })
+    }
+
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let is_taken = self.worker.give(Job::List(tell));
+        Box::pin(async move {
+            if is_taken && let Ok(listed) = told.await {
+                return listed;
+            }
+            Err(not_sent("too much waits for the file, or its worker has ended"))
+        })
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        EMBEDDED_RHYTHM
+    }
+}
+
+/// Why a transaction did not take place.
+enum Trouble {
+    /// Somebody else writes. Nothing was changed.
+    Busy,
+    Failed(StoreError),
+}
+
+/// What is to be delivered once a transaction stands.
+#[derive(Default)]
+struct Letters {
+    pushes: Vec<Push>,
+    /// The ways to those clients that were found to be there.
+    reached: Vec<(ClientId, Letterbox)>,
+}
+
+impl Shared {
+    /// Runs commands in one transaction: all of them, or none.
+    fn transact(
+        &self,
+        connection: &Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        commands: &[(&Resource, &Command)],
+    ) -> Result<(Vec<Answer>, Letters), Trouble> {
+        let transaction = self.begin(connection, until)?;
+        let mut letters = Letters::default();
+        let mut answers = Vec::with_capacity(commands.len());
+        // The clock is read with the write lock held, so that time never goes backwards in the file.
+        let now = now();
+        for (resource, command) in commands {
+            let Letters { pushes, reached } = &mut letters;
+            let mut is_there = |client| self.is_there(client, reached);
+            // The model looks through the pushes of its own command for those that the answer makes needless.
+            let mut own = Vec::new();
+            let turn = Turn { now, is_there: &mut is_there, pushes: &mut own };
+            let answer = apply(&mut SqliteRows::new(connection, resource), turn, command);
+            answers.push(answer.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?);
+            pushes.append(&mut own);
+        }
+        transaction.commit()?;
+        self.commands.fetch_add(u32::try_from(commands.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        Ok((answers, letters))
+    }
+
+    /// Lets time pass for resources that nobody asks about. Says how many it looked at.
+    fn sweep(
+        &self,
+        connection: &Connection,
+        now: Now,
+        until: Instant,
+        resources: &[Resource],
+    ) -> Result<Letters, Trouble> {
+        let transaction = self.begin(connection, until)?;
+        let mut letters = Letters::default();
+        for resource in resources {
+            let Letters { pushes, reached } = &mut letters;
+            let mut is_there = |client| self.is_there(client, reached);
+            let turn = Turn { now, is_there: &mut is_there, pushes };
+            let swept = sweep(&mut SqliteRows::new(connection, resource), turn);
+            swept.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?;
+        }
+        transaction.commit()?;
+        Ok(letters)
+    }
+
+    fn begin<'c>(&self, connection: &'c Connection, until: Instant) -> Result<Transaction<'c>, Trouble> {
+        let failed = |what: String| Trouble::Failed(not_sent(what));
+        loop {
+            let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
+            match begun {
+                Ok(_) => break,
+                Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
+                Err(_) if Instant::now() >= until => return Err(Trouble::Busy),
+                // Another's transaction takes some ten microseconds.
+                Err(_) => thread::yield_now(),
+            }
+        }
+        let transaction = Transaction(connection);
+        if identity(&self.path).ok() != Some(self.identity) {
+            let what =
+                "the file was removed or replaced while it was in use, and with it the locks: connect again";
+            return Err(failed(what.to_owned()));
+        }
+        Ok(transaction)
+    }
+
+    fn is_there(&self, client: ClientId, reached: &mut Vec<(ClientId, Letterbox)>) -> bool {
+        if client == self.client {
+            return self.inbox.strong_count() > 0;
+        }
+        if reached.iter().any(|(known, _)| *known == client) {
+            return true;
+        }
+        let Some(letterbox) = self.mailboxes.reach(client) else { return false };
+        reached.push((client, letterbox));
+        true
+    }
+
+    /// Delivers what a transaction that stands has to tell. No lock is held.
+    fn send(&self, letters: Letters) {
+        let Letters { pushes, mut reached } = letters;
+        for push in pushes {
+            let to = push.to();
+            if to == self.client {
+                if let Some(inbox) = self.inbox.upgrade() {
+                    inbox.deliver(push);
+                }
+            } else if self.is_there(to, &mut reached)
+                && let Some((_, letterbox)) = reached.iter().find(|(known, _)| *known == to)
+            {
+                letterbox.post(&push);
+            }
+        }
+    }
+}
+
+/// An open transaction. Dropped, it is rolled back, in a panic too.
+struct Transaction<'c>(&'c Connection);
+
+impl Transaction<'_> {
+    fn commit(self) -> Result<(), Trouble> {
+        let committed = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        committed.map(drop).map_err(|error| {
+            let message = schema::explain(&error);
+            // A full disk is found out before anything counts. What else fails here may or may not have been written.
+            let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
+            let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
+            Trouble::Failed(StoreError { failure, message })
+        })
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit()
+            && let Err(error) = self.0.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "a transaction could not be rolled back");
+        }
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    fs::metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+fn not_sent(message: impl Into<String>) -> StoreError {
+    StoreError { failure: Failure::NotSent, message: message.into() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Opening the file: is it ours, is it whole, is it from this boot?
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::BUSY_LIMIT;
+use crate::error::{Error, ErrorKind};
+
+/// Written into the file's header, so that a database of another program is never touched: "LSHD".
+const APPLICATION_ID: i32 = 0x4c53_4844;
+
+/// Counted up when a table changes its form.
+const LAYOUT: i32 = 1;
+
+/// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
+/// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page.
+const TABLES: &str = "
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE resource (
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL,
+        capacity INTEGER NOT NULL, in_use INTEGER NOT NULL, last_token INTEGER NOT NULL,
+        next_place INTEGER NOT NULL, head INTEGER NOT NULL, leases INTEGER NOT NULL, waiters INTEGER NOT NULL,
+        parked INTEGER NOT NULL, tombstones INTEGER NOT NULL, next_expiry INTEGER NOT NULL,
+        remember_until INTEGER NOT NULL, UNIQUE (name, kind)
+    );
+    CREATE TABLE lease (
+        resource INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
+        weight INTEGER NOT NULL, token INTEGER NOT NULL, granted_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
+        claimed INTEGER NOT NULL, kept INTEGER NOT NULL, metadata TEXT NOT NULL, shared INTEGER NOT NULL,
+        PRIMARY KEY (resource, client, sequence)
+    ) WITHOUT ROWID;
+    CREATE INDEX lease_expiry ON lease (resource, expires_at) WHERE shared = 1;
+    CREATE INDEX lease_owner ON lease (resource, owner, weight) WHERE owner IS NOT NULL;
+    CREATE TABLE waiter (
+        resource INTEGER NOT NULL, place INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
+        weight INTEGER NOT NULL, ttl INTEGER NOT NULL, reserve INTEGER NOT NULL, since INTEGER NOT NULL,
+        deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL,
+        PRIMARY KEY (resource, place)
+    ) WITHOUT ROWID;
+    CREATE UNIQUE INDEX waiter_attempt ON waiter (resource, client, sequence);
+    CREATE INDEX waiter_ready ON waiter (resource, place) WHERE parked = 0;
+    CREATE INDEX waiter_deadline ON waiter (resource, deadline);
+    CREATE TABLE tombstone (
+        resource INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, until INTEGER NOT NULL,
+        PRIMARY KEY (resource, client, sequence)
+    ) WITHOUT ROWID;
+    CREATE INDEX tombstone_end ON tombstone (resource, until);
+";
+
+/// Leases end with the boot whose clock they count by. What is remembered of tokens goes by the wall clock, and stays.
+const NEW_BOOT: &str = "
+    DELETE FROM lease; DELETE FROM waiter; DELETE FROM tombstone;
+    UPDATE resource SET in_use = 0, head = 0, leases = 0, waiters = 0, parked = 0, tombstones = 0,
+        next_expiry = 9223372036854775807;
+";
+
+/// Checks the file, makes it ours if it is new, and ends what another boot has left in it.
+pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<Connection, Error> {
+    touch(path)?;
+    refuse_network(path)?;
+    let connection = connect(path, is_durable)?;
+    let failed = |error| explain_opening(path, &error);
+    connection.busy_timeout(BUSY_LIMIT).map_err(failed)?;
+    check_owner(&connection, path)?;
+    write_ahead(&connection).map_err(failed)?;
+    set_up(&connection, &boot_id()).map_err(failed)?;
+    check_owner(&connection, path)?;
+    // From here on callers decide themselves how long they wait.
+    connection.busy_timeout(Duration::ZERO).map_err(failed)?;
+    Ok(connection)
+}
+
+/// A further connection to a file that has been prepared.
+pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection =
+        Connection::open_with_flags(path, flags).map_err(|error| explain_opening(path, &error))?;
+    let settings = || {
+        connection.busy_timeout(Duration::ZERO)?;
+        // A checkpoint waits for the disk, so it is the worker's, and never that of a process that ends.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })
+    };
+    settings().map_err(|error| explain_opening(path, &error))?;
+    Ok(connection)
+}
+
+/// Makes sure that the file can be read and written, with the system's own words if it can't.
+fn touch(path: &Path) -> Result<(), Error> {
+    let folder = folder_of(path);
+    let refused =
+        |what: String| Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
+    if !folder.is_dir() {
+        return refused(format!(
+            "the directory {} does not exist: create it, or name another file",
+            folder.display()
+        ));
+    }
+    if path.is_dir() {
+        return refused("this is a directory: name a file in it".to_owned());
+    }
+    match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            refused("no permission: it and its directory must be readable and writable for you".to_owned())
+        }
+        Err(error) => refused(format!("it can't be opened: {error}")),
+    }
+}
+
+pub(super) fn folder_of(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// File systems that several machines share: NFS, SMB, CIFS, AFS, Ceph, Lustre, 9P has no locks either.
+#[cfg(target_os = "linux")]
+const NETWORKS: [(u64, &str); 8] = [
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFE53_4D42, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0x5346_414F, "AFS"),
+    (0x00C3_6400, "Ceph"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0102_1997, "9P"),
+];
+
+#[cfg(target_os = "linux")]
+fn refuse_network(path: &Path) -> Result<(), Error> {
+    let Ok(found) = rustix::fs::statfs(path) else { return Ok(()) };
+    let magic = u64::try_from(found.f_type).unwrap_or(0) & 0xFFFF_FFFF;
+    match NETWORKS.iter().find(|(number, _)| *number == magic) {
+        None => Ok(()),
+        Some((_, name)) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "sqlite:{}: it is on a network file system ({name}), whose machines would not see each other's locks: \
+                 name a file on a local disk",
+                path.display()
+            ),
+        )),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_network(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Refuses a database of another program or of another version of this one. One without any table is as good as new.
+fn check_owner(connection: &Connection, path: &Path) -> Result<(), Error> {
+    let failed = |error| explain_opening(path, &error);
+    let number =
+        |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0)).map_err(failed);
+    let owner = number("application_id")?;
+    let layout = number("user_version")?;
+    let query = "SELECT count(*) FROM sqlite_schema";
+    let tables: i64 = connection.query_row(query, [], |row| row.get(0)).map_err(failed)?;
+    let what = match (owner, layout) {
+        (0, 0) if tables == 0 => return Ok(()),
+        (APPLICATION_ID, LAYOUT) => return Ok(()),
+        (APPLICATION_ID, other) => format!(
+            "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
+        ),
+        _ => "it is a database of another program: name another file".to_owned(),
+    };
+    Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())))
+}
+
+fn write_ahead(connection: &Connection) -> rusqlite::Result<()> {
+    // SQLite does not wait for this one by itself when two processes do it at once.
+    let give_up = Instant::now() + BUSY_LIMIT;
+    loop {
+        match connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())) {
+            Err(error) if is_busy(&error) && Instant::now() < give_up => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn set_up(connection: &Connection, boot_id: &str) -> rusqlite::Result<()> {
+    let stored = |connection: &Connection| {
+        let query = "SELECT value FROM meta WHERE key = 'boot'";
+        connection.query_row(query, [], |row| row.get::<_, String>(0)).ok()
+    };
+    if stored(connection).as_deref() == Some(boot_id) {
+        return Ok(());
+    }
+    let transaction =
+        rusqlite::Transaction::new_unchecked(connection, rusqlite::TransactionBehavior::Immediate)?;
+    let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables == 0 {
+        transaction.execute_batch(TABLES)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", LAYOUT)?;
+    }
+    if stored(&transaction).as_deref() != Some(boot_id) {
+        transaction.execute_batch(NEW_BOOT)?;
+        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", [boot_id])?;
+    }
+    transaction.commit()
+}
+
+/// Names this boot of this machine: the clock of leases starts anew with each.
+#[cfg(target_os = "linux")]
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned())
+}
+
+/// Elsewhere the time of the boot names it, to ten seconds, since it is computed from two clocks.
+#[cfg(not(target_os = "linux"))]
+fn boot_id() -> String {
+    let now = crate::clock::embedded();
+    format!("{}", now.wall.since(now.time).as_secs() / 10)
+}
+
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+fn explain_opening(path: &Path, error: &rusqlite::Error) -> Error {
+    let message = format!("sqlite:{}: {}", path.display(), explain(error));
+    Error::new(ErrorKind::Unavailable, message)
+}
+
+/// What an error of SQLite means for whoever runs this, and what to do.
+pub(super) fn explain(error: &rusqlite::Error) -> String {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
+            "the file is damaged or no database ({error}): move it away, and a new one is made; tokens go on rising by \
+             the wall clock"
+        ),
+        Some(ErrorCode::DiskFull) => "the disk is full: free some space".to_owned(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            format!("another process has kept the file busy for {BUSY_LIMIT:?}")
+        }
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
+            format!("the file and its directory must be writable for you ({error})")
+        }
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,290 @@
+//! The store's own thread: it hears pushes, runs what had to wait, and keeps the file small.
+//!
+//! It sleeps in `poll` on two files, its client's pipe and an event that says that there are jobs, for at most
+//! [`REST`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use leasehold_core::{Command, Kind, Name, Resource};
+use rusqlite::{Connection, params};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::sync::oneshot;
+
+use super::mailbox::Mailbox;
+use super::{BUSY_LIMIT, CHECKPOINT, Shared, Trouble, not_sent, schema};
+use crate::clock;
+use crate::store::{Answered, StoreError};
+
+/// The most jobs that wait.
+const MAX_JOBS: usize = 65_536;
+
+/// The most commands of one transaction.
+const CHUNK: usize = 256;
+
+/// How long it sleeps when nothing happens, between two looks at what has expired.
+const REST: Duration = Duration::from_secs(60);
+
+/// How many resources one look sweeps.
+const SWEEP: u32 = 64;
+
+/// A write-ahead log of this size is moved into the file by whoever opens it.
+const LARGE_LOG: u64 = 4 << 20;
+
+pub(super) enum Job {
+    Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<Answered>>),
+    List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
+}
+
+/// The way to the thread. Dropped, the thread ends, and is waited for.
+pub(super) struct Worker {
+    post: Arc<Post>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What lies before the thread.
+struct Post {
+    jobs: Mutex<VecDeque<Job>>,
+    is_ending: AtomicBool,
+    /// A byte in it wakes the thread. It never blocks: when it is full the thread is awake.
+    bell: File,
+}
+
+impl Post {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<Job>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Worker {
+    pub(super) fn start(shared: Arc<Shared>, mailbox: Mailbox) -> io::Result<Self> {
+        let (heard, bell) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        let jobs = Mutex::default();
+        let post = Arc::new(Post { jobs, is_ending: AtomicBool::new(false), bell: File::from(bell) });
+        let desk = Desk { shared, mailbox, post: post.clone(), bell: heard, connection: None, swept: 0 };
+        let thread = thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || desk.work())?;
+        Ok(Self { post, thread: Some(thread) })
+    }
+
+    /// Hands it a job; not when too many wait.
+    pub(super) fn give(&self, job: Job) -> bool {
+        {
+            let mut jobs = self.post.jobs();
+            if jobs.len() >= MAX_JOBS {
+                return false;
+            }
+            jobs.push_back(job);
+        }
+        self.wake();
+        true
+    }
+
+    pub(super) fn wake(&self) {
+        let _ = (&self.post.bell).write(&[1]);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.post.is_ending.store(true, Ordering::Release);
+        self.wake();
+        let Some(thread) = self.thread.take() else { return };
+        // A push that it delivers may be what drops the last of the store.
+        if thread.thread().id() != thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread itself.
+struct Desk {
+    shared: Arc<Shared>,
+    mailbox: Mailbox,
+    post: Arc<Post>,
+    bell: OwnedFd,
+    /// Opened when it is first needed, which in a short life it may never be.
+    connection: Option<Connection>,
+    /// The key of the resource that was swept last.
+    swept: i64,
+}
+
+impl Desk {
+    fn work(mut self) {
+        self.tidy();
+        let mut tidied = Instant::now();
+        while !self.post.is_ending.load(Ordering::Acquire) {
+            self.sleep();
+            for push in self.mailbox.read(self.shared.client) {
+                if let Some(inbox) = self.shared.inbox.upgrade() {
+                    inbox.deliver(push);
+                }
+            }
+            self.run_jobs();
+            if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
+                self.checkpoint();
+            }
+            if tidied.elapsed() >= REST {
+                self.tidy();
+                tidied = Instant::now();
+            }
+        }
+        self.run_jobs();
+    }
+
+    fn sleep(&self) {
+        let mut files =
+            [PollFd::new(&self.mailbox.pipe, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
+        let rest = Timespec { tv_sec: REST.as_secs().cast_signed(), tv_nsec: 0 };
+        if let Err(error) = poll(&mut files, Some(&rest))
+            && error != rustix::io::Errno::INTR
+        {
+            tracing::error!(%error, "waiting for pushes failed");
+            thread::sleep(Duration::from_millis(100));
+        }
+        let mut rung = [0; 64];
+        while rustix::io::read(&self.bell, &mut rung).is_ok_and(|count| count == rung.len()) {}
+    }
+
+    fn run_jobs(&mut self) {
+        loop {
+            let Some(job) = self.post.jobs().pop_front() else { return };
+            match job {
+                Job::Commands(batch, tell) => {
+                    let answers = self.run(&batch);
+                    // Nobody waits for the answers any more: the client gives back what they may have granted.
+                    let _ = tell.send(answers);
+                }
+                Job::List(tell) => {
+                    let listed = self.list();
+                    let _ = tell.send(listed);
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, batch: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
+        batch.chunks(CHUNK).flat_map(|chunk| self.run_chunk(chunk)).collect()
+    }
+
+    /// All in one transaction. If that fails, each in its own, so that none suffers from another.
+    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
+        match self.transact(chunk) {
+            Ok(answers) => answers.into_iter().map(Ok).collect(),
+            Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one)).collect(),
+            Err(error) => vec![Err(error)],
+        }
+    }
+
+    fn transact(
+        &mut self,
+        chunk: &[(Arc<Resource>, Command)],
+    ) -> Result<Vec<leasehold_core::Answer>, StoreError> {
+        let shared = self.shared.clone();
+        let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
+        let connection = self.connection()?;
+        let until = Instant::now() + BUSY_LIMIT;
+        match shared.transact(connection, clock::embedded, until, &commands) {
+            Ok((answers, letters)) => {
+                shared.send(letters);
+                Ok(answers)
+            }
+            Err(trouble) => Err(explain(trouble)),
+        }
+    }
+
+    fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
+        let sql = "SELECT id, kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
+        let connection = self.connection()?;
+        read_resources(connection, sql, params![])
+            .map(|found| found.into_iter().map(|(_, resource)| resource).collect())
+            .map_err(|error| not_sent(schema::explain(&error)))
+    }
+
+    fn connection(&mut self) -> Result<&Connection, StoreError> {
+        if self.connection.is_none() {
+            let opened = schema::connect(&self.shared.path, self.shared.is_durable);
+            self.connection = Some(opened.map_err(|error| not_sent(error.to_string()))?);
+        }
+        self.connection.as_ref().ok_or_else(|| not_sent("there is no connection to the file"))
+    }
+
+    // --- Keeping the file small ------------------------------------------------------------------
+
+    /// Removes what has expired and what the dead have left. Failures are for the next time.
+    fn tidy(&mut self) {
+        if let Err(error) = self.shared.mailboxes.sweep() {
+            tracing::warn!(%error, "pipes of dead clients could not be removed");
+        }
+        let mut log = self.shared.path.as_os_str().to_owned();
+        log.push("-wal");
+        if std::fs::metadata(log).is_ok_and(|found| found.len() > LARGE_LOG) {
+            self.checkpoint();
+        }
+        if let Err(error) = self.sweep() {
+            tracing::debug!(error = error.message, "expired leases could not be removed");
+        }
+    }
+
+    fn checkpoint(&mut self) {
+        self.shared.commands.store(0, Ordering::Relaxed);
+        let Ok(connection) = self.connection() else { return };
+        if let Err(error) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())) {
+            tracing::warn!(%error, "the write-ahead log could not be moved into the file");
+        }
+    }
+
+    fn sweep(&mut self) -> Result<(), StoreError> {
+        let now = clock::embedded();
+        let (time, wall) = (now.time.as_micros().cast_signed(), now.wall.as_micros().cast_signed());
+        let shared = self.shared.clone();
+        let swept = self.swept;
+        let sql = "SELECT id, kind, name FROM resource WHERE id > ?1 AND (next_expiry <= ?2
+            OR (leases = 0 AND waiters = 0 AND tombstones = 0 AND remember_until <= ?3)) ORDER BY id LIMIT ?4";
+        let connection = self.connection()?;
+        let found = read_resources(connection, sql, params![swept, time, wall, SWEEP]);
+        let found = found.map_err(|error| not_sent(schema::explain(&error)))?;
+        // At the end it begins anew.
+        let last = found.last().filter(|_| found.len() == SWEEP as usize).map_or(0, |(id, _)| *id);
+        let resources: Vec<_> = found.into_iter().map(|(_, resource)| resource).collect();
+        if !resources.is_empty() {
+            let until = Instant::now() + super::INLINE_LIMIT;
+            let letters = shared.sweep(connection, now, until, &resources).map_err(explain)?;
+            shared.send(letters);
+        }
+        self.swept = last;
+        Ok(())
+    }
+}
+
+fn explain(trouble: Trouble) -> StoreError {
+    match trouble {
+        Trouble::Busy => not_sent(format!("another process has kept the file busy for {BUSY_LIMIT:?}")),
+        Trouble::Failed(error) => error,
+    }
+}
+
+/// Kinds and names as they are stored. What another version has stored and this one can't name is left alone.
+fn read_resources(
+    connection: &Connection,
+    sql: &str,
+    params: impl rusqlite::Params,
+) -> rusqlite::Result<Vec<(i64, Resource)>> {
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query(params)?;
+    let mut resources = Vec::new();
+    while let Some(row) = rows.next()? {
+        let kind = Kind::parse(row.get_ref(1)?.as_str()?);
+        let name = Name::new(row.get_ref(2)?.as_str()?);
+        if let (Some(kind), Ok(name)) = (kind, name) {
+            resources.push((row.get(0)?, Resource { kind, name }));
+        }
+    }
+    Ok(resources)
+}

@@ -1,0 +1,482 @@
+//! The tests. Waiting is for conditions, never for a time to pass, except where the passing of time is the subject.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Guard, LockView, Loss, Mutex};
+
+use super::Store;
+
+macro_rules! tests {
+    ($store:ident) => {
+        mod $store {
+            $crate::suite::tests! { $store:
+                one_holds_and_the_other_does_not
+                tokens_rise_from_grant_to_grant_and_from_client_to_client
+                waiters_get_it_in_the_order_in_which_they_queued
+                a_release_reaches_the_next_waiter_at_once
+                a_waiter_gives_up_in_time_and_leaves_no_place
+                a_dropped_lock_future_leaves_no_place
+                a_dropped_guard_gives_back
+                a_guard_dropped_in_a_panic_gives_back
+                a_guard_dropped_outside_of_any_runtime_gives_back
+                a_short_lease_is_renewed_for_as_long_as_its_guard_lives
+                a_pushed_lease_outlives_its_claim_window
+                a_lease_without_renewal_is_lost_in_time
+                the_longest_hold_ends_a_lease_that_is_renewed
+                a_lock_taken_by_force_is_lost_and_goes_to_the_next
+                at_least_keeps_others_out_after_the_release
+                work_is_cut_short_by_the_loss
+                work_that_outlives_its_lease_is_no_success
+                closing_gives_everything_back
+                what_goes_with_its_last_handle_is_given_back
+                bad_input_is_refused_and_leaves_nothing
+                a_full_queue_takes_nobody
+                who_holds_and_who_waits_can_be_seen
+                many_tasks_of_many_clients_count_exactly
+                a_thousand_waiters_of_one_client_all_get_their_turn
+                a_release_with_a_limit_waits_for_the_store
+                a_guard_says_when_little_is_left
+                the_blocking_face_does_the_same
+                two_names_are_two_locks
+            }
+        }
+    };
+    ($store:ident: $($test:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                let store = $crate::Store::new(stringify!($store));
+                let limit = std::time::Duration::from_secs(60);
+                tokio::time::timeout(limit, $crate::suite::$test(store)).await.expect("it ends in a minute");
+            }
+        )*
+    };
+}
+pub(crate) use tests;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Looks until it is so.
+async fn until(mutex: &Mutex, is_so: impl Fn(&LockView) -> bool) -> LockView {
+    let give_up = Instant::now() + SOON;
+    loop {
+        let view = mutex.inspect().await.expect("the store answers");
+        if is_so(&view) {
+            return view;
+        }
+        assert!(Instant::now() < give_up, "it did not become so: {view:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn until_free(mutex: &Mutex) {
+    until(mutex, |view| view.holders.is_empty() && view.waiters.is_empty()).await;
+}
+
+/// Starts to wait, and says once it stands in the queue.
+async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
+    let before = mutex.inspect().await.unwrap().waiters.len();
+    let waiting = mutex.clone();
+    let task = tokio::spawn(async move { waiting.lock().await.expect("it is granted") });
+    until(mutex, |view| view.waiters.len() > before).await;
+    task
+}
+
+async fn pair(store: &Store) -> (Client, Client) {
+    (store.client().await, store.client().await)
+}
+
+pub(crate) async fn one_holds_and_the_other_does_not(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    assert!(guard.is_held() && guard.name() == "a");
+    assert!(guard.remaining() > Duration::from_secs(9) && guard.remaining() < Duration::from_secs(10));
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+pub(crate) async fn tokens_rise_from_grant_to_grant_and_from_client_to_client(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mut last = None;
+    for round in 0..20 {
+        let client = if round % 2 == 0 { &one } else { &other };
+        let guard = client.mutex("a").lock().await.unwrap();
+        assert!(last < Some(guard.token()), "{last:?} came before {guard:?}");
+        last = Some(guard.token());
+        guard.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn waiters_get_it_in_the_order_in_which_they_queued(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for number in 0..10 {
+        let waiting = queue(&if number % 3 == 0 { one.mutex("a") } else { other.mutex("a") }).await;
+        let order = order.clone();
+        tasks.push(tokio::spawn(async move {
+            let guard = waiting.await.unwrap();
+            order.lock().unwrap().push((guard.token(), number));
+            guard.release().await.unwrap();
+        }));
+    }
+    guard.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut order = order.lock().unwrap().clone();
+    order.sort_unstable();
+    let numbers: Vec<_> = order.into_iter().map(|(_, number)| number).collect();
+    assert_eq!(numbers, (0..10).collect::<Vec<_>>());
+}
+
+pub(crate) async fn a_release_reaches_the_next_waiter_at_once(store: Store) {
+    let (one, other) = pair(&store).await;
+    // Looking again is 5 s away at the least, so only the push can be this fast, and one slow hand-over is forgiven.
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let guard = one.mutex("a").lock().await.unwrap();
+        let waiting = queue(&other.mutex("a")).await;
+        let began = Instant::now();
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap();
+        fastest = fastest.min(began.elapsed());
+        guard.release().await.unwrap();
+    }
+    assert!(fastest < Duration::from_secs(1), "the fastest hand-over took {fastest:?}");
+}
+
+pub(crate) async fn a_waiter_gives_up_in_time_and_leaves_no_place(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let began = Instant::now();
+    let limit = Duration::from_millis(150);
+    assert!(other.mutex("a").lock_timeout(limit).await.unwrap().is_none());
+    assert!(began.elapsed() >= limit);
+    assert!(other.mutex("a").lock_timeout(Duration::ZERO).await.unwrap().is_none());
+    until(&one.mutex("a"), |view| view.waiters.is_empty()).await;
+    guard.release().await.unwrap();
+    assert!(other.mutex("a").lock_timeout(limit).await.unwrap().is_some());
+}
+
+pub(crate) async fn a_dropped_lock_future_leaves_no_place(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a")).await;
+    waiting.abort();
+    until(&one.mutex("a"), |view| view.waiters.is_empty()).await;
+    guard.release().await.unwrap();
+    until_free(&one.mutex("a")).await;
+}
+
+pub(crate) async fn a_dropped_guard_gives_back(store: Store) {
+    let client = store.client().await;
+    drop(client.mutex("a").lock().await.unwrap());
+    until_free(&client.mutex("a")).await;
+}
+
+pub(crate) async fn a_guard_dropped_in_a_panic_gives_back(store: Store) {
+    let client = store.client().await;
+    let mutex = client.mutex("a");
+    let task = tokio::spawn(async move {
+        let _guard = mutex.lock().await.unwrap();
+        // As `panic!`, without a message in the test's output.
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    until_free(&client.mutex("a")).await;
+}
+
+pub(crate) async fn a_guard_dropped_outside_of_any_runtime_gives_back(store: Store) {
+    let client = store.client().await;
+    let guard = client.mutex("a").lock().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    until_free(&client.mutex("a")).await;
+}
+
+pub(crate) async fn a_short_lease_is_renewed_for_as_long_as_its_guard_lives(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").ttl(Duration::from_secs(1)).lock().await.unwrap();
+    // Two and a half leases: the passing of time is what this is about.
+    assert!(other.mutex("a").lock_timeout(Duration::from_millis(2_500)).await.unwrap().is_none());
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn a_pushed_lease_outlives_its_claim_window(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").auto_renew(false)).await;
+    guard.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    assert!(one.mutex("a").lock_timeout(Duration::from_millis(3_500)).await.unwrap().is_none());
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn a_lease_without_renewal_is_lost_in_time(store: Store) {
+    let (one, other) = pair(&store).await;
+    let ttl = Duration::from_millis(300);
+    let began = Instant::now();
+    let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    assert_eq!(guard.lost().await, Loss::Expired);
+    assert!(began.elapsed() < ttl + SOON && !guard.is_held() && guard.remaining().is_zero());
+    let next = other.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+    let error = guard.release().await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    assert!(next.is_held());
+    assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1, "the new holder keeps it");
+}
+
+pub(crate) async fn the_longest_hold_ends_a_lease_that_is_renewed(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mutex = one.mutex("a").ttl(Duration::from_millis(400)).longest_hold(Duration::from_millis(900));
+    let guard = mutex.lock().await.unwrap();
+    let waiting = queue(&other.mutex("a")).await;
+    assert_eq!(guard.lost().await, Loss::LongestHold);
+    assert!(waiting.await.unwrap().is_held());
+}
+
+pub(crate) async fn a_lock_taken_by_force_is_lost_and_goes_to_the_next(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a")).await;
+    let taken = other.mutex("a").force_release().await.unwrap();
+    assert!(matches!(&taken[..], [holder] if holder.token == guard.token() && !holder.is_ours));
+    let next = waiting.await.unwrap();
+    assert!(next.token() > guard.token());
+    let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("the holder learns it");
+    assert_eq!(loss, Loss::Gone);
+    assert!(guard.release().await.unwrap_err().is_lost());
+    assert!(next.is_held());
+    next.release().await.unwrap();
+    assert!(other.mutex("a").force_release().await.unwrap().is_empty());
+}
+
+pub(crate) async fn at_least_keeps_others_out_after_the_release(store: Store) {
+    let (one, other) = pair(&store).await;
+    let at_least = Duration::from_millis(700);
+    let began = Instant::now();
+    let guard = one.mutex("a").at_least(at_least).lock().await.unwrap();
+    guard.release().await.unwrap();
+    let view = other.mutex("a").inspect().await.unwrap();
+    assert!(view.holders.len() == 1 && view.holders[0].kept, "{view:?}");
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "nor may the same client");
+    let guard = other.mutex("a").lock().await.unwrap();
+    assert!(began.elapsed() >= at_least - Duration::from_millis(20), "it took {:?}", began.elapsed());
+    guard.release().await.unwrap();
+    drop(other.mutex("a").at_least(at_least).lock().await.unwrap());
+    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.kept)).await;
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "a drop keeps it as well");
+}
+
+pub(crate) async fn work_is_cut_short_by_the_loss(store: Store) {
+    let client = store.client().await;
+    let guard = client.mutex("a").lock().await.unwrap();
+    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
+    let other = store.client().await;
+    let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
+        other.mutex("a").force_release().await.unwrap();
+    });
+    let error = ended.unwrap_err();
+    assert!(error.is_lost() && error.to_string().contains("mutex \"a\" on "), "{error}");
+}
+
+pub(crate) async fn work_that_outlives_its_lease_is_no_success(store: Store) {
+    let client = store.client().await;
+    let guard = client.mutex("a").ttl(Duration::from_millis(100)).auto_renew(false).lock().await.unwrap();
+    // It stops its thread, as no work should: the loss can't be noticed until it returns.
+    let ended = guard.run(async { std::thread::sleep(Duration::from_millis(120)) }).await;
+    assert!(ended.unwrap_err().is_lost());
+}
+
+pub(crate) async fn closing_gives_everything_back(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mine = one.mutex("a").lock().await.unwrap();
+    let theirs = other.mutex("b").lock().await.unwrap();
+    let mutex = one.mutex("b");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until(&other.mutex("b"), |view| view.waiters.len() == 1).await;
+    let late = one.mutex("c");
+    one.close().await.unwrap();
+    assert!(other.list().await.unwrap().iter().all(|view| view.name == "b" && view.waiters.is_empty()));
+    assert!(waiting.await.unwrap().unwrap_err().is_closed());
+    assert!(late.lock().await.unwrap_err().is_closed());
+    assert_eq!(mine.lost().await, Loss::Closed);
+    assert!(!mine.is_held() && theirs.is_held());
+}
+
+pub(crate) async fn what_goes_with_its_last_handle_is_given_back(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    drop(one);
+    assert!(guard.is_held(), "a guard is a handle too");
+    drop(guard);
+    until_free(&other.mutex("a")).await;
+}
+
+pub(crate) async fn bad_input_is_refused_and_leaves_nothing(store: Store) {
+    let client = store.client().await;
+    let long = "x".repeat(513);
+    for name in ["", "a\nb", "\u{7f}", &long] {
+        let error = client.mutex(name).lock().await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().starts_with("a lock's name"), "{error}");
+        assert!(client.mutex(name).inspect().await.unwrap_err().is_invalid());
+        assert!(client.mutex(name).force_release().await.unwrap_err().is_invalid());
+    }
+    let mutex = client.mutex("a");
+    let second = Duration::from_secs(1);
+    for bad in [
+        mutex.clone().ttl(Duration::ZERO),
+        mutex.clone().ttl(Duration::from_millis(99)),
+        mutex.clone().ttl(Duration::MAX),
+        mutex.clone().longest_hold(Duration::ZERO),
+        mutex.clone().at_least(Duration::MAX),
+        mutex.clone().note("x".repeat(1025)),
+    ] {
+        for error in [
+            bad.lock().await.unwrap_err(),
+            bad.try_lock().await.unwrap_err(),
+            bad.lock_timeout(second).await.unwrap_err(),
+        ] {
+            assert!(error.is_invalid() && error.to_string().contains("mutex \"a\" on "), "{error}");
+        }
+    }
+    assert!(client.list().await.unwrap().is_empty());
+    assert!(mutex.ttl(Duration::from_millis(100)).note("x".repeat(1024)).lock().await.is_ok());
+}
+
+pub(crate) async fn a_full_queue_takes_nobody(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").max_waiters(1)).await;
+    let error = one.mutex("a").max_waiters(1).lock().await.unwrap_err();
+    assert!(error.is_queue_full(), "{error}");
+    guard.release().await.unwrap();
+    drop(waiting.await.unwrap());
+}
+
+pub(crate) async fn who_holds_and_who_waits_can_be_seen(store: Store) {
+    let (one, other) = pair(&store).await;
+    assert!(one.list().await.unwrap().is_empty());
+    let guard = one.mutex("a").note("nightly").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").note("second")).await;
+    let views = one.list().await.unwrap();
+    let [view] = &views[..] else { panic!("{views:?}") };
+    assert_eq!((view.name.as_str(), view.capacity, view.in_use), ("a", 1, 1));
+    assert_eq!(view.last_token, Some(guard.token()));
+    let [holder] = &view.holders[..] else { panic!("{view:?}") };
+    assert!(holder.is_ours && !holder.kept && holder.token == guard.token());
+    assert_eq!(holder.about.note.as_deref(), Some("nightly"));
+    assert_eq!(holder.about.pid, Some(std::process::id()));
+    assert!(holder.about.host.is_some() && holder.about.program.is_some());
+    assert!(holder.expires_in <= Duration::from_secs(10) && holder.expires_in > Duration::from_secs(1));
+    let [waiter] = &view.waiters[..] else { panic!("{view:?}") };
+    assert!(!waiter.is_ours && waiter.place == 1 && waiter.about.note.as_deref() == Some("second"));
+    guard.release().await.unwrap();
+    drop(waiting.await.unwrap());
+}
+
+pub(crate) async fn many_tasks_of_many_clients_count_exactly(store: Store) {
+    // A counter that loses counts when two use it at once: read, give way, write.
+    let counter = Arc::new(AtomicU64::new(0));
+    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for _ in 0..4 {
+        let client = store.client().await;
+        for _ in 0..8 {
+            let (mutex, counter, tokens) = (client.mutex("a"), counter.clone(), tokens.clone());
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..25 {
+                    let guard = mutex.lock().await.unwrap();
+                    let before = counter.load(Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                    counter.store(before + 1, Ordering::Relaxed);
+                    tokens.lock().unwrap().push(guard.token());
+                    guard.release().await.unwrap();
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(counter.load(Ordering::Relaxed), 4 * 8 * 25);
+    assert!(tokens.lock().unwrap().is_sorted_by(|a, b| a < b), "tokens rise in the order of the grants");
+    until_free(&store.client().await.mutex("a")).await;
+}
+
+pub(crate) async fn a_thousand_waiters_of_one_client_all_get_their_turn(store: Store) {
+    let client = store.client().await;
+    let guard = client.mutex("a").lock().await.unwrap();
+    let tasks: Vec<_> = (0..1_000)
+        .map(|_| {
+            let mutex = client.mutex("a");
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    until(&client.mutex("a"), |view| view.waiters.len() == 1_000).await;
+    guard.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    until_free(&client.mutex("a")).await;
+}
+
+pub(crate) async fn a_release_with_a_limit_waits_for_the_store(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    guard.release_within(SOON).await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+pub(crate) async fn a_guard_says_when_little_is_left(store: Store) {
+    let client = store.client().await;
+    let ttl = Duration::from_millis(500);
+    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    let left = Duration::from_millis(200);
+    tokio::time::timeout(SOON, guard.expires_within(left)).await.expect("it ends");
+    assert!(guard.remaining() <= left);
+    guard.expires_within(ttl).await;
+    let renewed = client.mutex("b").ttl(ttl).lock().await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(1_200), renewed.expires_within(left)).await;
+    assert!(early.is_err(), "a lease that is renewed in time never comes that close");
+}
+
+pub(crate) async fn the_blocking_face_does_the_same(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let other = leasehold::blocking::Client::connect(&url)?;
+        let guard = client.mutex("a").ttl(Duration::from_secs(5)).lock()?;
+        assert!(guard.is_held() && guard.lost_within(Duration::from_millis(1)).is_none());
+        assert!(other.mutex("a").try_lock()?.is_none());
+        assert!(other.mutex("a").lock_timeout(Duration::from_millis(10))?.is_none());
+        assert_eq!(other.list()?.len(), 1);
+        assert_eq!(other.mutex("a").force_release()?.len(), 1);
+        assert_eq!(guard.lost_within(SOON), Some(Loss::Gone));
+        assert!(other.mutex("a").lock()?.release().is_ok());
+        other.close()?;
+        client.close()
+    };
+    let worked: Result<(), leasehold::Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}
+
+pub(crate) async fn two_names_are_two_locks(store: Store) {
+    let client = store.client().await;
+    let names = ["a", "A", "a ", "{a}", "a:b", "Straße", "'; DROP TABLE lease; --"];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(client.mutex(name).try_lock().await.unwrap().expect("each is free"));
+    }
+    assert_eq!(client.list().await.unwrap().len(), names.len());
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+}
