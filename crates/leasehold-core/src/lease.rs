@@ -139,6 +139,12 @@ impl LeaseMachine {
         }
     }
 
+    /// Whether a renewal is under way.
+    #[must_use]
+    pub const fn is_renewing(&self) -> bool {
+        self.in_flight
+    }
+
     /// When the next renewal is due; none while one is under way, or when no further one is to come.
     #[must_use]
     pub fn poll_renewal(&self) -> Option<LocalTime> {

@@ -191,6 +191,15 @@ impl Guard {
         }))
     }
 
+    /// As [`crate::Guard::renew`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn renew(&self) -> Result<(), Error> {
+        block_on(self.0.renew())
+    }
+
     /// As [`crate::Guard::release`].
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use leasehold_core::{LocalTime, Loss, Resource, Token};
 use crate::client::{Handle, unanswered};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
-use crate::session::{Errand, Given, Sleep};
+use crate::session::{Errand, Given, Renewal, Sleep};
 use crate::store::{Answered, Pending};
 
 /// A held lease. It is renewed while the guard lives, and given back when the guard is released or dropped.
@@ -92,6 +92,39 @@ impl Guard {
             if ended.await {
                 return;
             }
+        }
+    }
+
+    /// Renews the lease now, to its full ttl from here, and waits for the store's word. With automatic renewal off this
+    /// is how to keep a lease; with it on, how to be sure of a full ttl before a long step, since a lease that was
+    /// waited for begins with 3 s.
+    ///
+    /// # Errors
+    ///
+    /// `is_lost`; `is_unavailable` when the store could not be asked: it is tried again in the background, whether
+    /// renewal is automatic or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, the renewal may or may not have taken effect, and is tried again in the background.
+    pub async fn renew(&self) -> Result<(), Error> {
+        let (session, store) = (&self.handle.session, &self.handle.store);
+        if let Some(errand) = session.begin_renewal(self.sequence, clock::local()) {
+            let answered = match store.call_now(&errand.resource, &errand.command) {
+                Some(answered) => answered,
+                None => {
+                    let unheard = Unheard(self);
+                    let mut answers = store.call(vec![(errand.resource.clone(), errand.command.clone())]).await;
+                    std::mem::forget(unheard);
+                    answers.pop().unwrap_or_else(unanswered)
+                }
+            };
+            session.absorb(&errand, clock::local(), &answered);
+        }
+        match poll_fn(|context| session.poll_renewed(self.sequence, context)).await {
+            Ok(()) => Ok(()),
+            Err(Renewal::Lost(loss)) => Err(self.lost_error(loss)),
+            Err(Renewal::Failed(message)) => Err(self.handle.unavailable(&self.resource, &message)),
         }
     }
 
@@ -222,6 +255,15 @@ impl Guard {
 
     fn sleep_until(&self, until: LocalTime) -> Sleep {
         Sleep::until(&self.handle.session, until)
+    }
+}
+
+/// A renewal under way by a future. Dropped, nobody listens for its answer.
+struct Unheard<'a>(&'a Guard);
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        self.0.handle.session.abandon_renewal(self.0.sequence, clock::local());
     }
 }
 

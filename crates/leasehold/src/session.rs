@@ -26,7 +26,7 @@ use crate::clock;
 use crate::store::{Answered, Inbox};
 use entry::{Entry, News};
 
-pub(crate) use entry::Given;
+pub(crate) use entry::{Given, Renewal};
 pub(crate) use sleep::Sleep;
 
 /// The largest number of commands in one batch.
@@ -231,6 +231,34 @@ impl Session {
         match entry.remaining(clock::local()) {
             Err(loss) => Poll::Ready(loss),
             Ok(_) => {
+                entry.register(context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Begins a renewal now, unless one is under way.
+    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
+        self.step(sequence, now, |entry| {
+            entry.renew_now(now);
+            entry.poll_transmit(sequence, now)
+        })?
+    }
+
+    /// Nobody listens for the answer to a renewal any more.
+    pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.abandon_renewal(now));
+    }
+
+    /// Once no renewal is under way: the last one's error, if it failed.
+    pub(crate) fn poll_renewed(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Result<(), Renewal>> {
+        let mut state = self.state();
+        let Some(entry) = state.entries.get_mut(&sequence) else {
+            return Poll::Ready(Err(Renewal::Lost(Loss::Closed)));
+        };
+        match entry.renewed(clock::local()) {
+            Some(renewed) => Poll::Ready(renewed),
+            None => {
                 entry.register(context);
                 Poll::Pending
             }

@@ -27,6 +27,13 @@ pub(crate) enum Given {
     Unanswered,
 }
 
+/// Why a renewal did not succeed.
+#[derive(Debug)]
+pub(crate) enum Renewal {
+    Lost(Loss),
+    Failed(String),
+}
+
 pub(super) struct Entry {
     pub(super) resource: Arc<Resource>,
     terms: LeaseTerms,
@@ -149,6 +156,8 @@ impl Entry {
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
                 machine.handle_reply(now, errand.sent_at, &answer.reply);
+                self.trouble = None;
+                self.is_changed = true;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
                 self.news.push(News::NotRenewed(error.message.clone()));
@@ -287,6 +296,28 @@ impl Entry {
     pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
         let Stage::Lease { machine, .. } = &self.stage else { return false };
         machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
+    }
+
+    /// A renewal whose sender is gone counts as failed, so that the driver tries again.
+    pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage
+            && machine.is_renewing()
+        {
+            machine.handle_failure(now);
+        }
+    }
+
+    /// How the last renewal went, once none is under way.
+    pub(super) fn renewed(&self, now: LocalTime) -> Option<Result<(), Renewal>> {
+        if let Err(loss) = self.remaining(now) {
+            return Some(Err(Renewal::Lost(loss)));
+        }
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        match (machine.is_renewing(), machine.state(now), &self.trouble) {
+            (true, ..) => None,
+            (false, LeaseState::Uncertain, Some(trouble)) => Some(Err(Renewal::Failed(trouble.clone()))),
+            (false, ..) => Some(Ok(())),
+        }
     }
 
     pub(super) fn renew_now(&mut self, now: LocalTime) {

@@ -24,6 +24,7 @@ macro_rules! tests {
                 a_short_lease_is_renewed_for_as_long_as_its_guard_lives
                 a_pushed_lease_outlives_its_claim_window
                 a_lease_without_renewal_is_lost_in_time
+                a_lease_can_be_renewed_by_hand
                 the_longest_hold_ends_a_lease_that_is_renewed
                 a_lock_taken_by_force_is_lost_and_goes_to_the_next
                 at_least_keeps_others_out_after_the_release
@@ -231,6 +232,25 @@ pub(crate) async fn a_lease_without_renewal_is_lost_in_time(store: Store) {
     assert!(error.is_lost(), "{error}");
     assert!(next.is_held());
     assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1, "the new holder keeps it");
+}
+
+pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
+    let (one, other) = pair(&store).await;
+    let ttl = Duration::from_millis(500);
+    let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    for _ in 0..4 {
+        guard.expires_within(ttl / 2).await;
+        guard.renew().await.unwrap();
+        assert!(guard.remaining() > ttl / 2);
+    }
+    other.mutex("a").force_release().await.unwrap();
+    assert!(guard.renew().await.unwrap_err().is_lost());
+    let first = one.mutex("b").lock().await.unwrap();
+    let waiting = queue(&other.mutex("b")).await;
+    first.release().await.unwrap();
+    let guard = waiting.await.unwrap();
+    guard.renew().await.unwrap();
+    assert!(guard.remaining() > Duration::from_secs(9), "a lease that was waited for comes to its full ttl");
 }
 
 pub(crate) async fn the_longest_hold_ends_a_lease_that_is_renewed(store: Store) {
