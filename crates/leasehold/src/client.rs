@@ -196,7 +196,9 @@ impl Client {
     pub async fn close(self) -> Result<(), Error> {
         let session = &self.handle.session;
         session.close(clock::local());
-        match poll_fn(|context| session.poll_closed(context)).await {
+        let unanswered = poll_fn(|context| session.poll_closed(context)).await;
+        poll_fn(|context| session.poll_driver_gone(context)).await;
+        match unanswered {
             0 => Ok(()),
             count => Err(Error::new(
                 ErrorKind::Unavailable,

@@ -46,8 +46,9 @@ where
                 }
                 Ok((store, timer)) => {
                     if tell(Ok(store.clone())) {
-                        drive(session, store, timer).await;
+                        drive(&session, store, timer).await;
                     }
+                    session.driver_gone();
                 }
             }
         });
@@ -56,7 +57,7 @@ where
     Ok(())
 }
 
-async fn drive(session: Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
+async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
     loop {
         let due = session.due(clock::local());
         if due.is_over {

@@ -114,7 +114,8 @@ impl Guard {
                 Some(answered) => answered,
                 None => {
                     let unheard = Unheard(self);
-                    let mut answers = store.call(vec![(errand.resource.clone(), errand.command.clone())]).await;
+                    let mut answers =
+                        store.call(vec![(errand.resource.clone(), errand.command.clone())]).await;
                     std::mem::forget(unheard);
                     answers.pop().unwrap_or_else(unanswered)
                 }

@@ -58,8 +58,10 @@ struct State {
     unsettled: usize,
     /// How many entries ended without the store's word.
     unanswered: u64,
-    /// Whoever waits for `unsettled` to become zero.
+    /// Whoever waits for `unsettled` to become zero, or for the driver to end.
     closers: Vec<Waker>,
+    /// The driver has let go of the store.
+    is_driver_gone: bool,
     /// No attempt begins any more.
     is_closed: bool,
     /// Nobody is left who could begin one.
@@ -108,6 +110,7 @@ impl Session {
             unsettled: 0,
             unanswered: 0,
             closers: Vec::new(),
+            is_driver_gone: false,
             is_closed: false,
             is_orphaned: false,
         };
@@ -310,6 +313,7 @@ impl Session {
         {
             let mut state = self.state();
             state.is_closed = true;
+            after.is_sooner = true;
             let sequences: Vec<u64> = state.entries.keys().copied().collect();
             for sequence in sequences {
                 if let Some(entry) = state.entries.get_mut(&sequence) {
@@ -329,6 +333,25 @@ impl Session {
         }
         state.closers.push(context.waker().clone());
         Poll::Pending
+    }
+
+    /// Once the driver has let go of the store, which it does when the client is closed and nothing is left.
+    pub(crate) fn poll_driver_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state();
+        if state.is_driver_gone {
+            return Poll::Ready(());
+        }
+        state.closers.push(context.waker().clone());
+        Poll::Pending
+    }
+
+    pub(crate) fn driver_gone(&self) {
+        let closers = {
+            let mut state = self.state();
+            state.is_driver_gone = true;
+            std::mem::take(&mut state.closers)
+        };
+        closers.into_iter().for_each(Waker::wake);
     }
 
     /// The last handle is gone: the driver ends once nothing is left to give back.
@@ -397,6 +420,8 @@ impl State {
         self.unanswered += u64::from(given == Some(Given::Unanswered));
         if self.unsettled == 0 {
             after.wakers.append(&mut self.closers);
+            // The driver may have nothing more to do.
+            after.is_sooner |= self.is_closed || self.is_orphaned;
         }
     }
 
@@ -426,7 +451,8 @@ impl State {
         let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
         let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
         self.armed = timer.min(sleeper);
-        Due { errands, next: self.armed, is_over: self.is_orphaned && self.entries.is_empty() }
+        let is_over = self.unsettled == 0 && (self.is_closed || self.is_orphaned);
+        Due { errands, next: self.armed, is_over }
     }
 
     fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<Errand> {

@@ -49,7 +49,8 @@ impl Mailboxes {
 
     /// Makes this client's pipe. It gets its name once it is open, so a pipe with a name has a reader unless that is dead.
     pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
-        let mode = permissions(database)?;
+        // Others may write into it, if they may write the database. Only its client reads.
+        let mode = 0o600 | (permissions(database)? & 0o022);
         let unnamed = self.folder.join(format!(".{client}"));
         mknodat(CWD, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
         let opened = (|| {
@@ -140,9 +141,16 @@ impl Mailbox {
     }
 }
 
+impl Mailbox {
+    /// Nobody finds it any more.
+    pub(super) fn remove(&self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        self.remove();
     }
 }
 

@@ -96,7 +96,7 @@ impl Sqlite {
         let path = path.to_path_buf();
         let commands = AtomicU32::new(0);
         let shared = Arc::new(Shared { path, identity, is_durable, client, inbox, mailboxes, commands });
-        let worker = Worker::start(shared.clone(), mailbox)
+        let worker = Worker::start(shared.clone(), &Arc::new(mailbox))
             .map_err(|error| failed("no thread could be started", error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
     }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Command, Kind, Name, Resource};
@@ -43,10 +43,10 @@ pub(super) enum Job {
     List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
 }
 
-/// The way to the thread. Dropped, the thread ends, and is waited for.
+/// The way to the thread. Dropped, the thread ends by itself: it may be waiting for a busy file, and nobody else should.
 pub(super) struct Worker {
     post: Arc<Post>,
-    thread: Option<JoinHandle<()>>,
+    mailbox: Arc<Mailbox>,
 }
 
 /// What lies before the thread.
@@ -64,13 +64,14 @@ impl Post {
 }
 
 impl Worker {
-    pub(super) fn start(shared: Arc<Shared>, mailbox: Mailbox) -> io::Result<Self> {
+    pub(super) fn start(shared: Arc<Shared>, mailbox: &Arc<Mailbox>) -> io::Result<Self> {
         let (heard, bell) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let jobs = Mutex::default();
         let post = Arc::new(Post { jobs, is_ending: AtomicBool::new(false), bell: File::from(bell) });
-        let desk = Desk { shared, mailbox, post: post.clone(), bell: heard, connection: None, swept: 0 };
-        let thread = thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || desk.work())?;
-        Ok(Self { post, thread: Some(thread) })
+        let worker = Self { post: post.clone(), mailbox: mailbox.clone() };
+        let desk = Desk { shared, mailbox: mailbox.clone(), post, bell: heard, connection: None, swept: 0 };
+        thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || desk.work())?;
+        Ok(worker)
     }
 
     /// Hands it a job; not when too many wait.
@@ -93,20 +94,17 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        // At once, since the process may end before the thread does.
+        self.mailbox.remove();
         self.post.is_ending.store(true, Ordering::Release);
         self.wake();
-        let Some(thread) = self.thread.take() else { return };
-        // A push that it delivers may be what drops the last of the store.
-        if thread.thread().id() != thread::current().id() {
-            let _ = thread.join();
-        }
     }
 }
 
 /// The thread itself.
 struct Desk {
     shared: Arc<Shared>,
-    mailbox: Mailbox,
+    mailbox: Arc<Mailbox>,
     post: Arc<Post>,
     bell: OwnedFd,
     /// Opened when it is first needed, which in a short life it may never be.

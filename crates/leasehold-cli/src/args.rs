@@ -1,0 +1,205 @@
+//! The arguments, and everything that is made of them: help, completions, man pages.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+use crate::duration;
+use crate::exit::{Exit, Stop, TABLE};
+
+const EXAMPLES: &str = "\
+Examples:
+  leasehold run report -- ./report.sh            wait for the turn, then run it
+  leasehold run -n deploy -- ./deploy.sh         or exit with 1 at once
+  leasehold run -w 2.5 deploy -- ./deploy.sh     or after 2.5 seconds
+  leasehold run backup -c 'tar c /srv | gzip > b.tgz'
+  leasehold run --at-least 50s hourly -- ./job   once, though several hosts start it
+  leasehold ls
+  leasehold show deploy
+  leasehold release --force deploy
+
+The store, without --store and LEASEHOLD_STORE, is a file of your own that all processes of this machine can share:
+sqlite:$XDG_STATE_HOME/leasehold/locks.db, or ~/.local/state/leasehold/locks.db.";
+
+const RUN: &str = "\
+The command gets
+  LEASEHOLD_NAME       the lock's name
+  LEASEHOLD_TOKEN      the fencing token: higher than that of every earlier grant of this lock. Give it to what the
+                       lock protects, and let that refuse a lower one than it has seen
+  LEASEHOLD_DEADLINE   when the lease ends unless it is renewed, as it was when the command started: seconds since
+                       1970 with three decimals. It is renewed at a third of its ttl for as long as the command runs
+
+The command runs in a process group of its own, which is the terminal's foreground group if leasehold was in the
+foreground. INT, TERM, HUP, QUIT, USR1 and USR2 that leasehold gets go to that group.
+
+If the lease can't be renewed, the group gets TERM when as much is left of the lease as --grace says, and KILL when the
+lease ends. If the lock is taken away by force, it gets TERM at once, and KILL after the grace.
+
+A command that is stopped from its terminal (Ctrl-Z) stops leasehold too; the lease then ends after its ttl, and the
+command is killed when it goes on later than that.
+
+If leasehold is killed by KILL, so is the command (on Linux), and the lease ends by itself after its ttl. That reaches
+the command itself, not its children: with -c that is the shell. What must not outlive the lease checks its token.
+
+The lock is given back as soon as the command ends, also if it leaves processes behind. Its command line is shown to
+everybody who can see the store; --note shows something else instead.";
+
+/// Runs commands under locks, first come, first served, with leases that end by themselves.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, after_long_help = after(EXAMPLES), max_term_width = 110)]
+pub(crate) struct Args {
+    /// Where the locks are: sqlite:PATH, or memory: to try things out
+    #[arg(long, global = true, env = "LEASEHOLD_STORE", value_name = "URL", hide_env_values = true)]
+    pub(crate) store: Option<String>,
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Run a command while holding a lock
+    #[command(after_long_help = after(RUN))]
+    Run(RunArgs),
+    /// List the locks that somebody holds or waits for
+    Ls(LsArgs),
+    /// Show who holds a lock and who waits for it
+    Show(ShowArgs),
+    /// Take a lock away from its holder
+    Release(ReleaseArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print a man page: of leasehold, or of one of its commands
+    Man {
+        /// The command, run for example
+        command: Option<String>,
+    },
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct RunArgs {
+    /// Don't wait: exit with 1 if somebody else holds the lock
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// Wait for at most this long, then exit with 1
+    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// The exit code when the lock was not to be had
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    pub(crate) conflict_exit_code: u8,
+    /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) ttl: Duration,
+    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
+          allow_negative_numbers = true)]
+    pub(crate) at_least: Duration,
+    /// What happens to the command when the lease is lost
+    #[arg(long, value_name = "ACTION", default_value = "kill")]
+    pub(crate) on_lost: OnLost,
+    /// How long before the end of a lease that can't be renewed the command gets TERM
+    /// [default: a third of the ttl, 5s at most]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) grace: Option<Duration>,
+    /// What others are shown instead of the command line
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+    /// Say what is going on, also when stderr is no terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// A command for the shell, instead of a program and its arguments
+    #[arg(short = 'c', value_name = "SCRIPT", conflicts_with = "command")]
+    pub(crate) script: Option<OsString>,
+    /// The lock's name
+    pub(crate) name: OsString,
+    /// The program and its arguments
+    #[arg(last = true, required_unless_present = "script")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// TERM before the lease ends, KILL when it ends
+    Kill,
+    /// TERM before the lease ends, and nothing more
+    Signal,
+    /// Only say so
+    Ignore,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct LsArgs {
+    /// Print JSON: {"locks": [...]}, each as `show --json` prints it
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct ShowArgs {
+    /// Print JSON; times are in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock's name
+    pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct ReleaseArgs {
+    /// Yes, take it away: the holder may still be working, and only tokens tell it from the next one
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print JSON: {"released": [...]}
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The lock's name
+    pub(crate) name: OsString,
+}
+
+fn after(text: &str) -> String {
+    format!("{text}\n\n{TABLE}")
+}
+
+/// A name that was typed, or what is wrong with it.
+pub(crate) fn name(typed: &OsString) -> Result<&str, Stop> {
+    typed.to_str().ok_or_else(|| Stop::usage(format!("a lock's name is UTF-8, {} is not", typed.display())))
+}
+
+pub(crate) fn completions(shell: Shell) -> Result<Exit, Stop> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut text);
+    print(&text)
+}
+
+pub(crate) fn man(command: Option<&str>) -> Result<Exit, Stop> {
+    let mut whole = Args::command();
+    whole.build();
+    let page = match command {
+        None => whole,
+        Some(name) => {
+            let found = whole.find_subcommand(name).cloned();
+            let unknown = || Stop::usage(format!("there is no command {name:?}: see leasehold --help"));
+            let found = found.ok_or_else(unknown)?;
+            found.display_name(format!("leasehold-{name}"))
+        }
+    };
+    let mut text = Vec::new();
+    let rendered = clap_mangen::Man::new(page).render(&mut text);
+    rendered.map_err(|error| Stop::failure(format!("the page could not be made: {error}")))?;
+    print(&text)
+}
+
+/// Writes to stdout. That nobody reads on is no failure.
+pub(crate) fn print(text: &[u8]) -> Result<Exit, Stop> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Stop::failure(format!("stdout can't be written: {error}")))
+        }
+        _ => Ok(Exit::Success),
+    }
+}

@@ -1,0 +1,98 @@
+//! The command: what is run, found before any lock is taken.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+use crate::args::RunArgs;
+use crate::exit::{Exit, Stop};
+
+/// Notes are cut to this many characters.
+const NOTE: usize = 200;
+
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) program: OsString,
+    pub(crate) args: Vec<OsString>,
+}
+
+impl Command {
+    /// What the arguments ask for, once it is known that it can be executed.
+    pub(crate) fn find(run: &RunArgs) -> Result<Self, Stop> {
+        let mut words = match &run.script {
+            Some(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
+            None => run.command.clone(),
+        };
+        if words.first().is_none_or(|program| program.is_empty()) {
+            return Err(Stop::usage("there is no command to run: write it after --"));
+        }
+        let command = Self { program: words.remove(0), args: words };
+        command.check()?;
+        Ok(command)
+    }
+
+    /// As `execvp` would look for it.
+    fn check(&self) -> Result<(), Stop> {
+        let places = if self.program.as_bytes().contains(&b'/') {
+            vec![PathBuf::from(&self.program)]
+        } else {
+            let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+            std::env::split_paths(&path).map(|folder| folder.join(&self.program)).collect()
+        };
+        if places.iter().any(|place| is_executable(place)) {
+            return Ok(());
+        }
+        let shown = self.program.display();
+        if places.iter().any(|place| place.exists()) {
+            let message = format!("{shown} can't be executed: it is no file with permission to execute it");
+            return Err(Stop::new(Exit::NotExecutable, message));
+        }
+        Err(Stop::new(Exit::NotFound, format!("{shown} was not found: check the command and PATH")))
+    }
+
+    /// What others are shown: the command line, as a shell would need it.
+    pub(crate) fn note(&self) -> String {
+        let words = std::iter::once(&self.program).chain(&self.args).map(|word| quote(word));
+        let line = words.collect::<Vec<_>>().join(" ");
+        match line.char_indices().nth(NOTE) {
+            None => line,
+            Some((end, _)) => format!("{}…", &line[..end]),
+        }
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && access(path, AccessFlags::X_OK).is_ok()
+}
+
+fn quote(word: &OsStr) -> String {
+    shell_words::quote(&word.to_string_lossy()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn command(program: &str, args: &[&str]) -> Command {
+        Command { program: program.into(), args: args.iter().map(OsString::from).collect() }
+    }
+
+    #[test]
+    fn a_command_that_can_t_run_is_told_from_one_that_is_not_there() {
+        assert!(command("sh", &[]).check().is_ok());
+        assert!(command("/bin/sh", &[]).check().is_ok());
+        let exit = |program| command(program, &[]).check().unwrap_err().exit;
+        assert_eq!(exit("/no/such/program"), Exit::NotFound);
+        assert_eq!(exit("no-such-program-anywhere"), Exit::NotFound);
+        assert_eq!(exit("/etc/passwd"), Exit::NotExecutable);
+        assert_eq!(exit("/etc"), Exit::NotExecutable);
+    }
+
+    #[test]
+    fn the_note_is_the_command_line_and_not_endless() {
+        assert_eq!(command("echo", &["a b", "$x"]).note(), "echo 'a b' '$x'");
+        assert_eq!(command("echo", &[&"ä".repeat(500)]).note().chars().count(), NOTE + 1);
+    }
+}

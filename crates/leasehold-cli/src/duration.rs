@@ -1,0 +1,51 @@
+//! Spans of time as people type them: `10s`, `1m 30s`, `500ms`, or seconds with a fraction.
+
+use std::time::Duration;
+
+/// Reads a span.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds)
+            .map_err(|_| "a number of seconds, zero or more".to_owned());
+    }
+    humantime::parse_duration(text).map_err(|_| "write 10s, 1m30s, 500ms, or seconds such as 0.5".to_owned())
+}
+
+/// A span as people read it: two units at most.
+pub(crate) fn show(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match seconds {
+        0 => format!("{} ms", span.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3_600 => format!("{minutes}m {:02}s", seconds % 60),
+        3_600..86_400 => format!("{hours}h {minutes:02}m"),
+        _ => format!("{days}d {hours:02}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_read_as_people_type_them() {
+        for (text, millis) in
+            [("10s", 10_000), ("1m30s", 90_000), ("500ms", 500), ("0.25", 250), (" 2 ", 2_000)]
+        {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "-1", "NaN", "inf", "1e30", "soon", "5 parsecs", "99999999999999999999s"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn spans_are_shown_with_two_units_at_most() {
+        let shown = |seconds| show(Duration::from_secs(seconds));
+        assert_eq!((shown(5), shown(72)), ("5s".to_owned(), "1m 12s".to_owned()));
+        assert_eq!((shown(3_725), shown(90_000)), ("1h 02m".to_owned(), "1d 01h".to_owned()));
+        assert_eq!(show(Duration::from_millis(250)), "250 ms");
+    }
+}

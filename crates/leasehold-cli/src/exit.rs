@@ -1,0 +1,89 @@
+//! The exit codes, in one place: the table in the help and the man page is made of this.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Success,
+    /// The command's own code.
+    Command(u8),
+    /// The command, or `leasehold` while it waited, was ended by this signal.
+    Signal(i32),
+    /// The lock could not be had; 1 or what `-E` says.
+    Conflict(u8),
+    Usage,
+    Lost,
+    Failure,
+    NotExecutable,
+    NotFound,
+}
+
+/// As the help prints it.
+pub(crate) const TABLE: &str = "\
+Exit codes:
+  0..125   that of the command
+  1        the lock is not free (-n) or was not free in time (-w); -E sets another code
+           ls, show, release: nothing there that could be shown or released
+  2        the arguments are wrong; nothing was done
+  124      the lease was lost, whatever the command ended with
+  125      leasehold itself failed, the store for example
+  126      the command can't be executed
+  127      the command was not found
+  128+N    the command, or leasehold while it waited, was ended by signal N";
+
+impl Exit {
+    fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Command(code) | Self::Conflict(code) => code,
+            Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
+            Self::Usage => 2,
+            Self::Lost => 124,
+            Self::Failure => 125,
+            Self::NotExecutable => 126,
+            Self::NotFound => 127,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// The end, with something to say.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    pub(crate) exit: Exit,
+    pub(crate) message: String,
+}
+
+impl Stop {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    pub(crate) fn failure(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failure, message)
+    }
+}
+
+impl From<leasehold::Error> for Stop {
+    fn from(error: leasehold::Error) -> Self {
+        let is_usage = error.is_invalid() || error.is_unsupported();
+        Self::new(if is_usage { Exit::Usage } else { Exit::Failure }, error.to_string())
+    }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

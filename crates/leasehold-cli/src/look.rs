@@ -1,0 +1,188 @@
+//! `ls`, `show` and `release`: looking at locks, and taking them away.
+
+use std::fmt::Write as _;
+
+use leasehold::{About, HolderView, LockView, WaiterView};
+use serde_json::{Value, json};
+
+use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
+use crate::duration::show as span;
+use crate::exit::{Exit, Stop};
+use crate::store;
+
+pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> {
+    let client = store::connect(url).await?;
+    let locks = client.list().await?;
+    if args.json {
+        let locks: Vec<Value> = locks.iter().map(lock_json).collect();
+        return print_json(&json!({ "locks": locks }));
+    }
+    if locks.is_empty() {
+        eprintln!("leasehold: nobody holds or waits for a lock");
+        return Ok(Exit::Success);
+    }
+    let mut rows = vec![["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
+    for lock in &locks {
+        rows.push(row(lock));
+    }
+    print(table(&rows).as_bytes())
+}
+
+pub(crate) async fn show(url: Option<String>, args: ShowArgs) -> Result<Exit, Stop> {
+    let client = store::connect(url).await?;
+    let lock = client.mutex(name(&args.name)?).inspect().await?;
+    if args.json {
+        return print_json(&lock_json(&lock));
+    }
+    let mut text = String::new();
+    let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
+    if let Some(token) = lock.last_token {
+        let _ = writeln!(text, "last token {token}");
+    }
+    if lock.holders.is_empty() && lock.waiters.is_empty() {
+        let _ = writeln!(text, "free");
+    }
+    for holder in &lock.holders {
+        let _ = writeln!(text, "{}", holder_line(holder));
+    }
+    for waiter in &lock.waiters {
+        let _ = writeln!(text, "{}", waiter_line(waiter));
+    }
+    print(text.as_bytes())
+}
+
+pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Exit, Stop> {
+    let shown = name(&args.name)?;
+    if !args.force {
+        return Err(Stop::usage(
+            "this takes the lock from whoever holds it, who may still be working: say --force if that is meant",
+        ));
+    }
+    let client = store::connect(url).await?;
+    let taken = client.mutex(shown).force_release().await?;
+    if args.json {
+        let released: Vec<Value> = taken.iter().map(holder_json).collect();
+        print_json(&json!({ "released": released }))?;
+    }
+    if taken.is_empty() {
+        return Err(Stop::new(Exit::Conflict(1), format!("nobody holds {}", printable(shown))));
+    }
+    if !args.json {
+        for holder in &taken {
+            let line = format!("taken from {}, token {}\n", who(&holder.about, &holder.client), holder.token);
+            print(line.as_bytes())?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+// --- As text -------------------------------------------------------------------------------------
+
+fn row(lock: &LockView) -> [String; 6] {
+    let holder = lock.holders.first();
+    let more = lock.holders.len().saturating_sub(1);
+    let shown = holder.map_or_else(|| "-".to_owned(), |holder| who(&holder.about, &holder.client));
+    let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
+    [
+        printable(&lock.name),
+        shown,
+        holder.map_or_else(|| "-".to_owned(), |holder| span(holder.held_for)),
+        holder.map_or_else(|| "-".to_owned(), |holder| span(holder.expires_in)),
+        lock.waiters.len().to_string(),
+        holder.map_or_else(|| "-".to_owned(), |holder| holder.token.to_string()),
+    ]
+}
+
+fn holder_line(holder: &HolderView) -> String {
+    let who = who(&holder.about, &holder.client);
+    let state = if holder.kept { "given back, kept for" } else { "ends unless renewed in" };
+    format!(
+        "held by {who} for {}, token {}, {state} {}",
+        span(holder.held_for),
+        holder.token,
+        span(holder.expires_in)
+    )
+}
+
+fn waiter_line(waiter: &WaiterView) -> String {
+    let who = who(&waiter.about, &waiter.client);
+    let absent = if waiter.passed_over { ", absent" } else { "" };
+    format!("{}. {who} waits for {}{absent}", waiter.place, span(waiter.waiting_for))
+}
+
+/// A holder as people know it.
+pub(crate) fn who(about: &About, client: &str) -> String {
+    let mut who = match (&about.host, about.pid) {
+        (Some(host), Some(pid)) => format!("{} pid {pid}", printable(host)),
+        (Some(host), None) => printable(host),
+        _ => client.to_owned(),
+    };
+    if let Some(what) = about.note.as_ref().or(about.program.as_ref()) {
+        let _ = write!(who, " ({})", printable(what));
+    }
+    who
+}
+
+/// What somebody else has written must not steer this terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+}
+
+fn table(rows: &[[String; 6]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..6).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let line: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        let _ = writeln!(text, "{}", line.join("  ").trim_end());
+    }
+    text
+}
+
+// --- As JSON -------------------------------------------------------------------------------------
+
+fn print_json(value: &Value) -> Result<Exit, Stop> {
+    print(format!("{value}\n").as_bytes())
+}
+
+fn lock_json(lock: &LockView) -> Value {
+    json!({
+        "kind": lock.kind.to_string(),
+        "name": lock.name,
+        "capacity": lock.capacity,
+        "in_use": lock.in_use,
+        "last_token": lock.last_token.map(leasehold::Token::get),
+        "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
+        "waiters": lock.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
+    })
+}
+
+fn holder_json(holder: &HolderView) -> Value {
+    json!({
+        "client": holder.client,
+        "token": holder.token.get(),
+        "held_for_ms": millis(holder.held_for),
+        "expires_in_ms": millis(holder.expires_in),
+        "kept": holder.kept,
+        "about": about_json(&holder.about),
+    })
+}
+
+fn waiter_json(waiter: &WaiterView) -> Value {
+    json!({
+        "client": waiter.client,
+        "place": waiter.place,
+        "waiting_for_ms": millis(waiter.waiting_for),
+        "passed_over": waiter.passed_over,
+        "about": about_json(&waiter.about),
+    })
+}
+
+fn about_json(about: &About) -> Value {
+    json!({ "host": about.host, "pid": about.pid, "program": about.program, "note": about.note })
+}
+
+fn millis(span: std::time::Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,64 @@
+//! `leasehold`: run a command under a lock, and look at locks.
+//!
+//! Arguments, then what they ask for, then an exit code. Everything about locks is the library's.
+
+#![deny(unsafe_code)]
+
+mod args;
+mod child;
+mod command;
+mod duration;
+mod exit;
+mod look;
+mod run;
+mod signals;
+mod store;
+mod terminal;
+mod waiting;
+
+use std::process::ExitCode;
+
+use args::{Action, Args};
+use clap::Parser as _;
+use exit::{Exit, Stop};
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
+    // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
+    };
+    match runtime.block_on(act(args)) {
+        Ok(exit) => exit.into(),
+        Err(stop) => finish(&stop),
+    }
+}
+
+async fn act(args: Args) -> Result<Exit, Stop> {
+    let store = args.store;
+    match args.action {
+        Action::Run(args) => run::run(store, args).await,
+        Action::Ls(args) => look::ls(store, args).await,
+        Action::Show(args) => look::show(store, args).await,
+        Action::Release(args) => look::release(store, args).await,
+        Action::Completions { shell } => args::completions(shell),
+        Action::Man { command } => args::man(command.as_deref()),
+    }
+}
+
+/// Help and version go to stdout, and what is wrong with the arguments goes to stderr.
+fn usage(error: &clap::Error) -> ExitCode {
+    let is_help = !error.use_stderr();
+    // A closed stdout is no reason to fail.
+    let _ = error.print();
+    if is_help { Exit::Success.into() } else { Exit::Usage.into() }
+}
+
+fn finish(stop: &Stop) -> ExitCode {
+    eprintln!("leasehold: {}", stop.message);
+    stop.exit.into()
+}

@@ -1,0 +1,65 @@
+//! The signals that `leasehold` passes on, or that end its waiting.
+
+use std::io;
+use std::task::Poll;
+
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
+
+/// What ends the waiting, and is passed on to a command that runs.
+const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+/// What is passed on only.
+const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGTSTP, Signal::SIGCONT];
+
+/// The signals of this process, caught from the moment this is made.
+pub(crate) struct Signals {
+    streams: Vec<(Signal, Stream)>,
+    /// Something about a child.
+    children: Stream,
+}
+
+impl Signals {
+    pub(crate) fn catch() -> io::Result<Self> {
+        let mut streams = Vec::new();
+        for number in ENDING.into_iter().chain(PASSED_ON) {
+            streams.push((number, signal(SignalKind::from_raw(number as i32))?));
+        }
+        Ok(Self { streams, children: signal(SignalKind::child())? })
+    }
+
+    /// The next signal that is passed on.
+    pub(crate) async fn next(&mut self) -> Signal {
+        next_of(&mut self.streams).await
+    }
+
+    /// The next signal that ends the waiting.
+    pub(crate) async fn next_end(&mut self) -> Signal {
+        loop {
+            let number = self.next().await;
+            if ENDING.contains(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// The next signal that is passed on, or none when something happened to a child.
+    pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
+        let Self { streams, children } = self;
+        tokio::select! {
+            number = next_of(streams) => Some(number),
+            _ = children.recv() => None,
+        }
+    }
+}
+
+async fn next_of(streams: &mut [(Signal, Stream)]) -> Signal {
+    std::future::poll_fn(|context| {
+        for (number, stream) in &mut *streams {
+            if stream.poll_recv(context).is_ready() {
+                return Poll::Ready(*number);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
