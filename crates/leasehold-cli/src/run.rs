@@ -174,6 +174,7 @@ async fn supervise(
                 ending = ask_to_end(child, args.on_lost, "the lease can't be renewed");
             },
             () = until(ending) => {
+                eprintln!("leasehold: the grace is over: the command gets KILL");
                 child.signal(Signal::SIGKILL);
                 ending = Ending::Done;
             },

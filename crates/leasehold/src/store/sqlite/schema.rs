@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 use super::BUSY_LIMIT;
 use crate::error::{Error, ErrorKind};
@@ -64,33 +64,104 @@ const NEW_BOOT: &str = "
 pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<Connection, Error> {
     touch(path)?;
     refuse_network(path)?;
-    let connection = connect(path, is_durable)?;
-    let failed = |error| explain_opening(path, &error);
-    connection.busy_timeout(BUSY_LIMIT).map_err(failed)?;
-    check_owner(&connection, path)?;
-    write_ahead(&connection).map_err(failed)?;
-    set_up(&connection, &boot_id()).map_err(failed)?;
-    check_owner(&connection, path)?;
-    // From here on callers decide themselves how long they wait.
-    connection.busy_timeout(Duration::ZERO).map_err(failed)?;
-    Ok(connection)
+    let boot_id = boot_id();
+    patiently(path, || {
+        let connection = open(path, is_durable)?;
+        make_ours(&connection, &boot_id)?;
+        Ok(connection)
+    })
 }
 
 /// A further connection to a file that has been prepared.
 pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error> {
+    patiently(path, || Ok(open(path, is_durable)?))
+}
+
+/// Tries again while others open the file too: SQLite can't wait by itself while a new one becomes what it is to be.
+fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, Trouble>) -> Result<T, Error> {
+    let give_up = Instant::now() + BUSY_LIMIT;
+    loop {
+        let what = match attempt() {
+            Ok(done) => return Ok(done),
+            Err(Trouble::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(Trouble::Sqlite(error)) => explain(&error),
+            Err(Trouble::Foreign(what)) => what,
+        };
+        return Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
+    }
+}
+
+fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection =
-        Connection::open_with_flags(path, flags).map_err(|error| explain_opening(path, &error))?;
-    let settings = || {
-        connection.busy_timeout(Duration::ZERO)?;
-        // A checkpoint waits for the disk, so it is the worker's, and never that of a process that ends.
-        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-        connection.set_prepared_statement_cache_capacity(64);
-        connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })
-    };
-    settings().map_err(|error| explain_opening(path, &error))?;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // Callers decide themselves how long they wait.
+    connection.busy_timeout(Duration::ZERO)?;
+    // A checkpoint waits for the disk, so it is the worker's, and never that of a process that ends.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    connection.set_prepared_statement_cache_capacity(64);
+    connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })?;
     Ok(connection)
+}
+
+/// Why a file can't be ours.
+enum Trouble {
+    Sqlite(rusqlite::Error),
+    Foreign(String),
+}
+
+impl From<rusqlite::Error> for Trouble {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
+    // Nothing is written before it is known whose it is.
+    check_owner(connection)?;
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    if boot_of(connection).is_some_and(|boot| boot == boot_id) {
+        return Ok(());
+    }
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    if count_tables(&transaction)? == 0 {
+        transaction.execute_batch(TABLES)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", LAYOUT)?;
+    }
+    if boot_of(&transaction).is_none_or(|boot| boot != boot_id) {
+        transaction.execute_batch(NEW_BOOT)?;
+        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", [boot_id])?;
+    }
+    Ok(transaction.commit()?)
+}
+
+/// Which boot the leases in it are from; none in a file that is new.
+fn boot_of(connection: &Connection) -> Option<String> {
+    connection.query_row("SELECT value FROM meta WHERE key = 'boot'", [], |row| row.get(0)).ok()
+}
+
+fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+}
+
+/// Refuses a database of another program or of another version of this one. One without any table is as good as new.
+fn check_owner(connection: &Connection) -> Result<(), Trouble> {
+    // In one transaction, since it may become ours while we look.
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
+    let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
+    let tables = count_tables(&transaction)?;
+    match (number("application_id")?, number("user_version")?) {
+        (0, 0) if tables == 0 => Ok(()),
+        (APPLICATION_ID, LAYOUT) => Ok(()),
+        (APPLICATION_ID, other) => Err(Trouble::Foreign(format!(
+            "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
+        ))),
+        _ => Err(Trouble::Foreign("it is a database of another program: name another file".to_owned())),
+    }
 }
 
 /// Makes sure that the file can be read and written, with the system's own words if it can't.
@@ -156,62 +227,6 @@ fn refuse_network(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a database of another program or of another version of this one. One without any table is as good as new.
-fn check_owner(connection: &Connection, path: &Path) -> Result<(), Error> {
-    let failed = |error| explain_opening(path, &error);
-    let number =
-        |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0)).map_err(failed);
-    let owner = number("application_id")?;
-    let layout = number("user_version")?;
-    let query = "SELECT count(*) FROM sqlite_schema";
-    let tables: i64 = connection.query_row(query, [], |row| row.get(0)).map_err(failed)?;
-    let what = match (owner, layout) {
-        (0, 0) if tables == 0 => return Ok(()),
-        (APPLICATION_ID, LAYOUT) => return Ok(()),
-        (APPLICATION_ID, other) => format!(
-            "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
-        ),
-        _ => "it is a database of another program: name another file".to_owned(),
-    };
-    Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())))
-}
-
-fn write_ahead(connection: &Connection) -> rusqlite::Result<()> {
-    // SQLite does not wait for this one by itself when two processes do it at once.
-    let give_up = Instant::now() + BUSY_LIMIT;
-    loop {
-        match connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())) {
-            Err(error) if is_busy(&error) && Instant::now() < give_up => {
-                thread::sleep(Duration::from_millis(1));
-            }
-            other => return other,
-        }
-    }
-}
-
-fn set_up(connection: &Connection, boot_id: &str) -> rusqlite::Result<()> {
-    let stored = |connection: &Connection| {
-        let query = "SELECT value FROM meta WHERE key = 'boot'";
-        connection.query_row(query, [], |row| row.get::<_, String>(0)).ok()
-    };
-    if stored(connection).as_deref() == Some(boot_id) {
-        return Ok(());
-    }
-    let transaction =
-        rusqlite::Transaction::new_unchecked(connection, rusqlite::TransactionBehavior::Immediate)?;
-    let tables: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables == 0 {
-        transaction.execute_batch(TABLES)?;
-        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-        transaction.pragma_update(None, "user_version", LAYOUT)?;
-    }
-    if stored(&transaction).as_deref() != Some(boot_id) {
-        transaction.execute_batch(NEW_BOOT)?;
-        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", [boot_id])?;
-    }
-    transaction.commit()
-}
-
 /// Names this boot of this machine: the clock of leases starts anew with each.
 #[cfg(target_os = "linux")]
 fn boot_id() -> String {
@@ -228,11 +243,6 @@ fn boot_id() -> String {
 
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
-}
-
-fn explain_opening(path: &Path, error: &rusqlite::Error) -> Error {
-    let message = format!("sqlite:{}: {}", path.display(), explain(error));
-    Error::new(ErrorKind::Unavailable, message)
 }
 
 /// What an error of SQLite means for whoever runs this, and what to do.

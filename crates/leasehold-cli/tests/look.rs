@@ -1,0 +1,88 @@
+//! `ls`, `show`, `release`, and what the program says about itself.
+
+mod common;
+
+use common::Place;
+
+#[test]
+fn holders_and_waiters_are_listed() {
+    let place = Place::new();
+    let output = place.output(&["ls"]);
+    assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    let mut waiter = place.start(&["run", "--note", "the \x1b[31m second", "a", "--", "true"]);
+    place.until_waiting("a", 1);
+
+    let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0].starts_with("NAME") && lines[1].contains("(sleep 60)"), "{text}");
+
+    let text = String::from_utf8(place.output(&["show", "a"]).stdout).unwrap();
+    assert!(text.contains("mutex a") && text.contains("held by") && text.contains("1. "), "{text}");
+    assert!(
+        text.contains("second") && !text.contains('\x1b'),
+        "what others write does not steer the terminal"
+    );
+
+    let view = place.show("a");
+    assert_eq!(view["kind"], "mutex");
+    assert_eq!(view["holders"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(view["holders"][0]["token"], view["last_token"]);
+    assert!(view["holders"][0]["expires_in_ms"].as_u64().unwrap() <= 10_000);
+    assert_eq!(view["waiters"][0]["place"], 1);
+    assert_eq!(view["waiters"][0]["about"]["pid"], waiter.0.id());
+    let listed = place.locks()[0].clone();
+    let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&listed), keys(&view), "ls --json lists what show --json shows");
+    assert_eq!(listed["last_token"], view["last_token"]);
+
+    let output = place.output(&["release", "--force", "a", "--json"]);
+    let released: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(released["released"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(waiter.end(), 0, "it is its turn");
+    assert_eq!(holder.end(), 124);
+    let output = place.output(&["release", "--force", "a", "--json"]);
+    assert_eq!(
+        (output.stdout.as_slice(), output.status.code()),
+        (b"{\"released\":[]}\n".as_slice(), Some(1))
+    );
+}
+
+#[test]
+fn a_lock_that_nobody_uses_is_free() {
+    let place = Place::new();
+    let output = place.output(&["show", "a"]);
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (b"mutex a\nfree\n".as_slice(), Some(0)));
+}
+
+#[test]
+fn output_that_nobody_reads_is_no_failure() {
+    let place = Place::new();
+    for args in [&["completions", "bash"][..], &["man"], &["ls", "--json"], &["--help"]] {
+        let mut started = place.start(args);
+        drop(started.0.stdout.take());
+        assert_eq!(started.end(), 0, "{args:?}");
+        assert_eq!(started.stderr(), "", "{args:?}");
+    }
+}
+
+#[test]
+fn the_help_teaches_and_names_every_exit_code() {
+    let place = Place::new();
+    for args in [&["--help"][..], &["run", "--help"]] {
+        let text = String::from_utf8(place.output(args).stdout).unwrap();
+        for word in ["124", "125", "126", "127", "128+N", "-E", "LEASEHOLD_STORE"] {
+            assert!(text.contains(word), "{args:?} lacks {word}");
+        }
+    }
+    for args in [&["man"][..], &["man", "run"]] {
+        let text = String::from_utf8(place.output(args).stdout).unwrap();
+        assert!(text.contains(".TH") && text.contains("128+N"), "{args:?}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let text = String::from_utf8(place.output(&["completions", shell]).stdout).unwrap();
+        assert!(text.contains("at-least"), "{shell}");
+    }
+    assert!(place.output(&["--version"]).stdout.starts_with(b"leasehold "));
+}

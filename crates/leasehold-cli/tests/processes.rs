@@ -1,0 +1,197 @@
+//! Many processes on one name, some of them killed or stopped at the worst time.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Place, Started, until};
+
+const PROCESSES: usize = 8;
+
+/// Each run of the command appends its token to one file, and counts up in another, with nothing else that protects it:
+/// two at once would lose a count.
+const COUNT: &str =
+    r#"read -r count <"$COUNTER"; echo "$LEASEHOLD_TOKEN" >>"$TOKENS"; echo "$((count + 1))" >"$COUNTER""#;
+
+struct Counter {
+    place: Place,
+}
+
+impl Counter {
+    fn new() -> Self {
+        let place = Place::new();
+        fs::write(place.path("counter"), "0\n").unwrap();
+        fs::write(place.path("tokens"), "").unwrap();
+        Self { place }
+    }
+
+    /// A process that runs the command this often, one after the other, each by a `leasehold` of its own.
+    fn start(&self, script: &str, runs: usize, options: &str) -> Started {
+        let each = format!(
+            "leasehold=$1; command=$2; i=0; while [ $i -lt {runs} ]; do \
+             \"$leasehold\" run {options} counter -c \"$command\" || exit; i=$((i + 1)); done"
+        );
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &each, "sh", env!("CARGO_BIN_EXE_leasehold"), script]);
+        shell.env("LEASEHOLD_STORE", self.place.store());
+        shell.env("COUNTER", self.place.path("counter")).env("TOKENS", self.place.path("tokens"));
+        Started(shell.spawn().expect("a shell"))
+    }
+
+    fn count(&self) -> usize {
+        fs::read_to_string(self.place.path("counter")).unwrap().trim().parse().unwrap()
+    }
+
+    fn tokens(&self) -> Vec<u64> {
+        numbers(&self.place.path("tokens"))
+    }
+}
+
+fn numbers(path: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(path).unwrap();
+    text.lines().map(|line| line.parse().unwrap_or_else(|_| panic!("{line:?} is no number"))).collect()
+}
+
+/// In bounded time: a run takes some milliseconds.
+fn wait_for(processes: &mut [Started], limit: Duration) {
+    let give_up = Instant::now() + limit;
+    for process in processes {
+        while process.0.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < give_up, "it takes too long");
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(process.end(), 0);
+    }
+}
+
+#[test]
+fn eight_processes_count_exactly() {
+    let runs: usize = if cfg!(feature = "long") { 2_000 } else { 200 };
+    let counter = Counter::new();
+    let mut processes: Vec<_> = (0..PROCESSES).map(|_| counter.start(COUNT, runs, "")).collect();
+    wait_for(&mut processes, Duration::from_secs(600));
+    assert_eq!(counter.count(), PROCESSES * runs);
+    let tokens = counter.tokens();
+    assert_eq!(tokens.len(), PROCESSES * runs);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens strictly rise");
+    assert_eq!(counter.place.locks().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn grants_follow_the_order_of_the_queue() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    let order = place.path("order");
+    fs::write(&order, "").unwrap();
+    let mut waiters: Vec<_> = (0..12)
+        .map(|number| {
+            let script = format!("echo {number} >>{}", order.display());
+            let waiter = place.start(&["run", "a", "-c", &script]);
+            place.until_waiting("a", number + 1);
+            waiter
+        })
+        .collect();
+    holder.signal("TERM");
+    holder.end();
+    for waiter in &mut waiters {
+        assert_eq!(waiter.end(), 0);
+    }
+    assert_eq!(numbers(&order), (0..12).collect::<Vec<u64>>());
+}
+
+/// A resource that takes part: it notes the highest token that has used it, when it is read and when it is written, and
+/// refuses lower ones. Its state is a list that each run makes one longer: a run that overwrites another's loses a line.
+/// Each step of it is atomic, so that a process can be killed anywhere.
+const FENCED: &str = r#"
+    exec 9>"$TOKENS.lock"; flock 9
+    highest=$(cat "$TOKENS.highest")
+    [ "$LEASEHOLD_TOKEN" -ge "$highest" ] || { echo "$LEASEHOLD_TOKEN" >>"$TOKENS.refused"; exit 0; }
+    echo "$LEASEHOLD_TOKEN" >"$TOKENS.highest.$$"; mv "$TOKENS.highest.$$" "$TOKENS.highest"
+    flock -u 9
+    cp "$TOKENS" "$TOKENS.$$"
+    sleep 0.02
+    echo "$LEASEHOLD_TOKEN" >>"$TOKENS.$$"
+    flock 9
+    [ "$(cat "$TOKENS.highest")" = "$LEASEHOLD_TOKEN" ] || { echo "$LEASEHOLD_TOKEN" >>"$TOKENS.refused"; exit 0; }
+    mv "$TOKENS.$$" "$TOKENS"
+    echo "$LEASEHOLD_TOKEN" >>"$TOKENS.done""#;
+
+#[test]
+fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
+    disturb(|_, victim| {
+        // The wrapper is killed, wherever it is: waiting, about to start, or with its command running.
+        for wrapper in children(victim.0.id()) {
+            let _ = Command::new("kill").args(["-KILL", &wrapper.to_string()]).stderr(Stdio::null()).status();
+        }
+        victim.signal("KILL");
+        victim.end();
+    });
+}
+
+#[test]
+fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
+    disturb(|counter, victim| {
+        victim.signal("STOP");
+        // With its command, which is what a stopped machine or container is.
+        let wrappers = children(victim.0.id());
+        let all: Vec<u32> =
+            wrappers.iter().flat_map(|wrapper| children(*wrapper)).chain(wrappers.clone()).collect();
+        let signal = |signal: &str| {
+            for pid in &all {
+                let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+            }
+        };
+        signal("-STOP");
+        let before = counter.tokens().len();
+        until(|| (counter.tokens().len() > before + 5 || counter.is_nearly_done()).then_some(()));
+        signal("-CONT");
+        victim.signal("CONT");
+        victim.signal("KILL");
+        victim.end();
+    });
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let found = Command::new("pgrep").args(["-P", &pid.to_string()]).output().expect("pgrep runs");
+    String::from_utf8_lossy(&found.stdout).lines().filter_map(|line| line.parse().ok()).collect()
+}
+
+const RUNS: usize = 30;
+
+impl Counter {
+    fn is_nearly_done(&self) -> bool {
+        self.tokens().len() + PROCESSES >= (PROCESSES - 1) * RUNS
+    }
+}
+
+/// Several work, one of them is disturbed in the midst of it, and the others finish with nothing lost.
+fn disturb(act: impl Fn(&Counter, &mut Started)) {
+    let counter = Counter::new();
+    fs::write(counter.place.path("tokens.highest"), "0\n").unwrap();
+    let mut processes: Vec<_> = (1..PROCESSES).map(|_| counter.start(FENCED, RUNS, "--ttl 1s")).collect();
+    for round in 0..5 {
+        let mut victim = counter.start(FENCED, 10_000, "--ttl 1s");
+        // At another place of its work each time.
+        let before = counter.tokens().len();
+        until(|| (counter.tokens().len() > before + round * 3 || counter.is_nearly_done()).then_some(()));
+        act(&counter, &mut victim);
+    }
+    wait_for(&mut processes, Duration::from_secs(120));
+    let tokens = counter.tokens();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens strictly rise");
+    let done = numbers(&counter.place.path("tokens.done"));
+    assert!(done.iter().all(|token| tokens.binary_search(token).is_ok()), "what was done stays done");
+    // A run whose lease ran out, on a machine that was slow just then, was refused instead.
+    let refused =
+        fs::read_to_string(counter.place.path("tokens.refused")).map_or(0, |text| text.lines().count());
+    assert!(
+        done.len() + refused >= (PROCESSES - 1) * RUNS,
+        "{} runs were done, {refused} refused",
+        done.len()
+    );
+}

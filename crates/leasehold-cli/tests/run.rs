@@ -1,0 +1,320 @@
+//! `leasehold run`, as a person uses it.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::{Place, is_alive, send, until};
+
+#[test]
+fn the_command_s_exit_code_is_passed_on() {
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "a", "--", "true"]), (0, String::new()));
+    assert_eq!(place.code(&["run", "a", "--", "sh", "-c", "exit 7"]).0, 7);
+    assert_eq!(place.code(&["run", "a", "--", "sh", "-c", "kill -9 $$"]).0, 128 + 9);
+    assert_eq!(place.code(&["run", "a", "--", "sh", "-c", "kill -TERM $$"]).0, 128 + 15);
+    assert_eq!(place.locks().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn stdout_and_arguments_are_the_command_s_own() {
+    let place = Place::new();
+    let output = place.output(&["run", "a", "--", "printf", "%s|", "a b", "-n", "--help", "$HOME"]);
+    assert_eq!(output.stdout, b"a b|-n|--help|$HOME|");
+    let output = place.output(&["run", "a", "-c", "echo one | tr o 0; exit 3"]);
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (b"0ne\n".as_slice(), Some(3)));
+}
+
+#[test]
+fn the_command_knows_its_lock() {
+    let place = Place::new();
+    let script = "echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_DEADLINE\"";
+    let output = place.output(&["run", "a name", "--ttl", "30s", "-c", script]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<&str> = text.trim().rsplitn(3, ' ').collect();
+    let [deadline, token, name] = words[..] else { panic!("{text}") };
+    assert_eq!(name, "a name");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let token = Duration::from_micros(token.parse().unwrap());
+    assert!(now.abs_diff(token) < Duration::from_secs(60), "{text}");
+    let deadline: f64 = deadline.parse().unwrap();
+    assert!((deadline - now.as_secs_f64() - 30.0).abs() < 10.0, "{text}");
+}
+
+#[test]
+fn a_lock_that_is_held_is_a_conflict() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]), (1, String::new()));
+    let began = Instant::now();
+    assert_eq!(place.code(&["run", "-w", "0.25", "a", "--", "true"]).0, 1);
+    assert!(began.elapsed() >= Duration::from_millis(250));
+    assert_eq!(place.code(&["run", "-n", "-E", "42", "a", "--", "true"]).0, 42);
+    assert_eq!(place.code(&["run", "-w", "0", "-E", "0", "a", "--", "false"]).0, 0);
+    assert_eq!(place.code(&["run", "-n", "b", "--", "true"]).0, 0, "another name is another lock");
+    place.until_waiting("a", 0);
+    holder.signal("TERM");
+    assert_eq!(holder.end(), 128 + 15);
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 0);
+}
+
+#[test]
+fn a_waiter_gets_its_turn_when_the_holder_ends() {
+    let place = Place::new();
+    let holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    let mut waiter = place.start(&["run", "a", "-v", "--", "echo", "my turn"]);
+    place.until_waiting("a", 1);
+    holder.signal("TERM");
+    assert_eq!(waiter.line(), "my turn");
+    assert_eq!(waiter.end(), 0);
+}
+
+#[test]
+fn bad_input_is_one_line_and_leaves_nothing() {
+    let place = Place::new();
+    let long = "x".repeat(513);
+    for (args, says) in [
+        (&["run", "", "--", "true"][..], "can't be empty"),
+        (&["run", &long, "--", "true"], "at most 512 bytes"),
+        (&["run", "a\nb", "--", "true"], "no control characters"),
+        (&["run", "--ttl", "0", "a", "--", "true"], "--ttl is between"),
+        (&["run", "--ttl", "1ms", "a", "--", "true"], "--ttl is between"),
+        (&["run", "--ttl", "1000d", "a", "--", "true"], "--ttl is between"),
+        (&["run", "--at-least", "1000d", "a", "--", "true"], "at most 30 days"),
+        (&["run", "--ttl", "3s", "--grace", "2s", "a", "--", "true"], "does not fit"),
+        (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store is called pigeon:"),
+        (&["run", "--store", "redis://:hunter2@h", "a", "--", "true"], "has no redis: store"),
+        (&["run", "--note", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
+        (&["run", "a", "--", ""], "no command"),
+        (&["release", "a"], "--force"),
+        (&["show", ""], "can't be empty"),
+        (&["man", "nothing"], "no command \"nothing\""),
+    ] {
+        let (code, said) = place.code(args);
+        assert_eq!(code, 2, "{args:?} said {said}");
+        assert!(said.starts_with("leasehold: ") && said.contains(says), "{args:?} said {said}");
+        assert!(said.trim_end().lines().count() == 1 && !said.contains("hunter2"), "{args:?} said {said}");
+    }
+    for args in [
+        &["run", "a"][..],
+        &["run", "--", "true"],
+        &["run", "-n", "-w", "1", "a", "--", "true"],
+        &["run", "-w", "-1", "a", "--", "true"],
+        &["run", "-w", "NaN", "a", "--", "true"],
+        &["run", "--ttl", "soon", "a", "--", "true"],
+        &["run", "-E", "256", "a", "--", "true"],
+        &["run", "--on-lost", "cry", "a", "--", "true"],
+        &["fly"],
+        &[],
+    ] {
+        let (code, said) = place.code(args);
+        assert!(code == 2 && !said.is_empty(), "{args:?} ended with {code} and said {said}");
+    }
+    let mut command = place.leasehold(&["run"]);
+    let output = command.arg(OsStr::from_bytes(b"caf\xe9")).args(["--", "true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("UTF-8"), "{said}");
+    assert_eq!(place.locks().as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn a_command_that_can_t_run_takes_no_lock() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    // Although the lock is held, this is known at once.
+    let (code, said) = place.code(&["run", "a", "--", "no-such-command"]);
+    assert!(
+        code == 127 && said == "leasehold: no-such-command was not found: check the command and PATH\n",
+        "{said}"
+    );
+    let (code, said) = place.code(&["run", "a", "--", "/etc/passwd"]);
+    assert!(code == 126 && said.contains("can't be executed"), "{said}");
+    let script = place.path("no-interpreter");
+    fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let (code, _) = place.code(&["run", "b", "--", script.to_str().unwrap()]);
+    assert_eq!(code, 127, "as a shell has it");
+    assert_eq!(place.show("b")["holders"].as_array().unwrap().len(), 0);
+    holder.signal("KILL");
+    holder.end();
+}
+
+#[test]
+fn a_store_that_can_t_be_opened_is_named() {
+    let place = Place::new();
+    let missing = format!("sqlite:{}", place.path("no/such/locks.db").display());
+    let (code, said) = place.code(&["run", "--store", &missing, "a", "--", "true"]);
+    assert!(code == 125 && said.contains("does not exist") && said.contains("/no/such"), "{said}");
+    let foreign = place.path("foreign");
+    fs::write(&foreign, "this is no database, and never was one\n".repeat(100)).unwrap();
+    let (code, said) = place.code(&["ls", "--store", &format!("sqlite:{}", foreign.display())]);
+    assert!(code == 125 && said.contains("damaged or no database") && said.contains("/foreign"), "{said}");
+}
+
+#[test]
+fn the_default_store_is_made_on_first_use_for_the_user_alone() {
+    let place = Place::new();
+    let mut command = place.leasehold(&["run", "a", "--", "true"]);
+    let state = place.path("state/of/mine");
+    let output = command.env_remove("LEASEHOLD_STORE").env("XDG_STATE_HOME", &state).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let folder = fs::metadata(state.join("leasehold")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&folder.permissions()) & 0o777, 0o700);
+    assert!(state.join("leasehold/locks.db").exists());
+}
+
+#[test]
+fn many_may_make_the_store_at_once() {
+    for _ in 0..5 {
+        let place = Place::new();
+        let mut all: Vec<_> = (0..8).map(|_| place.start(&["run", "a", "--", "true"])).collect();
+        for one in &mut all {
+            assert_eq!(one.end(), 0, "{}", one.stderr());
+        }
+        let left: Vec<_> = fs::read_dir(place.path("locks.db-inbox")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn at_least_keeps_the_lock_after_the_program_has_ended() {
+    let place = Place::new();
+    let began = Instant::now();
+    assert_eq!(place.code(&["run", "--at-least", "1.5", "a", "--", "true"]).0, 0);
+    assert!(began.elapsed() < Duration::from_millis(1_400), "the program does not wait for it");
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 1);
+    assert_eq!(place.show("a")["holders"][0]["kept"], true);
+    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0);
+    assert!(began.elapsed() >= Duration::from_millis(1_480), "the next one waited for it");
+}
+
+#[test]
+fn a_signal_withdraws_a_waiter() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    for (signal, number) in [("INT", 2), ("TERM", 15), ("HUP", 1), ("QUIT", 3)] {
+        let mut waiter = place.start(&["run", "a", "--", "true"]);
+        place.until_waiting("a", 1);
+        waiter.signal(signal);
+        assert_eq!(waiter.end(), 128 + number, "{signal}");
+        assert_eq!(place.show("a")["waiters"].as_array().unwrap().len(), 0, "it is gone with the program");
+    }
+    holder.signal("TERM");
+    holder.end();
+}
+
+#[test]
+fn signals_reach_the_whole_group_of_the_command() {
+    let place = Place::new();
+    let script = "trap 'echo got USR1' USR1; echo ready; while :; do sleep 0.05; done";
+    let mut running = place.start(&["run", "a", "-c", script]);
+    assert_eq!(running.line(), "ready");
+    running.signal("USR1");
+    assert_eq!(running.line(), "got USR1");
+    running.signal("TERM");
+    assert_eq!(running.end(), 128 + 15);
+    // The shell's own child is in the group too, so nothing is left that holds the output open.
+    assert_eq!(running.line(), "");
+}
+
+#[test]
+fn a_killed_wrapper_takes_its_command_along_and_the_lease_ends_by_itself() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "--ttl", "1s", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let command: u32 = holder.line().parse().unwrap();
+    assert!(is_alive(command));
+    holder.signal("KILL");
+    assert_eq!(holder.end(), -9);
+    until(|| (!is_alive(command)).then_some(()));
+    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
+}
+
+#[test]
+fn a_lock_taken_by_force_ends_the_command_and_then_kills_it() {
+    let place = Place::new();
+    let mut gentle = place.start(&[
+        "run",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo ending; exit 5' TERM; echo on; while :; do sleep 0.05; done",
+    ]);
+    assert_eq!(gentle.line(), "on");
+    let (code, _) = place.code(&["release", "--force", "a"]);
+    assert_eq!(code, 0);
+    assert_eq!(gentle.line(), "ending");
+    assert_eq!(gentle.end(), 124, "whatever the command ends with");
+    assert!(gentle.stderr().contains("the lease was lost"));
+
+    let mut stubborn = place.start(&[
+        "run",
+        "--grace",
+        "300ms",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo on; while :; do sleep 0.05; done",
+    ]);
+    assert_eq!(stubborn.line(), "on");
+    place.code(&["release", "--force", "a"]);
+    assert_eq!(stubborn.end(), 124);
+    assert!(stubborn.stderr().contains("gets KILL"));
+
+    let mut ignored =
+        place.start(&["run", "--on-lost", "ignore", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let command: u32 = ignored.line().parse().unwrap();
+    place.code(&["release", "--force", "a"]);
+    let mut next = place.start(&["run", "a", "--", "true"]);
+    assert_eq!(next.end(), 0);
+    assert!(is_alive(command), "it goes on, as was asked");
+    send("TERM", command);
+    assert_eq!(ignored.end(), 124);
+    assert_eq!(place.code(&["release", "--force", "a"]).0, 1, "nobody holds it");
+}
+
+#[test]
+fn a_lease_that_can_t_be_renewed_ends_the_command_before_it_ends_elsewhere() {
+    let place = Place::new();
+    let script = "trap 'date +%s%N; exit' TERM; echo $LEASEHOLD_DEADLINE; while :; do sleep 0.02; done";
+    let mut running = place.start(&["run", "--ttl", "3s", "--grace", "1s", "a", "-c", script]);
+    let deadline: f64 = running.line().parse().unwrap();
+    // The file goes away, so no renewal succeeds any more: the deadline is that of the first lease.
+    fs::rename(place.path("locks.db"), place.path("elsewhere")).unwrap();
+    let ended: f64 = running.line().parse().unwrap();
+    let early = deadline - ended / 1e9;
+    assert!(early > 0.3 && early < 1.5, "TERM came {early} s before the end");
+    assert_eq!(running.end(), 124);
+    let said = running.stderr();
+    assert!(said.contains("can't be renewed"), "{said}");
+}
+
+#[test]
+fn a_wrapper_that_was_stopped_for_too_long_kills_its_command() {
+    let place = Place::new();
+    let mut holder = place.start(&[
+        "run",
+        "--ttl",
+        "1s",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo $$; while :; do sleep 0.05; done",
+    ]);
+    let command: u32 = holder.line().parse().unwrap();
+    holder.signal("STOP");
+    // Somebody else gets the lock meanwhile: the command, which goes on, is told apart by its token.
+    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
+    holder.signal("CONT");
+    assert_eq!(holder.end(), 124);
+    until(|| (!is_alive(command)).then_some(()));
+}
