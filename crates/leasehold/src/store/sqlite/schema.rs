@@ -23,7 +23,7 @@ const PAGE: u32 = 1024;
 
 /// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
 /// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page.
-const TABLES: &str = "
+pub(super) const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE resource (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL,
