@@ -90,6 +90,11 @@ impl<R: Rows<Error = Infallible>> World<R> {
     }
 }
 
+/// How many sequences a property is checked with: `scripts/test --long` wants more.
+fn cases() -> u32 {
+    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 200_000 } else { 4_000 }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Acquire { client: u128, sequence: u64, weight: u32, wait: bool, owner: Option<u8> },
@@ -317,7 +322,7 @@ fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_mutex_keeps_its_promises(ops in ops(1)) {

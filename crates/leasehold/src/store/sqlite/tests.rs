@@ -40,6 +40,11 @@ fn release(acquisition: Acquisition) -> Command {
 
 // --- Against the model ---------------------------------------------------------------------------
 
+/// How many histories are compared: `scripts/test --long` wants more.
+fn cases() -> u32 {
+    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 20_000 } else { 400 }
+}
+
 /// One step of a random history.
 #[derive(Clone, Debug)]
 enum Step {
@@ -184,7 +189,7 @@ thread_local! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_file_says_what_the_model_says(steps in steps(1)) {
