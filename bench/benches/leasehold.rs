@@ -57,7 +57,7 @@ impl Model {
             wait: None,
             metadata,
         };
-        self.apply(&StoreCommand::Acquire(acquire));
+        self.apply(&acquire.into());
         let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
         self.apply(&StoreCommand::Release(release));
     }

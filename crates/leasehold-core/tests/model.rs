@@ -21,7 +21,7 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 }
 
 fn acquire(acquisition: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
-    Command::Acquire(Acquire {
+    Command::from(Acquire {
         acquisition,
         owner: None,
         capacity,
@@ -127,11 +127,12 @@ fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
 fn command(op: &Op, capacity: u32) -> Option<Command> {
     Some(match *op {
         Op::Acquire { client, sequence, weight, wait, owner } => {
-            let Command::Acquire(mut command) = acquire(id(client, sequence), capacity, weight, wait) else {
+            let Command::Acquire(command) = acquire(id(client, sequence), capacity, weight, wait) else {
                 unreachable!()
             };
+            let mut command = Acquire::clone(&command);
             command.owner = owner.map(|owner| Owner::new(&owner.to_string()));
-            Command::Acquire(command)
+            Command::from(command)
         }
         Op::Renew { client, sequence, reserve } => {
             Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })

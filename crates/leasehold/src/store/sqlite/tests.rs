@@ -22,7 +22,7 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 }
 
 fn acquire(acquisition: Acquisition, wait: bool) -> Command {
-    Command::Acquire(Acquire {
+    Command::from(Acquire {
         acquisition,
         owner: None,
         capacity: 1,
@@ -60,7 +60,7 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let owner = proptest::option::weighted(0.3, 0..2_u8);
     let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64).prop_map(
         move |(acquisition, weight, wait, owner, reserve, ttl)| {
-            Step::Do(Command::Acquire(Acquire {
+            Step::Do(Command::from(Acquire {
                 acquisition,
                 owner: owner.map(|owner| Owner::new(&owner.to_string())),
                 capacity,
