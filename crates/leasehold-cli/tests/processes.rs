@@ -137,23 +137,40 @@ fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
 fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
     disturb(|counter, victim| {
         victim.signal("STOP");
-        // With its command, which is what a stopped machine or container is.
+        // The wrapper, not its command, which goes on without knowing that its lease ends.
         let wrappers = children(victim.0.id());
-        let all: Vec<u32> =
-            wrappers.iter().flat_map(|wrapper| children(*wrapper)).chain(wrappers.clone()).collect();
         let signal = |signal: &str| {
-            for pid in &all {
+            for pid in &wrappers {
                 let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
             }
         };
-        signal("-STOP");
-        let before = counter.tokens().len();
-        until(|| (counter.tokens().len() > before + 5 || counter.is_nearly_done()).then_some(()));
-        signal("-CONT");
+        // Stopped in the midst of a transaction it keeps the file, and everybody waits: that is a limit which
+        // docs/guarantees.md names. It is rare, so a few more tries get past it.
+        let goes_on = (0..4).any(|_| {
+            signal("-STOP");
+            let before = counter.tokens().len();
+            let goes_on = comes_true(Duration::from_secs(10), || {
+                counter.tokens().len() > before + 5 || counter.is_nearly_done()
+            });
+            signal("-CONT");
+            goes_on
+        });
+        assert!(goes_on, "the others go on");
         victim.signal("CONT");
         victim.signal("KILL");
         victim.end();
     });
+}
+
+fn comes_true(limit: Duration, is_so: impl Fn() -> bool) -> bool {
+    let give_up = Instant::now() + limit;
+    while Instant::now() < give_up {
+        if is_so() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    false
 }
 
 fn children(pid: u32) -> Vec<u32> {
