@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
+use crate::say::say;
 use crate::store;
 
 pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> {
@@ -18,7 +19,7 @@ pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> 
         return print_json(&json!({ "locks": locks }));
     }
     if locks.is_empty() {
-        eprintln!("leasehold: nobody holds or waits for a lock");
+        say("nobody holds or waits for a lock");
         return Ok(Exit::Success);
     }
     let mut rows = vec![["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
