@@ -203,7 +203,8 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let what = words.join(" ");
     let what = printable(what.strip_prefix("error: ").unwrap_or(&what)).replace(" tip: ", "; ");
     // `flock` needs no dashes there.
-    let is_of_command = error.kind() == ErrorKind::UnknownArgument && rendered.contains("-- <COMMAND>");
+    let is_about_it = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
+    let is_of_command = is_about_it && rendered.contains("-- <COMMAND>");
     let dashes = if is_of_command { "; the command comes after --" } else { "" };
     format!("{what}{dashes}; see leasehold --help")
 }

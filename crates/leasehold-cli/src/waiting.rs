@@ -29,10 +29,7 @@ impl Line {
         if !is_in_foreground() {
             return;
         }
-        let width =
-            terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
-        let shown: String = text.chars().take(width.saturating_sub(1)).collect();
-        let _ = write!(io::stderr(), "\r\x1b[K{shown}");
+        let _ = write!(io::stderr(), "\r\x1b[K{text}");
         self.is_shown = true;
     }
 }
@@ -43,6 +40,12 @@ impl Drop for Line {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// How much fits into one line.
+fn room() -> usize {
+    let width = terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
+    width.saturating_sub(1)
 }
 
 /// A terminal that is not the one which controls us has no foreground of ours.
@@ -60,7 +63,7 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
             // A store that does not answer is the waiting's own trouble.
             if let Ok(view) = mutex.inspect().await {
                 match &mut line {
-                    Some(line) => line.write(&describe(&view)),
+                    Some(line) => line.write(&describe_within(&view, room())),
                     None => {
                         say(describe(&view));
                         break;
@@ -82,6 +85,21 @@ pub(crate) async fn explain_conflict(mutex: &Mutex, is_verbose: bool) {
             None => say(format_args!("\"{name}\" was not to be had; it is free now")),
         }
     }
+}
+
+/// In one line of a terminal: what the holder does can be long, and the times after it matter more.
+fn describe_within(view: &LockView, room: usize) -> String {
+    let whole = describe(view);
+    let excess = whole.chars().count().saturating_sub(room);
+    let mut view = view.clone();
+    if let Some(note) = view.holders.first_mut().and_then(|holder| holder.about.note.as_mut())
+        && excess > 0
+    {
+        let rest = note.chars().count().saturating_sub(excess + 1);
+        *note = note.chars().take(rest).chain(['…']).collect();
+        return describe(&view).chars().take(room).collect();
+    }
+    whole.chars().take(room).collect()
 }
 
 fn describe(view: &LockView) -> String {

@@ -136,6 +136,9 @@ fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
 #[test]
 fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
     disturb(|counter, victim| {
+        // Not while it is within the resource's own atomic step, which would hold everybody up for as long as it is stopped.
+        let resource = fs::File::create(counter.place.path("tokens.lock")).unwrap();
+        resource.lock().unwrap();
         victim.signal("STOP");
         // With its command, which is what a stopped machine or container is.
         let wrappers = children(victim.0.id());
@@ -147,6 +150,7 @@ fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
             }
         };
         signal("-STOP");
+        drop(resource);
         let before = counter.tokens().len();
         until(|| (counter.tokens().len() > before + 5 || counter.is_nearly_done()).then_some(()));
         signal("-CONT");
