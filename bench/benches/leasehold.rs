@@ -57,7 +57,7 @@ impl Model {
             wait: None,
             metadata,
         };
-        self.apply(&StoreCommand::Acquire(acquire));
+        self.apply(&acquire.into());
         let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
         self.apply(&StoreCommand::Release(release));
     }
@@ -87,20 +87,20 @@ fn connect(url: &str) -> leasehold::Client {
 
 /// The least that anything on the same engine could do: two transactions that change a row each.
 fn bare_pair(connection: &Connection) {
-    for holder in [1, 0] {
-        connection.execute_batch("BEGIN IMMEDIATE").expect("begins");
-        let mut statement =
-            connection.prepare_cached("UPDATE bare SET holder = ? WHERE id = 1").expect("prepares");
-        statement.execute([holder]).expect("updates");
-        connection.execute_batch("COMMIT").expect("commits");
+    let run = |sql: &str| connection.prepare_cached(sql).expect("prepares").execute([]).expect("runs");
+    for update in ["UPDATE bare SET holder = 1 WHERE id = 1", "UPDATE bare SET holder = 0 WHERE id = 1"] {
+        run("BEGIN IMMEDIATE");
+        run(update);
+        run("COMMIT");
     }
 }
 
+/// As the store has it: prepared statements, and no checkpoint on the way.
 fn bare(path: &Path) -> Connection {
     let connection = Connection::open(path).expect("opens");
     connection
         .execute_batch(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 0;
              CREATE TABLE bare (id INTEGER PRIMARY KEY, holder INTEGER); INSERT INTO bare VALUES (1, 0);",
         )
         .expect("prepares");
@@ -140,13 +140,20 @@ fn uncontended() {
     bar("sqlite: against two bare transactions", result.ratios[1], 2.0);
 }
 
-/// The program, built beside this benchmark.
+/// The program, built with the settings of this benchmark.
 fn binary() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "--quiet", "-p", "leasehold-cli", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+        .status()
+        .expect("cargo runs");
+    assert!(built.success(), "the program is built");
     let mut path = std::env::current_exe().expect("this program has a path");
     path.pop();
     path.pop();
     path.push("leasehold");
-    assert!(path.exists(), "{} is missing: cargo build --release -p leasehold-cli", path.display());
+    assert!(path.exists(), "{} is missing", path.display());
     path
 }
 
@@ -172,6 +179,7 @@ fn program() {
 fn handover() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("locks.db");
+    let program = binary();
     let client = Client::connect(&format!("sqlite:{}", path.display())).expect("opens");
     let mutex = client.mutex("x");
     let store = format!("sqlite:{}", path.display());
@@ -179,7 +187,7 @@ fn handover() {
     for _ in 0..51 {
         let guard = mutex.lock().expect("granted");
         // It prints the clock that both processes share the moment it runs.
-        let mut child = Command::new(binary())
+        let mut child = Command::new(&program)
             .args(["run", "--store", &store, "x", "--", "cat", "/proc/uptime"])
             .stdout(Stdio::piped())
             .spawn()
@@ -204,12 +212,13 @@ fn waiting() {
     const SPAN: Duration = Duration::from_secs(12);
     let folder = tempfile::tempdir().expect("a folder");
     let store = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let program = binary();
     let client = Client::connect(&store).expect("opens");
     let mutex = client.mutex("x");
     let guard = mutex.lock().expect("granted");
     let mut waiters: Vec<Child> = (0..WAITERS)
         .map(|_| {
-            let mut command = Command::new(binary());
+            let mut command = Command::new(&program);
             command.args(["run", "--store", &store, "x", "--", "true"]);
             command.spawn().expect("it starts")
         })

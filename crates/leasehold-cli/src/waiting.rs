@@ -65,7 +65,7 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
                 match &mut line {
                     Some(line) => line.write(&describe_within(&view, room())),
                     None => {
-                        say(describe(&view));
+                        say(describe(&view, describe_fully));
                         break;
                     }
                 }
@@ -81,49 +81,54 @@ pub(crate) async fn explain_conflict(mutex: &Mutex, is_verbose: bool) {
     if is_verbose && let Ok(view) = mutex.inspect().await {
         let name = printable(&view.name);
         match view.holders.first() {
-            Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_holder(holder))),
+            Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
             None => say(format_args!("\"{name}\" was not to be had; it is free now")),
         }
     }
 }
 
-/// In one line of a terminal: what the holder does can be long, and the times after it matter more.
+/// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
+/// that the place in the queue and the time it takes are always seen.
 fn describe_within(view: &LockView, room: usize) -> String {
-    let whole = describe(view);
-    let excess = whole.chars().count().saturating_sub(room);
+    let whole = describe(view, describe_fully);
+    if whole.chars().count() <= room {
+        return whole;
+    }
     let mut view = view.clone();
+    let excess = describe(&view, describe_briefly).chars().count().saturating_sub(room);
     if let Some(note) = view.holders.first_mut().and_then(|holder| holder.about.note.as_mut())
         && excess > 0
     {
         let rest = note.chars().count().saturating_sub(excess + 1);
         *note = note.chars().take(rest).chain(['…']).collect();
-        return describe(&view).chars().take(room).collect();
     }
-    whole.chars().take(room).collect()
+    describe(&view, describe_briefly).chars().take(room).collect()
 }
 
-fn describe(view: &LockView) -> String {
+fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> String {
     let mut text = format!("waiting for \"{}\"", printable(&view.name));
     if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_ours) {
         text += &format!(": {} in the queue", ordinal(own.place));
     }
     if let Some(holder) = view.holders.first() {
-        text += "; ";
-        text += &describe_holder(holder);
+        text += &format!("; {}", describe_holder(holder));
     }
     text
 }
 
-fn describe_holder(holder: &HolderView) -> String {
+fn describe_briefly(holder: &HolderView) -> String {
     if holder.kept {
         return format!("given back, and kept for {}", span(holder.expires_in));
     }
-    format!(
-        "held by {} for {}, lease ends in {} unless renewed",
-        who(&holder.about, &holder.client),
-        span(holder.held_for),
-        span(holder.expires_in)
-    )
+    format!("held by {} for {}", who(&holder.about, &holder.client), span(holder.held_for))
+}
+
+fn describe_fully(holder: &HolderView) -> String {
+    let text = describe_briefly(holder);
+    if holder.kept {
+        return text;
+    }
+    format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))
 }
 
 fn ordinal(number: usize) -> String {

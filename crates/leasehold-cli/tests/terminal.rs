@@ -1,191 +1,124 @@
-//! At a terminal: who is in the foreground, what is typed, and what a shell with job control sees.
-
-#![cfg(target_os = "linux")]
+//! `leasehold run` on a terminal, which `script` provides.
 
 mod common;
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use common::{Place, Started, until};
-use nix::pty::{OpenptyResult, openpty};
 
-/// A terminal with a program on it, and all that it has shown so far.
-struct Terminal {
-    keyboard: File,
-    shown: Arc<Mutex<String>>,
-    program: Started,
+/// A shell on a terminal of its own.
+struct Screen {
+    shell: Started,
+    keys: ChildStdin,
+    seen: Arc<Mutex<String>>,
 }
 
-impl Terminal {
-    /// The program leads a session of its own, as after a login without a shell: nobody continues what is stopped.
-    fn start(place: &Place, program: &[&str]) -> Self {
-        let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
-        let end = || Stdio::from(slave.try_clone().expect("its other end"));
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").args(program).current_dir(place.path("."));
-        command.env("LEASEHOLD_STORE", place.store()).env("PS1", "$ ").env("TERM", "dumb");
-        command.env("leasehold", env!("CARGO_BIN_EXE_leasehold"));
-        command.stdin(end()).stdout(end()).stderr(end());
-        let program = Started(command.spawn().expect("setsid is there"));
-        let shown = Arc::new(Mutex::new(String::new()));
-        let (mut screen, to) = (File::from(master.try_clone().expect("its near end")), shown.clone());
+impl Screen {
+    fn new(place: &Place, line: &str) -> Self {
+        let mut script = Command::new("script");
+        if cfg!(target_os = "macos") {
+            script.args(["-q", "/dev/null", "sh", "-c", line]);
+        } else {
+            script.args(["-qec", line, "/dev/null"]);
+        }
+        script.env("LEASEHOLD_STORE", place.store()).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"));
+        script.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = Started(script.spawn().expect("script runs"));
+        let keys = shell.0.stdin.take().expect("piped");
+        let mut output = shell.0.stdout.take().expect("piped");
+        let seen = Arc::new(Mutex::new(String::new()));
+        let shown = seen.clone();
         thread::spawn(move || {
             let mut bytes = [0; 1024];
-            // It fails once nobody has the other end any more.
-            while let Ok(count @ 1..) = screen.read(&mut bytes) {
-                to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            while let Ok(count @ 1..) = output.read(&mut bytes) {
+                shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
             }
         });
-        Self { keyboard: File::from(master), shown, program }
+        Self { shell, keys, seen }
     }
 
-    fn shell(place: &Place) -> Self {
-        let shell = Self::start(place, &["bash", "--norc", "--noprofile", "-i"]);
-        shell.until_shows("$ ");
-        shell
+    fn type_in(&mut self, text: &str) {
+        self.keys.write_all(text.as_bytes()).expect("it listens");
+        self.keys.flush().expect("it listens");
     }
 
-    fn leasehold(place: &Place, args: &[&str]) -> Self {
-        Self::start(place, &[&[env!("CARGO_BIN_EXE_leasehold")], args].concat())
-    }
-
-    fn types(&mut self, text: &str) {
-        self.keyboard.write_all(text.as_bytes()).expect("it takes input");
-    }
-
-    fn until_shows(&self, text: &str) {
-        until(|| self.shown.lock().unwrap().contains(text).then_some(()));
-    }
-
-    /// The shell has the terminal, and can tell. What is typed is shown too, so it is not what is looked for.
-    fn until_shell_answers(&mut self) {
-        self.types("echo $((6 * 7))-shell\n");
-        self.until_shows("42-shell");
+    fn until_shown(&self, text: &str) {
+        until(|| self.seen.lock().unwrap().contains(text).then_some(()));
     }
 }
 
-const CTRL_C: &str = "\x03";
-const CTRL_Z: &str = "\x1a";
-
-/// Prints a line of its own once it has read one: `heard …`.
-const READER: &str = r#"echo "o"n; read -r line; echo "heard $line""#;
-
 #[test]
-fn the_command_is_in_the_foreground_and_hears_ctrl_c() {
+fn the_command_owns_the_terminal_and_the_shell_gets_it_back() {
     let place = Place::new();
-    // Fields 5 and 8 are its own group and that in the foreground of its terminal.
-    let script = r#"trap 'echo interrupted; exit 3' INT; set -- $(cat /proc/$$/stat)
-        [ "$5" = "$8" ] && [ "$5" = $$ ] && echo in the foreground; while :; do sleep 0.05; done"#;
-    let mut terminal = Terminal::leasehold(&place, &["run", "a", "-c", script]);
-    terminal.until_shows("in the foreground");
-    terminal.types(CTRL_C);
-    terminal.until_shows("interrupted");
-    assert_eq!(terminal.program.end(), 3, "the command decides what it means");
+    let line = "\"$LEASEHOLD\" run a -c 'read -r x; echo \"command $x\"'; read -r y; echo \"shell $y\"";
+    let mut screen = Screen::new(&place, line);
+    screen.type_in("one\n");
+    screen.until_shown("command one");
+    screen.type_in("two\n");
+    screen.until_shown("shell two");
+    assert_eq!(screen.shell.end(), 0);
 }
 
 #[test]
-fn the_waiting_is_told_live_and_ctrl_c_ends_it() {
+fn ctrl_c_goes_to_the_command_alone() {
     let place = Place::new();
-    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
-    assert_eq!(holder.line(), "on");
-    let mut terminal = Terminal::leasehold(&place, &["run", "a", "--", "true"]);
-    terminal.until_shows("waiting for \"a\": 1st in the queue; held by ");
-    terminal.until_shows(" for 1s");
-    terminal.types(CTRL_C);
-    assert_eq!(terminal.program.end(), 128 + 2);
-    until(|| terminal.shown.lock().unwrap().ends_with("\r\x1b[K").then_some(()));
-    place.until_waiting("a", 0);
+    let line = "trap : INT; \"$LEASEHOLD\" run a -c 'trap \"echo stopping; exit 9\" INT; echo ready; while :; do sleep 0.05; done'; \
+         echo \"ended with $?\"";
+    let mut screen = Screen::new(&place, line);
+    screen.until_shown("ready");
+    screen.type_in("\x03");
+    screen.until_shown("stopping");
+    screen.until_shown("ended with 9");
+    assert_eq!(place.locks().as_array().unwrap().len(), 0);
 }
 
 #[test]
-fn a_stopped_command_gives_the_terminal_to_the_shell_and_gets_it_back() {
+fn ctrl_z_stops_both_and_the_shell_continues_both() {
     let place = Place::new();
-    let mut shell = Terminal::shell(&place);
-    shell.types(&format!("$leasehold run a -c '{READER}'\n"));
-    shell.until_shows("on\r\n");
-    shell.types(CTRL_Z);
-    shell.until_shows("Stopped");
-    shell.until_shell_answers();
-    assert_eq!(place.show("a")["holders"].as_array().unwrap().len(), 1, "the lease still runs");
-    shell.types("fg\n");
-    shell.types("hello\n");
-    shell.until_shows("heard hello");
-    until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+    // An interactive shell has job control.
+    let mut screen = Screen::new(&place, "PS1='$ ' exec bash --norc -i");
+    screen.type_in("\"$LEASEHOLD\" run a -c 'echo be''gun; read -r x; echo \"command $x\"'\n");
+    screen.until_shown("begun");
+    screen.type_in("\x1a");
+    screen.until_shown("Stopped");
+    screen.type_in("fg\n");
+    screen.type_in("on\n");
+    screen.until_shown("command on");
+    screen.type_in("echo en''ded\n");
+    screen.until_shown("ended");
+    screen.type_in("exit\n");
+    screen.shell.end();
 }
 
 #[test]
-fn a_command_that_was_stopped_for_longer_than_its_lease_is_killed() {
+fn ctrl_c_withdraws_a_waiter() {
     let place = Place::new();
-    let mut shell = Terminal::shell(&place);
-    shell.types(&format!("$leasehold run --ttl 1s a -c '{READER}'\n"));
-    shell.until_shows("on\r\n");
-    shell.types(CTRL_Z);
-    shell.until_shows("Stopped");
-    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0, "somebody else's turn");
-    shell.types("fg\n");
-    shell.until_shows("the command gets KILL");
-    shell.types("echo $?-code\n");
-    shell.until_shows("124-code");
-}
-
-#[test]
-fn a_stop_that_nobody_could_end_does_not_last() {
-    let place = Place::new();
-    let mut terminal = Terminal::leasehold(&place, &["run", "a", "-c", READER]);
-    terminal.until_shows("on\r\n");
-    terminal.types(CTRL_Z);
-    terminal.types("hello\n");
-    terminal.until_shows("heard hello");
-    assert_eq!(terminal.program.end(), 0);
-}
-
-#[test]
-fn ctrl_z_stops_the_waiting_too() {
-    let place = Place::new();
-    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
-    assert_eq!(holder.line(), "on");
-    let mut shell = Terminal::shell(&place);
-    shell.types("$leasehold run a -c 'echo $((6 * 7))-turn'\n");
-    shell.until_shows("waiting for");
-    shell.types(CTRL_Z);
-    shell.until_shows("Stopped");
-    shell.until_shell_answers();
-    shell.types("fg\n");
-    holder.signal("TERM");
-    shell.until_shows("42-turn");
-}
-
-#[test]
-fn a_background_job_leaves_the_terminal_alone() {
-    let place = Place::new();
-    let mut shell = Terminal::shell(&place);
-    shell.types("$leasehold run a -- sleep 60 &\n");
+    let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
-    // This one waits, and says nothing on a line that is the shell's.
-    shell.types("$leasehold run a -- true &\n");
+    let mut screen = Screen::new(&place, "trap : INT; \"$LEASEHOLD\" run a -- true; echo \"ended with $?\"");
     place.until_waiting("a", 1);
-    shell.until_shell_answers();
-    shell.types("kill %2; wait %2; echo $?-code\n");
-    shell.until_shows("143-code");
-    assert!(!shell.shown.lock().unwrap().contains("waiting for"));
-    shell.types("kill %1\n");
-    until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+    screen.type_in("\x03");
+    screen.until_shown("ended with 130");
+    place.until_waiting("a", 0);
+    holder.signal("TERM");
+    holder.end();
 }
 
 #[test]
-fn the_reader_of_a_pipe_keeps_the_terminal() {
+fn who_waits_sees_for_whom() {
     let place = Place::new();
-    let mut shell = Terminal::shell(&place);
-    let reader = r#"read -r line </dev/tty; echo "heard $line"; : >heard"#;
-    shell.types(&format!(
-        "$leasehold run a -c 'until [ -e heard ]; do sleep 0.05; done' | sh -c '{reader}'\n"
-    ));
+    let mut holder = place.start(&["run", "--note", "the holder", "a", "--", "sleep", "60"]);
     place.until_held("a");
-    shell.types("hello\n");
-    shell.until_shows("heard hello");
-    until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+    let screen = Screen::new(&place, "stty cols 200; \"$LEASEHOLD\" run a -- echo granted");
+    screen.until_shown("waiting for \"a\": 1st in the queue; held by");
+    screen.until_shown("the holder");
+    holder.signal("TERM");
+    holder.end();
+    screen.until_shown("granted");
+    let seen = screen.seen.lock().unwrap().clone();
+    let line = seen.find("waiting for \"a\"").unwrap();
+    assert!(seen[line..].contains("\r\u{1b}[K"), "the line is cleared before the command speaks: {seen:?}");
 }

@@ -3,6 +3,7 @@
 //! The rule that shapes it: a lost answer is *unknown*. Until the store has answered a `Release` with a
 //! tombstone, an attempt whose answer was not seen may still come to hold the lease.
 
+use alloc::sync::Arc;
 use core::time::Duration;
 
 use crate::command::{Acquire, Answer, Command, Grant, Head, Push, PushKind, Refusal, Release, Reply};
@@ -72,7 +73,7 @@ enum Phase {
 /// One attempt to lock.
 #[derive(Clone, Debug)]
 pub struct AcquireMachine {
-    command: Acquire,
+    command: Arc<Acquire>,
     patience: Option<Patience>,
     phase: Phase,
     /// The local time before an answered `Acquire` was sent, and the store's time in the answer: what a push
@@ -98,7 +99,7 @@ impl AcquireMachine {
     pub fn new(command: Acquire, patience: Option<Patience>, now: LocalTime) -> Self {
         assert!(command.wait.is_some() == patience.is_some(), "an attempt waits, or does not");
         Self {
-            command,
+            command: Arc::new(command),
             patience,
             phase: Phase::Asking { at: now },
             anchor: None,
@@ -111,7 +112,7 @@ impl AcquireMachine {
 
     /// Which attempt this is.
     #[must_use]
-    pub const fn acquisition(&self) -> Acquisition {
+    pub fn acquisition(&self) -> Acquisition {
         self.command.acquisition
     }
 
@@ -324,7 +325,6 @@ mod tests {
     use crate::command::{Queued, WaitFor};
     use crate::id::ClientId;
     use crate::token::TokenRange;
-    use alloc::sync::Arc;
 
     const TTL: Duration = Duration::from_secs(10);
 

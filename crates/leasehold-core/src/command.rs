@@ -14,8 +14,8 @@ use crate::token::{Token, TokenRange};
 /// One command about one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Take a lease, or a place in the queue for one.
-    Acquire(Acquire),
+    /// Take a lease, or a place in the queue for one. Shared, since a waiter says it again and again.
+    Acquire(Arc<Acquire>),
     /// Keep a lease, or claim a pushed one.
     Renew(Renew),
     /// Give back a lease or a place in the queue.
@@ -24,6 +24,12 @@ pub enum Command {
     Inspect,
     /// Take the resource away from whoever holds it.
     ForceRelease,
+}
+
+impl From<Acquire> for Command {
+    fn from(acquire: Acquire) -> Self {
+        Self::Acquire(Arc::new(acquire))
+    }
 }
 
 /// Take a lease, or a place in the queue for one.

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use tokio::runtime::Builder;
 
+use leasehold_core::Resource;
+
 use crate::clock;
 use crate::session::{Errand, Session};
 use crate::store::Store;
@@ -82,12 +84,12 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
     }
 }
 
-async fn send(session: Arc<Session>, store: Arc<dyn Store>, errands: Vec<Errand>) {
-    let batch = errands.iter().map(|errand| (errand.resource.clone(), errand.command.clone())).collect();
+async fn send(session: Arc<Session>, store: Arc<dyn Store>, errands: Vec<(Arc<Resource>, Errand)>) {
+    let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
     let answers = store.call(batch).await;
     debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
     let now = clock::local();
-    for (errand, answered) in errands.iter().zip(&answers) {
+    for ((_, errand), answered) in errands.iter().zip(&answers) {
         session.absorb(errand, now, answered);
     }
 }

@@ -110,12 +110,11 @@ impl Guard {
     pub async fn renew(&self) -> Result<(), Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         if let Some(errand) = session.begin_renewal(self.sequence, clock::local()) {
-            let answered = match store.call_now(&errand.resource, &errand.command) {
+            let answered = match store.call_now(&self.resource, &errand.command) {
                 Some(answered) => answered,
                 None => {
                     let unheard = Unheard(self);
-                    let mut answers =
-                        store.call(vec![(errand.resource.clone(), errand.command.clone())]).await;
+                    let mut answers = store.call(vec![(self.resource.clone(), errand.command.clone())]).await;
                     std::mem::forget(unheard);
                     answers.pop().unwrap_or_else(unanswered)
                 }
@@ -202,13 +201,13 @@ impl Guard {
         let mut call: Option<(Errand, Pending<Vec<Answered>>)> = None;
         let mut error = None;
         if let Some(errand) = errand {
-            match store.call_now(&errand.resource, &errand.command) {
+            match store.call_now(&self.resource, &errand.command) {
                 Some(answered) => match session.absorb_release(&errand, &answered) {
                     Some(given) => return Ok(given),
                     None => error = answered.err(),
                 },
                 None => {
-                    let sent = store.call(vec![(errand.resource.clone(), errand.command.clone())]);
+                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
                     call = Some((errand, sent));
                 }
             }
@@ -271,7 +270,7 @@ impl Drop for Unheard<'_> {
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.is_over {
-            self.handle.let_go(self.sequence);
+            self.handle.let_go(&self.resource, self.sequence);
         }
     }
 }
@@ -279,9 +278,9 @@ impl Drop for Guard {
 impl Handle {
     /// Nobody stands for this entry any more. It is given back at once where that can't mean to wait, and otherwise by
     /// the driver.
-    pub(crate) fn let_go(&self, sequence: u64) {
+    pub(crate) fn let_go(&self, resource: &Resource, sequence: u64) {
         let Some(errand) = self.session.forget(sequence, clock::local()) else { return };
-        match self.store.call_now(&errand.resource, &errand.command) {
+        match self.store.call_now(resource, &errand.command) {
             Some(answered) => drop(self.session.absorb_release(&errand, &answered)),
             None => self.session.postpone(sequence, clock::local()),
         }

@@ -51,6 +51,11 @@ pub use mutex::{MAX_TTL, MIN_TTL, Mutex};
 pub use url::SCHEMES;
 pub use view::{HolderView, LockView, WaiterView};
 
+/// The README's example is a test too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 /// Runs the examples in this documentation.
 #[doc(hidden)]
 pub fn doc_test(example: impl Future<Output = Result<(), Error>>) {

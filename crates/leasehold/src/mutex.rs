@@ -171,10 +171,10 @@ impl Mutex {
     // --- One attempt -----------------------------------------------------------------------------
 
     async fn acquire(&self, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
-        let resource = self.check()?.clone();
+        let resource = self.check()?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
         let ended = async {
-            let (attempt, errand) = self.begin(resource.clone(), deadline)?;
+            let (attempt, errand) = self.begin(resource, deadline)?;
             let ended = attempt.finish(errand).await;
             Ok::<_, Error>((attempt, ended))
         };
@@ -182,30 +182,30 @@ impl Mutex {
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
             tracing::debug!(%resource, %token, "a lease was granted");
-            return Ok(Some(attempt.into_guard(resource, token)));
+            return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
             Outcome::Granted { .. } | Outcome::NotGranted => Ok(None),
             Outcome::QueueFull => {
                 let what = format!("{} wait already", self.max_waiters);
-                Err(self.handle.error(ErrorKind::QueueFull, &resource, what))
+                Err(self.handle.error(ErrorKind::QueueFull, resource, what))
             }
             Outcome::Refused(refusal) => {
-                Err(self.handle.error(ErrorKind::Invalid, &resource, explain(refusal)))
+                Err(self.handle.error(ErrorKind::Invalid, resource, explain(refusal)))
             }
             Outcome::Cancelled => Err(self.handle.closed()),
             Outcome::Failed => {
                 let message = trouble.as_deref().unwrap_or("the answer came too late to be of use");
-                Err(self.handle.unavailable(&resource, message))
+                Err(self.handle.unavailable(resource, message))
             }
         }
     }
 
-    fn begin(
-        &self,
-        resource: Arc<Resource>,
+    fn begin<'a>(
+        &'a self,
+        resource: &'a Arc<Resource>,
         deadline: Option<LocalTime>,
-    ) -> Result<(Attempt<'_>, Option<Errand>), Error> {
+    ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
         let session = &self.handle.session;
         let rhythm = self.handle.store.rhythm();
         let terms = LeaseTerms { ttl: self.shortest_ttl(), ..self.terms };
@@ -221,9 +221,12 @@ impl Mutex {
             metadata: self.about.clone(),
         };
         let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });
-        let began = session.begin(resource, terms, self.at_least, command, patience, clock::local());
+        let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
         let errand = began.map_err(|Closed| self.handle.closed())?;
-        Ok((Attempt { handle: &self.handle, sequence: acquisition.sequence, is_taken: false }, errand))
+        Ok((
+            Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
+            errand,
+        ))
     }
 
     /// A lease is never asked for longer than the hold may last.
@@ -286,6 +289,7 @@ fn explain(refusal: Refusal) -> String {
 /// An attempt under way. Dropped, it gives back whatever it has or may come to have.
 struct Attempt<'a> {
     handle: &'a Arc<Handle>,
+    resource: &'a Arc<Resource>,
     sequence: u64,
     is_taken: bool,
 }
@@ -296,7 +300,7 @@ impl Attempt<'_> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
         if let Some(errand) = errand {
-            match store.call_now(&errand.resource, &errand.command) {
+            match store.call_now(self.resource, &errand.command) {
                 Some(answered) => {
                     let outcome = session.absorb(&errand, clock::local(), &answered);
                     if let Some(granted @ Outcome::Granted { .. }) = outcome {
@@ -304,7 +308,7 @@ impl Attempt<'_> {
                     }
                 }
                 None => {
-                    let sent = store.call(vec![(errand.resource.clone(), errand.command.clone())]);
+                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
                     call = Some((errand, sent));
                 }
             }
@@ -324,16 +328,16 @@ impl Attempt<'_> {
     }
 
     /// A guard stands for the lease from now on.
-    fn into_guard(mut self, resource: Arc<Resource>, token: Token) -> Guard {
+    fn into_guard(mut self, token: Token) -> Guard {
         self.is_taken = true;
-        Guard::new(self.handle.clone(), self.sequence, resource, token)
+        Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            self.handle.let_go(self.sequence);
+            self.handle.let_go(self.resource, self.sequence);
         }
     }
 }

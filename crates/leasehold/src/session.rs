@@ -73,13 +73,12 @@ struct State {
 pub(crate) struct Errand {
     pub(crate) sequence: u64,
     pub(crate) sent_at: LocalTime,
-    pub(crate) resource: Arc<Resource>,
     pub(crate) command: Command,
 }
 
 /// What the driver is to do.
 pub(crate) struct Due {
-    pub(crate) errands: Vec<Errand>,
+    pub(crate) errands: Vec<(Arc<Resource>, Errand)>,
     /// When to ask again.
     pub(crate) next: LocalTime,
     /// There is nothing more to come.
@@ -445,7 +444,7 @@ impl State {
         {
             errands.extend(self.fire(sequence, now, after));
         }
-        if errands.iter().any(|errand| matches!(errand.command, Command::Renew(_))) {
+        if errands.iter().any(|(_, errand)| matches!(errand.command, Command::Renew(_))) {
             self.renew_early(now, &mut errands, after);
         }
         let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
@@ -455,19 +454,19 @@ impl State {
         Due { errands, next: self.armed, is_over }
     }
 
-    fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<Errand> {
+    fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<(Arc<Resource>, Errand)> {
         let entry = self.entries.get_mut(&sequence)?;
         if let Some(set) = entry.timer.take() {
             self.timers.remove(&(set, sequence));
         }
-        let errand = entry.poll_transmit(sequence, now);
+        let errand = entry.poll_transmit(sequence, now).map(|errand| (entry.resource.clone(), errand));
         self.settle(sequence, now, after);
         errand
     }
 
     /// Renewals that are due soon go with those that are due now, so that leases of one length come to be
     /// renewed together, whenever they were taken.
-    fn renew_early(&mut self, now: LocalTime, errands: &mut Vec<Errand>, after: &mut After) {
+    fn renew_early(&mut self, now: LocalTime, errands: &mut Vec<(Arc<Resource>, Errand)>, after: &mut After) {
         let soon = self.timers.range(..=(now + EARLIEST, u64::MAX));
         let early: Vec<u64> = soon
             .map(|(_, sequence)| *sequence)

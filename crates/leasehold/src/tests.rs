@@ -185,7 +185,7 @@ impl Stage {
             wait: None,
             metadata: Arc::from(""),
         };
-        let answer = self.store.run(&lock_name(), &Command::Acquire(acquire)).unwrap();
+        let answer = self.store.run(&lock_name(), &acquire.into()).unwrap();
         assert!(matches!(answer.reply, Reply::Granted(_)));
     }
 

@@ -30,7 +30,7 @@
 //!     let acquire = Acquire { acquisition, owner: None, capacity, weight, ttl, reserve, wait: None, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
 //!     let turn = Turn { now, is_there: &mut |_| true, pushes: &mut Vec::new() };
-//!     apply(&mut table, turn, &Command::Acquire(acquire)).unwrap().reply
+//!     apply(&mut table, turn, &acquire.into()).unwrap().reply
 //! };
 //! assert!(matches!(ask(1), Reply::Granted(_)));
 //! assert_eq!(ask(2), Reply::Busy);

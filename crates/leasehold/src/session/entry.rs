@@ -128,7 +128,7 @@ impl Entry {
             }
             Stage::Owed { .. } | Stage::Over(_) => return None,
         };
-        Some(Errand { sequence, sent_at: now, resource: self.resource.clone(), command })
+        Some(Errand { sequence, sent_at: now, command })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     fn acquire(client: u128) -> Command {
-        Command::Acquire(Acquire {
+        Command::from(Acquire {
             acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
             owner: None,
             capacity: 1,

@@ -14,11 +14,13 @@ pub(super) struct SqliteRows<'c> {
     resource: &'c Resource,
     /// Its key, once it has been looked up or made.
     id: Option<i64>,
+    /// So many can hold it that the lease which expires first is found by an index.
+    pub(super) is_shared: bool,
 }
 
 impl<'c> SqliteRows<'c> {
     pub(super) fn new(connection: &'c Connection, resource: &'c Resource) -> Self {
-        Self { connection, resource, id: None }
+        Self { connection, resource, id: None, is_shared: resource.kind != Kind::Mutex }
     }
 
     fn run(&self, sql: &str, params: impl Params) -> Result<usize> {
@@ -52,11 +54,6 @@ impl<'c> SqliteRows<'c> {
         let id = self.connection.last_insert_rowid();
         self.id = Some(id);
         Ok(id)
-    }
-
-    /// Whether so many can hold it that the lease which expires first is found by an index.
-    fn is_shared(&self) -> bool {
-        self.resource.kind != Kind::Mutex
     }
 }
 
@@ -166,7 +163,7 @@ impl Rows for SqliteRows<'_> {
                 lease.claimed,
                 lease.kept,
                 &*lease.metadata,
-                self.is_shared()
+                self.is_shared
             ],
         )?;
         Ok(())
@@ -183,9 +180,9 @@ impl Rows for SqliteRows<'_> {
     }
 
     fn first_expiring_lease(&mut self) -> Result<Option<Lease>> {
-        let few = select_lease!("ORDER BY expires_at LIMIT 1");
-        let many = select_lease!("AND shared = 1 ORDER BY expires_at LIMIT 1");
-        let sql = if self.is_shared() { many } else { few };
+        let few = select_lease!("ORDER BY expires_at, client, sequence LIMIT 1");
+        let many = select_lease!("AND shared = 1 ORDER BY expires_at, client, sequence LIMIT 1");
+        let sql = if self.is_shared { many } else { few };
         self.one(sql, [self.known_id()], read_lease)
     }
 

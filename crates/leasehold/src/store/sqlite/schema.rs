@@ -18,9 +18,12 @@ const APPLICATION_ID: i32 = 0x4c53_4844;
 /// Counted up when a table changes its form.
 const LAYOUT: i32 = 1;
 
+/// The bytes of a page.
+const PAGE: u32 = 1024;
+
 /// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
 /// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page.
-const TABLES: &str = "
+pub(super) const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE resource (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL,
@@ -122,6 +125,8 @@ impl From<rusqlite::Error> for Trouble {
 fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
     // Nothing is written before it is known whose it is.
     check_owner(connection)?;
+    // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
+    connection.pragma_update(None, "page_size", PAGE)?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     if boot_of(connection).is_some_and(|boot| boot == boot_id) {
         return Ok(());

@@ -1,1 +1,483 @@
+//! The store against the model, against bad files, and against its neighbours.
 
+use std::os::unix::fs::PermissionsExt;
+
+use leasehold_core::model::Table;
+use leasehold_core::{
+    Acquire, Acquisition, Grant, Kind, Name, Owner, PushKind, Release, Renew, Reply, StoreTime, TokenRange,
+    View, WaitFor,
+};
+use proptest::prelude::*;
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(10);
+
+fn resource(name: &str) -> Resource {
+    Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
+}
+
+fn id(client: u128, sequence: u64) -> Acquisition {
+    Acquisition { client: ClientId::new(client), sequence }
+}
+
+fn acquire(acquisition: Acquisition, wait: bool) -> Command {
+    Command::from(Acquire {
+        acquisition,
+        owner: None,
+        capacity: 1,
+        weight: 1,
+        ttl: TTL,
+        reserve: 0,
+        wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 100 }),
+        metadata: Arc::from("somebody"),
+    })
+}
+
+fn release(acquisition: Acquisition) -> Command {
+    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+}
+
+// --- Against the model ---------------------------------------------------------------------------
+
+/// How many histories are compared: `scripts/test --long` wants more.
+fn cases() -> u32 {
+    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 20_000 } else { 400 }
+}
+
+/// One step of a random history.
+#[derive(Clone, Debug)]
+enum Step {
+    Do(Command),
+    Sweep,
+    Pass(u64),
+    Leave(u128),
+    Return(u128),
+}
+
+fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let who = || (0..4_u128, 0..5_u64).prop_map(|(client, sequence)| id(client, sequence));
+    let owner = proptest::option::weighted(0.3, 0..2_u8);
+    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64).prop_map(
+        move |(acquisition, weight, wait, owner, reserve, ttl)| {
+            Step::Do(Command::from(Acquire {
+                acquisition,
+                owner: owner.map(|owner| Owner::new(&owner.to_string())),
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl + 1),
+                reserve,
+                wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 6 }),
+                metadata: Arc::from("ä\0b"),
+            }))
+        },
+    );
+    let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
+        Step::Do(Command::Renew(Renew { acquisition, ttl: TTL, reserve }))
+    });
+    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, at_least, tombstone)| {
+        let at_least = Duration::from_secs(at_least * at_least);
+        Step::Do(Command::Release(Release {
+            acquisition,
+            at_least,
+            tombstone: Duration::from_secs(tombstone * 4),
+        }))
+    });
+    let step = prop_oneof![
+        8 => acquire,
+        4 => renew,
+        5 => release,
+        1 => Just(Step::Do(Command::ForceRelease)),
+        1 => Just(Step::Sweep),
+        4 => (0..6_000_u64).prop_map(Step::Pass),
+        1 => (0..4_u128).prop_map(Step::Leave),
+        1 => (0..4_u128).prop_map(Step::Return),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// Both do the same, and must say the same.
+struct Twins<'c> {
+    table: Table,
+    connection: &'c Connection,
+    resource: Resource,
+    is_shared: bool,
+    now: Now,
+    absent: Vec<ClientId>,
+}
+
+impl Twins<'_> {
+    fn run(&mut self, command: &Command) {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let absent = &self.absent;
+        let mut is_there = |client| !absent.contains(&client);
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut theirs };
+        let Ok(expected) = apply(&mut self.table, turn, command);
+        let mut rows = SqliteRows::new(self.connection, &self.resource);
+        rows.is_shared = self.is_shared;
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut ours };
+        let found = apply(&mut rows, turn, command).unwrap();
+        assert_eq!(found, expected, "after {command:?}");
+        assert_eq!(ours, theirs, "pushed after {command:?}");
+    }
+
+    fn sweep(&mut self) -> bool {
+        let mut is_there = |_| true;
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
+        let Ok(expected) = sweep(&mut self.table, turn);
+        let mut rows = SqliteRows::new(self.connection, &self.resource);
+        rows.is_shared = self.is_shared;
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
+        assert_eq!(sweep(&mut rows, turn).unwrap(), expected);
+        expected
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Do(command) => self.run(command),
+            Step::Sweep => drop(self.sweep()),
+            Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
+            Step::Leave(client) => self.absent.push(ClientId::new(*client)),
+            Step::Return(client) => self.absent.retain(|absent| *absent != ClientId::new(*client)),
+        }
+        self.run(&Command::Inspect);
+    }
+
+    fn pass(&mut self, span: Duration) {
+        self.now = Now { time: self.now.time + span, wall: self.now.wall + span };
+    }
+}
+
+fn empty() -> Connection {
+    let connection = Connection::open_in_memory().unwrap();
+    connection.execute_batch(schema::TABLES).unwrap();
+    connection
+}
+
+fn count_rows(connection: &Connection) -> i64 {
+    let count = |table| {
+        connection.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get::<_, i64>(0))
+    };
+    ["resource", "lease", "waiter", "tombstone"].iter().map(|table| count(table).unwrap()).sum()
+}
+
+fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Step]) {
+    let start = StoreTime::from_micros(5_000_000);
+    let wall = StoreTime::from_micros(1_700_000_000_000_000);
+    let now = Now { time: start, wall };
+    let mut twins = Twins {
+        table: Table::new(),
+        connection,
+        resource: resource("a"),
+        is_shared,
+        now,
+        absent: Vec::new(),
+    };
+    for step in steps {
+        twins.step(step);
+    }
+    // Long after, nothing is left of it.
+    twins.pass(Duration::from_secs(3_600));
+    twins.sweep();
+    twins.pass(Duration::from_secs(8_000));
+    assert!(!twins.sweep());
+    assert_eq!(count_rows(connection), 0);
+}
+
+thread_local! {
+    static CONNECTION: Connection = empty();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_file_says_what_the_model_says(steps in steps(1)) {
+        CONNECTION.with(|connection| says_the_same(connection, false, &steps));
+    }
+
+    #[test]
+    fn the_file_says_what_the_model_says_of_what_many_share(steps in steps(4)) {
+        CONNECTION.with(|connection| says_the_same(connection, true, &steps));
+    }
+}
+
+#[test]
+#[should_panic(expected = "after")]
+fn a_file_that_forgets_a_row_is_caught() {
+    let connection = empty();
+    connection
+        .execute_batch("CREATE TRIGGER forgets AFTER INSERT ON lease BEGIN DELETE FROM lease; END")
+        .unwrap();
+    let steps = [Step::Do(acquire(id(1, 1), false)), Step::Do(acquire(id(2, 1), false))];
+    says_the_same(&connection, false, &steps);
+}
+
+// --- Against bad files ---------------------------------------------------------------------------
+
+struct Nobody;
+
+impl Inbox for Nobody {
+    fn deliver(&self, _push: Push) {}
+}
+
+fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
+    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let opened = Sqlite::open(path, false, ClientId::new(client), Arc::downgrade(&inbox));
+    // It lives as long as the process, which is long enough for a test.
+    std::mem::forget(inbox);
+    opened
+}
+
+fn refusal(path: &Path) -> String {
+    let Err(error) = open(path, 1) else { panic!("{} was opened", path.display()) };
+    let message = error.to_string();
+    assert!(message.contains(&path.display().to_string()) && message.lines().count() == 1, "{message}");
+    message
+}
+
+#[test]
+fn a_file_that_can_t_be_ours_is_named_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/locks.db");
+    assert!(refusal(&missing).contains("does not exist: create it"));
+    assert!(!missing.parent().unwrap().exists());
+    assert!(refusal(folder.path()).contains("this is a directory"));
+
+    let text = folder.path().join("text");
+    let said = "no database at all\n".repeat(500);
+    fs::write(&text, &said).unwrap();
+    assert!(refusal(&text).contains("damaged or no database"));
+    assert_eq!(fs::read_to_string(&text).unwrap(), said);
+
+    let foreign = folder.path().join("foreign");
+    Connection::open(&foreign)
+        .unwrap()
+        .execute_batch("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+        .unwrap();
+    let before = fs::read(&foreign).unwrap();
+    assert!(refusal(&foreign).contains("of another program"));
+    assert_eq!(fs::read(&foreign).unwrap(), before);
+
+    let newer = folder.path().join("newer");
+    drop(open(&newer, 1).unwrap());
+    Connection::open(&newer).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
+    assert!(refusal(&newer).contains("another version of leasehold wrote it (layout 9"));
+}
+
+#[test]
+fn a_file_without_permission_is_named() {
+    if rustix::process::geteuid().is_root() {
+        // Nothing is forbidden to root; a file on a device that can't be written is as good.
+        let path = Path::new("/proc/leasehold-locks.db");
+        assert!(refusal(path).contains("can't be opened") || refusal(path).contains("no permission"));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+    assert!(refusal(&path).contains("no permission"));
+}
+
+#[test]
+fn a_damaged_file_is_an_error_and_no_grant() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    drop(store);
+    Connection::open(&path).unwrap().execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let size = bytes.len();
+    bytes[1024..].fill(0xA5);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(fs::read(&path).unwrap().len(), size);
+    match open(&path, 2) {
+        Err(error) => assert!(error.to_string().contains("damaged"), "{error}"),
+        Ok(store) => {
+            let answered = store.call_now(&resource("a"), &acquire(id(2, 1), false)).unwrap();
+            assert!(answered.unwrap_err().message.contains("damaged"));
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("locks.db"), 1).unwrap();
+    {
+        let connection = store.connection.lock().unwrap();
+        let pages: i64 = connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+        connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
+    }
+    let mut failed = 0;
+    for number in 0..200 {
+        let name = format!("{number}-{}", "x".repeat(100));
+        match store.call_now(&resource(&name), &acquire(id(1, number), false)).unwrap() {
+            Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
+            Err(error) => {
+                failed += 1;
+                assert!(error.message.contains("the disk is full") && error.failure == Failure::NotSent);
+                let view = inspect(&store, &name);
+                assert!(view.holders.is_empty() && view.last_token.is_none(), "{view:?}");
+            }
+        }
+    }
+    assert!(failed > 0, "the disk was never full");
+    store.connection.lock().unwrap().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
+    assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));
+}
+
+#[test]
+fn a_file_that_is_removed_under_its_clients_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    fs::remove_file(&path).unwrap();
+    let error = store.call_now(&resource("a"), &acquire(id(1, 2), false)).unwrap().unwrap_err();
+    assert!(error.message.contains("removed or replaced") && error.failure == Failure::NotSent);
+}
+
+// --- Against its neighbours ----------------------------------------------------------------------
+
+fn granted(store: &Sqlite, acquisition: Acquisition) -> Reply {
+    store.call_now(&resource("a"), &acquire(acquisition, true)).unwrap().unwrap().reply
+}
+
+fn inspect(store: &Sqlite, name: &str) -> View {
+    match store.call_now(&resource(name), &Command::Inspect).unwrap().unwrap().reply {
+        Reply::View(view) => view,
+        other => panic!("{other:?}"),
+    }
+}
+
+struct Letterbox(std::sync::mpsc::Sender<Push>);
+
+impl Inbox for Letterbox {
+    fn deliver(&self, push: Push) {
+        let _ = self.0.send(push);
+    }
+}
+
+#[test]
+fn a_release_reaches_the_next_client_and_a_dead_one_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let (told, hears) = std::sync::mpsc::channel();
+    let inbox: Arc<dyn Inbox> = Arc::new(Letterbox(told));
+    let first = open(&path, 1).unwrap();
+    let dead = open(&path, 2).unwrap();
+    let last = Sqlite::open(&path, false, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
+    assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
+    assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
+    assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
+    drop(dead);
+    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    let pushed = hears.recv_timeout(Duration::from_secs(10)).expect("it is told");
+    assert!(pushed.acquisition == id(3, 7) && matches!(pushed.kind, PushKind::Granted(_)), "{pushed:?}");
+    assert!(hears.try_recv().is_err(), "once");
+    let view = inspect(&first, "a");
+    assert!(view.waiters.len() == 1 && view.waiters[0].passed_over, "the dead one keeps its place: {view:?}");
+}
+
+#[test]
+fn tokens_rise_over_a_restart_and_a_reboot_ends_leases() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    let Reply::Granted(before) = granted(&store, id(1, 1)) else { panic!("it is free") };
+    drop(store);
+    let store = open(&path, 2).unwrap();
+    assert!(matches!(granted(&store, id(2, 1)), Reply::Queued(_)), "the lease outlives its process");
+    drop(store);
+    // A token from a wall clock that was ahead, in a file from another boot.
+    let ahead = before.tokens.last.get() + 3_600_000_000;
+    let connection = Connection::open(&path).unwrap();
+    connection.execute("UPDATE resource SET last_token = ?", [ahead.cast_signed()]).unwrap();
+    connection.execute("UPDATE meta SET value = 'another' WHERE key = 'boot'", []).unwrap();
+    drop(connection);
+    let store = open(&path, 3).unwrap();
+    let Reply::Granted(Grant { tokens: TokenRange { first, .. }, .. }) = granted(&store, id(3, 1)) else {
+        panic!("the lease ended with its boot")
+    };
+    assert!(first.get() > ahead);
+    assert_eq!(inspect(&store, "a").waiters.len(), 0);
+}
+
+#[test]
+fn a_busy_file_is_waited_for_by_the_worker_and_not_by_the_caller() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert!(store.call_now(&resource("a"), &acquire(id(1, 1), false)).is_none());
+    let batch = vec![
+        (Arc::new(resource("a")), acquire(id(1, 1), false)),
+        (Arc::new(resource("b")), acquire(id(1, 2), false)),
+    ];
+    let pending = store.call(batch);
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| pollster::block_on(pending));
+        thread::sleep(Duration::from_millis(50));
+        assert!(!answers.is_finished());
+        other.execute_batch("COMMIT").unwrap();
+        let answers = answers.join().unwrap();
+        assert!(answers.iter().all(|answer| matches!(answer.as_ref().unwrap().reply, Reply::Granted(_))));
+    });
+    assert_eq!(pollster::block_on(store.list()).unwrap(), [resource("a"), resource("b")]);
+}
+
+#[test]
+fn the_log_does_not_grow_for_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let size = || fs::metadata(&log).map_or(0, |found| found.len());
+    let mut largest = 0;
+    for round in 0..40 {
+        for number in 0..500 {
+            let acquisition = id(1, round * 500 + number);
+            // The worker may be at the file just now.
+            while store.call_now(&resource("a"), &acquire(acquisition, false)).is_none() {}
+            while store.call_now(&resource("a"), &release(acquisition)).is_none() {}
+        }
+        largest = size().max(largest);
+        // The worker has its turn, in bounded time.
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT && Instant::now() < give_up {
+            thread::yield_now();
+        }
+    }
+    // 40,000 transactions of two pages would be more than 80 MB.
+    assert!(largest < 20 << 20, "the log grew to {largest} bytes");
+}
+
+#[test]
+fn what_nobody_asks_about_is_swept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    for number in 0..20 {
+        let _ = store.call_now(&resource(&number.to_string()), &acquire(id(1, number), false));
+    }
+    drop(store);
+    // Long ago, by both clocks.
+    let connection = Connection::open(&path).unwrap();
+    connection
+        .execute_batch(
+            "UPDATE lease SET expires_at = 1; UPDATE resource SET next_expiry = 1, remember_until = 1",
+        )
+        .unwrap();
+    assert_eq!(count_rows(&connection), 40);
+    let _store = open(&path, 2).unwrap();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while count_rows(&connection) > 0 {
+        assert!(Instant::now() < give_up, "{} rows are left", count_rows(&connection));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
