@@ -48,6 +48,8 @@ command is killed when it goes on later than that.
 
 If leasehold is killed by KILL, so is the command (on Linux), and the lease ends by itself after its ttl. That reaches
 the command itself, not its children: with -c that is the shell. What must not outlive the lease checks its token.
+Nor does it, or any other signal, reach a command that becomes another user: write sudo leasehold run NAME -- COMMAND, and
+not leasehold run NAME -- sudo COMMAND.
 
 The lock is given back as soon as the command ends, also if it leaves processes behind. Its command line is shown to
 everybody who can see the store; --note shows something else instead.";
@@ -120,7 +122,8 @@ pub(crate) struct RunArgs {
     /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) ttl: Duration,
-    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it
+    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it. If
+    /// leasehold is killed, only the ttl counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) at_least: Duration,

@@ -11,6 +11,7 @@ use rustix::process::{WaitOptions, WaitStatus};
 
 use crate::command::Command;
 use crate::exit::Exit;
+use crate::say::say;
 use crate::terminal::Terminal;
 
 /// A started command. The process and its group have the same number.
@@ -61,7 +62,11 @@ impl Child {
 
     /// Signals the whole group. A group that is gone needs none.
     pub(crate) fn signal(&self, signal: Signal) {
-        let _ = killpg(self.pid, signal);
+        if let Err(error) = killpg(self.pid, signal)
+            && error != Errno::ESRCH
+        {
+            say(format_args!("the command can't be sent {signal}: {}", error.desc()));
+        }
     }
 
     /// It was stopped from its terminal: stops this process too, so that the shell takes over, and comes back when the
