@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
+use crate::look::printable;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,19 +35,43 @@ The command gets
                        1970 with three decimals. It is renewed at a third of its ttl for as long as the command runs
 
 The command runs in a process group of its own, which is the terminal's foreground group if leasehold was in the
-foreground. INT, TERM, HUP, QUIT, USR1 and USR2 that leasehold gets go to that group.
+foreground and no pipe reads its output. INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP that leasehold gets go to
+that group, except those that were ignored when it started, as nohup does.
 
-If the lease can't be renewed, the group gets TERM when as much is left of the lease as --grace says, and KILL when the
-lease ends. If the lock is taken away by force, it gets TERM at once, and KILL after the grace.
+If the lease can't be renewed, the group gets TERM when as much is left of the lease as --grace says, and KILL when
+the lease ends. If the lock is taken away by force, it gets TERM at once, and KILL after the grace. The exit code is
+124 then, and leasehold ends only when the whole group has. With --on-lost signal there is no KILL, and with --on-lost
+ignore there is no TERM either.
 
 A command that is stopped from its terminal (Ctrl-Z) stops leasehold too; the lease then ends after its ttl, and the
 command is killed when it goes on later than that.
 
 If leasehold is killed by KILL, so is the command (on Linux), and the lease ends by itself after its ttl. That reaches
 the command itself, not its children: with -c that is the shell. What must not outlive the lease checks its token.
+Nor does it, or any other signal, reach a command that becomes another user: write sudo leasehold run NAME -- COMMAND, and
+not leasehold run NAME -- sudo COMMAND.
 
 The lock is given back as soon as the command ends, also if it leaves processes behind. Its command line is shown to
 everybody who can see the store; --note shows something else instead.";
+
+const SHOW: &str = "\
+With --json it is one value, with these keys, to which later versions only add:
+  kind, name        what is locked
+  capacity, in_use  1 and 1 for a mutex that is held; capacity is 0 for one that nobody uses
+  last_token        the last fencing token that was given, or null
+  holders           a list, empty when the lock is free; each has
+                    client         the random id of the holder's connection
+                    token          its fencing token
+                    held_for_ms    how long it has held the lock
+                    expires_in_ms  how much longer, unless it renews
+                    kept           true: given back, but kept until then (run --at-least)
+                    about          host, pid, program and note, each of them a value or null
+  waiters           a list, the next one first; each has client, about and
+                    place          1 for the next one
+                    waiting_for_ms
+                    passed_over    true: it was absent when its turn came, and keeps its place
+
+ls --json prints {\"locks\": [...]} of such values, and release --json prints {\"released\": [...]} of such holders.";
 
 /// Runs commands under locks, first come, first served, with leases that end by themselves.
 #[derive(Debug, Parser)]
@@ -66,6 +92,7 @@ pub(crate) enum Action {
     /// List the locks that somebody holds or waits for
     Ls(LsArgs),
     /// Show who holds a lock and who waits for it
+    #[command(after_long_help = after(SHOW))]
     Show(ShowArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
@@ -95,7 +122,8 @@ pub(crate) struct RunArgs {
     /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) ttl: Duration,
-    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it
+    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it. If
+    /// leasehold is killed, only the ttl counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) at_least: Duration,
@@ -103,7 +131,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
     /// How long before the end of a lease that can't be renewed the command gets TERM
-    /// [default: a third of the ttl, 5s at most]
+    /// (at most half the ttl) [default: a third of the ttl, 5s at most]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// What others are shown instead of the command line
@@ -167,6 +195,21 @@ fn after(text: &str) -> String {
 /// A name that was typed, or what is wrong with it.
 pub(crate) fn name(typed: &OsString) -> Result<&str, Stop> {
     typed.to_str().ok_or_else(|| Stop::usage(format!("a lock's name is UTF-8, {} is not", typed.display())))
+}
+
+/// What is wrong with the arguments, in one line.
+pub(crate) fn complaint(error: &clap::Error) -> String {
+    let rendered = error.render().to_string();
+    // The usage that follows is for a screen of its own.
+    let what = rendered.split("Usage:").next().unwrap_or_default().split("For more information").next();
+    let words: Vec<&str> = what.unwrap_or_default().split_whitespace().collect();
+    let what = words.join(" ");
+    let what = printable(what.strip_prefix("error: ").unwrap_or(&what)).replace(" tip: ", "; ");
+    // `flock` needs no dashes there.
+    let is_about_it = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
+    let is_of_command = is_about_it && rendered.contains("-- <COMMAND>");
+    let dashes = if is_of_command { "; the command comes after --" } else { "" };
+    format!("{what}{dashes}; see leasehold --help")
 }
 
 pub(crate) fn completions(shell: Shell) -> Result<Exit, Stop> {

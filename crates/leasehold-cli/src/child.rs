@@ -4,12 +4,14 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::unistd::{Pid, getpgrp, getpid, getppid};
+use rustix::process::{WaitOptions, WaitStatus};
 
 use crate::command::Command;
 use crate::exit::Exit;
+use crate::say::say;
 use crate::terminal::Terminal;
 
 /// A started command. The process and its group have the same number.
@@ -47,30 +49,37 @@ impl Child {
 
     /// What has become of it, if anything has since the last look.
     pub(crate) fn look(&self) -> io::Result<Option<Change>> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(self.pid, Some(flags))? {
-            WaitStatus::Exited(_, code) => {
-                Ok(Some(Change::Ended(Exit::Command(u8::try_from(code).unwrap_or(255)))))
-            }
-            WaitStatus::Signaled(_, signal, _) => Ok(Some(Change::Ended(Exit::Signal(signal as i32)))),
-            WaitStatus::Stopped(_, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU) => {
-                Ok(Some(Change::StoppedByTerminal))
-            }
-            _ => Ok(None),
-        }
+        // By number, because a command may be ended by a signal that has no name: the real-time ones.
+        let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
+        let status = rustix::process::waitpid(pid, WaitOptions::NOHANG | WaitOptions::UNTRACED)?;
+        Ok(status.and_then(|(_, status)| Change::from_status(status)))
+    }
+
+    /// Whether there are processes in its group, once it has ended itself.
+    pub(crate) fn has_left_others(&self) -> bool {
+        killpg(self.pid, None) != Err(Errno::ESRCH)
     }
 
     /// Signals the whole group. A group that is gone needs none.
     pub(crate) fn signal(&self, signal: Signal) {
-        let _ = killpg(self.pid, signal);
+        if let Err(error) = killpg(self.pid, signal)
+            && error != Errno::ESRCH
+        {
+            say(format_args!("the command can't be sent {signal}: {}", error.desc()));
+        }
     }
 
-    /// It was stopped from its terminal: stops this process too, so that the shell takes over, and continues the command
-    /// once the shell continues us.
+    /// It was stopped from its terminal: stops this process too, so that the shell takes over, and comes back when the
+    /// shell lets us go on.
     pub(crate) fn stop_with_it(&self) {
         self.leave_terminal();
-        let _ = kill(getpid(), Signal::SIGSTOP);
-        self.resume();
+        // By TTIN, and not by STOP, which would last for ever where no shell is there to end it: the kernel ignores this
+        // one then. TSTP is caught here.
+        let _ = match self.terminal {
+            // Whatever else belongs to our job would have been stopped by Ctrl-Z as well.
+            Some(_) => killpg(getpgrp(), Signal::SIGTTIN),
+            None => kill(getpid(), Signal::SIGTTIN),
+        };
     }
 
     fn leave_terminal(&self) {
@@ -102,6 +111,21 @@ pub(crate) enum Change {
     StoppedByTerminal,
 }
 
+impl Change {
+    fn from_status(status: WaitStatus) -> Option<Self> {
+        const BY_TERMINAL: [i32; 3] =
+            [Signal::SIGTSTP as i32, Signal::SIGTTIN as i32, Signal::SIGTTOU as i32];
+        if let Some(code) = status.exit_status() {
+            return Some(Self::Ended(Exit::Command(u8::try_from(code).unwrap_or(255))));
+        }
+        if let Some(signal) = status.terminating_signal() {
+            return Some(Self::Ended(Exit::Signal(signal)));
+        }
+        let is_by_terminal = status.stopping_signal().is_some_and(|signal| BY_TERMINAL.contains(&signal));
+        is_by_terminal.then_some(Self::StoppedByTerminal)
+    }
+}
+
 /// In the child, before it becomes the command: dies with its parent, and owns the terminal before it first reads.
 fn bind(parent: Pid, terminal: Option<Terminal>) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -109,7 +133,7 @@ fn bind(parent: Pid, terminal: Option<Terminal>) -> io::Result<()> {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
         // The parent may have died before that.
         if getppid() != parent {
-            return Err(nix::errno::Errno::ESRCH.into());
+            return Err(Errno::ESRCH.into());
         }
     }
     #[cfg(not(any(target_os = "linux", target_os = "android")))]

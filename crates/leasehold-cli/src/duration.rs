@@ -2,14 +2,22 @@
 
 use std::time::Duration;
 
+/// No wait, lease or grace is meant to be longer: it is a slip, or milliseconds for seconds.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Reads a span.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let text = text.trim();
-    if let Ok(seconds) = text.parse::<f64>() {
-        return Duration::try_from_secs_f64(seconds)
-            .map_err(|_| "a number of seconds, zero or more".to_owned());
-    }
-    humantime::parse_duration(text).map_err(|_| "write 10s, 1m30s, 500ms, or seconds such as 0.5".to_owned())
+    let span = match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_nan() || seconds.is_sign_negative() => {
+            return Err("a span of time is zero or more".to_owned());
+        }
+        // What does not fit is too long, infinity for example.
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
+        Err(_) => humantime::parse_duration(text)
+            .map_err(|_| "write 10s, 1m30s, 500ms, or seconds such as 0.5".to_owned())?,
+    };
+    if span > LONGEST { Err("that is more than 100 years".to_owned()) } else { Ok(span) }
 }
 
 /// A span as people read it: two units at most.
@@ -36,7 +44,20 @@ mod tests {
         {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-        for text in ["", "-1", "NaN", "inf", "1e30", "soon", "5 parsecs", "99999999999999999999s"] {
+        for text in [
+            "",
+            "-1",
+            "-0.1s",
+            "NaN",
+            "-NaN",
+            "inf",
+            "1e30",
+            "1e12",
+            "200y",
+            "soon",
+            "5 parsecs",
+            "99999999999999999999s",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

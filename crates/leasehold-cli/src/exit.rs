@@ -87,3 +87,20 @@ impl fmt::Display for Stop {
         f.write_str(&self.message)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_code() {
+        let fixed =
+            [Exit::Conflict(1), Exit::Usage, Exit::Lost, Exit::Failure, Exit::NotExecutable, Exit::NotFound];
+        for exit in fixed {
+            let begin = format!("\n  {:<9}", exit.code());
+            assert_eq!(TABLE.matches(&begin).count(), 1, "{exit:?}");
+        }
+        assert_eq!((Exit::Success.code(), Exit::Command(7).code(), Exit::Signal(15).code()), (0, 7, 143));
+        assert!(TABLE.contains("\n  128+N    "));
+    }
+}

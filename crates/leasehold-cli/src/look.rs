@@ -1,6 +1,7 @@
 //! `ls`, `show` and `release`: looking at locks, and taking them away.
 
 use std::fmt::Write as _;
+use std::io;
 
 use leasehold::{About, HolderView, LockView, WaiterView};
 use serde_json::{Value, json};
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
+use crate::say::say;
 use crate::store;
 
 pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> {
@@ -18,14 +20,16 @@ pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> 
         return print_json(&json!({ "locks": locks }));
     }
     if locks.is_empty() {
-        eprintln!("leasehold: nobody holds or waits for a lock");
+        say("nobody holds or waits for a lock");
         return Ok(Exit::Success);
     }
     let mut rows = vec![["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
     for lock in &locks {
         rows.push(row(lock));
     }
-    print(table(&rows).as_bytes())
+    // Programs get all of it, and people what fits; `show` has the rest.
+    let room = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
+    print(table(&rows, room).as_bytes())
 }
 
 pub(crate) async fn show(url: Option<String>, args: ShowArgs) -> Result<Exit, Stop> {
@@ -128,16 +132,33 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
-fn table(rows: &[[String; 6]]) -> String {
+/// Which column is cut when a terminal is too narrow for a row.
+const HOLDER: usize = 1;
+
+/// What a cut column keeps at least.
+const NARROWEST: usize = 20;
+
+fn table(rows: &[[String; 6]], room: Option<usize>) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..6).map(width).collect();
+    let mut widths: Vec<usize> = (0..6).map(width).collect();
+    let excess = room.map_or(0, |room| (widths.iter().sum::<usize>() + 5 * 2).saturating_sub(room));
+    if excess > 0 {
+        widths[HOLDER] = widths[HOLDER].saturating_sub(excess).max(NARROWEST);
+    }
     let mut text = String::new();
     for row in rows {
-        let line: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
+        let line: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| fit(cell, *width)).collect();
         let _ = writeln!(text, "{}", line.join("  ").trim_end());
     }
     text
+}
+
+/// Padded or cut to this width.
+fn fit(cell: &str, width: usize) -> String {
+    if cell.chars().count() <= width {
+        return format!("{cell:<width$}");
+    }
+    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 // --- As JSON -------------------------------------------------------------------------------------
@@ -185,4 +206,29 @@ fn about_json(about: &About) -> Value {
 
 fn millis(span: std::time::Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_and_cuts_the_holder_where_there_is_no_room() {
+        let row = |cells: [&str; 6]| cells.map(str::to_owned);
+        let rows = [
+            row(["NAME", "HOLDER", "A", "B", "C", "D"]),
+            row(["ä", "somebody with a very long command line", "1", "2", "3", "4"]),
+        ];
+        let whole = table(&rows, None);
+        assert!(
+            whole
+                .starts_with("NAME  HOLDER                                  A  B  C  D\nä     somebody with")
+        );
+        let cut = table(&rows, Some(44));
+        assert_eq!(
+            cut,
+            "NAME  HOLDER                      A  B  C  D\nä     somebody with a very long…  1  2  3  4\n"
+        );
+        assert!(table(&rows, Some(1)).contains("ä     somebody with a ver…  1"));
+    }
 }

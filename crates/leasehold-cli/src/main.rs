@@ -11,8 +11,10 @@ mod duration;
 mod exit;
 mod look;
 mod run;
+mod say;
 mod signals;
 mod store;
+mod supervise;
 mod terminal;
 mod waiting;
 
@@ -20,7 +22,9 @@ use std::process::ExitCode;
 
 use args::{Action, Args};
 use clap::Parser as _;
+use clap::error::ErrorKind;
 use exit::{Exit, Stop};
+use say::say;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -50,15 +54,19 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     }
 }
 
-/// Help and version go to stdout, and what is wrong with the arguments goes to stderr.
+/// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.
 fn usage(error: &clap::Error) -> ExitCode {
     let is_help = !error.use_stderr();
-    // A closed stdout is no reason to fail.
-    let _ = error.print();
+    if is_help || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        // A closed stdout is no reason to fail.
+        let _ = error.print();
+    } else {
+        say(args::complaint(error));
+    }
     if is_help { Exit::Success.into() } else { Exit::Usage.into() }
 }
 
 fn finish(stop: &Stop) -> ExitCode {
-    eprintln!("leasehold: {}", stop.message);
+    say(&stop.message);
     stop.exit.into()
 }

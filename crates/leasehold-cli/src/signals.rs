@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 /// What ends the waiting, and is passed on to a command that runs.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 /// What is passed on only.
-const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGTSTP, Signal::SIGCONT];
+const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
 
 /// The signals of this process, caught from the moment this is made.
 pub(crate) struct Signals {
@@ -20,11 +20,24 @@ pub(crate) struct Signals {
 
 impl Signals {
     pub(crate) fn catch() -> io::Result<Self> {
-        let mut streams = Vec::new();
+        let mut signals = Self { streams: Vec::new(), children: signal(SignalKind::child())? };
         for number in ENDING.into_iter().chain(PASSED_ON) {
-            streams.push((number, signal(SignalKind::from_raw(number as i32))?));
+            signals.add(number)?;
         }
-        Ok(Self { streams, children: signal(SignalKind::child())? })
+        Ok(signals)
+    }
+
+    /// From now on also Ctrl-Z is passed on. Before there is a command it just stops this program.
+    pub(crate) fn catch_stop(&mut self) -> io::Result<()> {
+        self.add(Signal::SIGTSTP)
+    }
+
+    /// What was ignored when the program started stays so, here and in the command: `nohup` and `trap ''` mean that.
+    fn add(&mut self, number: Signal) -> io::Result<()> {
+        if !is_ignored(number) {
+            self.streams.push((number, signal(SignalKind::from_raw(number as i32))?));
+        }
+        Ok(())
     }
 
     /// The next signal that is passed on.
@@ -62,4 +75,18 @@ async fn next_of(streams: &mut [(Signal, Stream)]) -> Signal {
         Poll::Pending
     })
     .await
+}
+
+/// Asking the kernel directly would need unsafe code.
+#[cfg(target_os = "linux")]
+fn is_ignored(number: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+    ignored & (1 << (number as i32 - 1)) != 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_ignored(_number: Signal) -> bool {
+    false
 }

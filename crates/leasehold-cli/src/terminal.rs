@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// The terminal on stdin. Its foreground group is who may read from it, and who Ctrl-C goes to.
@@ -10,8 +11,12 @@ use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 pub(crate) struct Terminal;
 
 impl Terminal {
-    pub(crate) fn on_stdin() -> Option<Self> {
-        io::stdin().is_terminal().then_some(Self)
+    /// The terminal, if the command should have it. Not when others read our output, as in `leasehold run … | less`: they
+    /// are of our job and need the terminal themselves.
+    pub(crate) fn to_share() -> Option<Self> {
+        let is_piped = fstat(io::stdout())
+            .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO);
+        (io::stdin().is_terminal() && !is_piped).then_some(Self)
     }
 
     /// Whether this process is in the foreground. A background job must not take the terminal.

@@ -4,10 +4,12 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use leasehold::{LockView, Mutex};
+use leasehold::{HolderView, LockView, Mutex};
+use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
 use crate::look::{printable, who};
+use crate::say::say;
 
 /// How often the line is brought up to date.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -16,21 +18,39 @@ const REFRESH: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(300);
 
 /// The line, cleared when it goes.
-struct Line;
+#[derive(Default)]
+struct Line {
+    is_shown: bool,
+}
 
 impl Line {
-    fn write(&self, text: &str) {
-        let width =
-            terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
-        let shown: String = text.chars().take(width.saturating_sub(1)).collect();
-        let _ = write!(io::stderr(), "\r\x1b[K{shown}");
+    /// Replaces what it said. A background job says nothing: the line that it would write over is the shell's.
+    fn write(&mut self, text: &str) {
+        if !is_in_foreground() {
+            return;
+        }
+        let _ = write!(io::stderr(), "\r\x1b[K{text}");
+        self.is_shown = true;
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        let _ = write!(io::stderr(), "\r\x1b[K");
+        if self.is_shown && is_in_foreground() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
     }
+}
+
+/// How much fits into one line.
+fn room() -> usize {
+    let width = terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
+    width.saturating_sub(1)
+}
+
+/// A terminal that is not the one which controls us has no foreground of ours.
+fn is_in_foreground() -> bool {
+    tcgetpgrp(io::stderr()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
 /// Tells about the waiting until it is dropped: on a terminal live, otherwise once if asked to.
@@ -38,14 +58,14 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {
         tokio::time::sleep(PATIENCE).await;
-        let line = is_live.then_some(Line);
+        let mut line = is_live.then(Line::default);
         loop {
             // A store that does not answer is the waiting's own trouble.
             if let Ok(view) = mutex.inspect().await {
-                match &line {
-                    Some(line) => line.write(&describe(&view)),
+                match &mut line {
+                    Some(line) => line.write(&describe_within(&view, room())),
                     None => {
-                        eprintln!("leasehold: {}", describe(&view));
+                        say(describe(&view, describe_fully));
                         break;
                     }
                 }
@@ -56,22 +76,79 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
     std::future::pending().await
 }
 
-fn describe(view: &LockView) -> String {
-    let mut text = format!("waiting for {}", printable(&view.name));
-    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_ours) {
-        text += &format!(": {} of {} in the queue", own.place, view.waiters.len());
-    }
-    match view.holders.first() {
-        Some(holder) if holder.kept => text += &format!("; kept for {}", span(holder.expires_in)),
-        Some(holder) => {
-            let who = who(&holder.about, &holder.client);
-            text += &format!(
-                "; held by {who} for {}, ends unless renewed in {}",
-                span(holder.held_for),
-                span(holder.expires_in)
-            );
+/// Tells, if asked to, why the lock was not to be had.
+pub(crate) async fn explain_conflict(mutex: &Mutex, is_verbose: bool) {
+    if is_verbose && let Ok(view) = mutex.inspect().await {
+        let name = printable(&view.name);
+        match view.holders.first() {
+            Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
+            None => say(format_args!("\"{name}\" was not to be had; it is free now")),
         }
-        None => {}
+    }
+}
+
+/// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
+/// that the place in the queue and the time it takes are always seen.
+fn describe_within(view: &LockView, room: usize) -> String {
+    let whole = describe(view, describe_fully);
+    if whole.chars().count() <= room {
+        return whole;
+    }
+    let mut view = view.clone();
+    let excess = describe(&view, describe_briefly).chars().count().saturating_sub(room);
+    if let Some(note) = view.holders.first_mut().and_then(|holder| holder.about.note.as_mut())
+        && excess > 0
+    {
+        let rest = note.chars().count().saturating_sub(excess + 1);
+        *note = note.chars().take(rest).chain(['…']).collect();
+    }
+    describe(&view, describe_briefly).chars().take(room).collect()
+}
+
+fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> String {
+    let mut text = format!("waiting for \"{}\"", printable(&view.name));
+    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_ours) {
+        text += &format!(": {} in the queue", ordinal(own.place));
+    }
+    if let Some(holder) = view.holders.first() {
+        text += &format!("; {}", describe_holder(holder));
     }
     text
+}
+
+fn describe_briefly(holder: &HolderView) -> String {
+    if holder.kept {
+        return format!("given back, and kept for {}", span(holder.expires_in));
+    }
+    format!("held by {} for {}", who(&holder.about, &holder.client), span(holder.held_for))
+}
+
+fn describe_fully(holder: &HolderView) -> String {
+    let text = describe_briefly(holder);
+    if holder.kept {
+        return text;
+    }
+    format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))
+}
+
+fn ordinal(number: usize) -> String {
+    let suffix = match (number % 100, number % 10) {
+        (11..=13, _) => "th",
+        (_, 1) => "st",
+        (_, 2) => "nd",
+        (_, 3) => "rd",
+        _ => "th",
+    };
+    format!("{number}{suffix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_counted_as_people_say_them() {
+        let said: Vec<String> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).to_vec();
+        assert_eq!(said.join(" "), "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th");
+    }
 }

@@ -112,13 +112,13 @@ fn who_waits_sees_for_whom() {
     let place = Place::new();
     let mut holder = place.start(&["run", "--note", "the holder", "a", "--", "sleep", "60"]);
     place.until_held("a");
-    let screen = Screen::new(&place, "\"$LEASEHOLD\" run a -- echo granted");
-    screen.until_shown("waiting for a: 1 of 1 in the queue; held by");
+    let screen = Screen::new(&place, "stty cols 200; \"$LEASEHOLD\" run a -- echo granted");
+    screen.until_shown("waiting for \"a\": 1st in the queue; held by");
     screen.until_shown("the holder");
     holder.signal("TERM");
     holder.end();
     screen.until_shown("granted");
     let seen = screen.seen.lock().unwrap().clone();
-    let line = seen.find("waiting for a").unwrap();
+    let line = seen.find("waiting for \"a\"").unwrap();
     assert!(seen[line..].contains("\r\u{1b}[K"), "the line is cleared before the command speaks: {seen:?}");
 }

@@ -1,0 +1,56 @@
+//! What the help promises is what is there.
+
+mod common;
+
+use common::Place;
+use serde_json::Value;
+
+fn keys<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(map) => {
+            found.extend(map.keys().map(String::as_str));
+            map.values().for_each(|value| keys(value, found));
+        }
+        Value::Array(all) => all.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_key_of_the_json_is_in_the_help() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let _waiter = place.start(&["run", "a", "--", "true"]);
+    place.until_waiting("a", 1);
+    let (view, help) = (place.show("a"), place.output(&["show", "--help"]).stdout);
+    let help = String::from_utf8(help).unwrap();
+    let mut found = Vec::new();
+    keys(&view, &mut found);
+    assert!(found.contains(&"passed_over") && found.contains(&"expires_in_ms"));
+    for key in found {
+        assert!(help.contains(key), "{key} is not documented");
+    }
+}
+
+#[test]
+fn a_complaint_about_arguments_is_one_line_that_says_where_to_look() {
+    let place = Place::new();
+    for (args, says) in [
+        (&["run", "a", "ls"][..], "the command comes after --"),
+        (&["run", "a"], "the command comes after --"),
+        (&["run", "--", "true"], "<NAME>"),
+        (&["run", "-n", "-w", "1", "a", "--", "true"], "'--no-wait' cannot be used with '--wait"),
+        (&["run", "-w", "-1", "a", "--", "true"], "zero or more"),
+        (&["run", "-w", "1e12", "a", "--", "true"], "more than 100 years"),
+        (&["run", "--ttl", "soon", "a", "--", "true"], "write 10s"),
+        (&["run", "--on-lost", "cry\n\x1b[31m", "a", "--", "true"], "kill, signal, ignore"),
+        (&["rum"], "similar subcommand exists: 'run'"),
+    ] {
+        let (code, said) = place.code(args);
+        assert_eq!(code, 2, "{args:?}");
+        assert!(said.starts_with("leasehold: ") && said.contains(says), "{args:?} said {said}");
+        assert!(said.ends_with("; see leasehold --help\n") && said.lines().count() == 1, "{said}");
+        assert!(!said.contains('\x1b'), "{said:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Job control: who is in the foreground, who is stopped and continued, and who is left alone.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use common::{Place, Started, until};
+use nix::pty::{OpenptyResult, openpty};
+
+/// A terminal with a program on it, and all that it has shown so far.
+struct Terminal {
+    keyboard: File,
+    shown: Arc<Mutex<String>>,
+    program: Started,
+}
+
+impl Terminal {
+    /// The program leads a session of its own, as after a login without a shell: nobody continues what is stopped.
+    fn start(place: &Place, program: &[&str]) -> Self {
+        let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
+        let end = || Stdio::from(slave.try_clone().expect("its other end"));
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").args(program).current_dir(place.path("."));
+        command.env("LEASEHOLD_STORE", place.store()).env("PS1", "$ ").env("TERM", "dumb");
+        command.env("leasehold", env!("CARGO_BIN_EXE_leasehold"));
+        command.stdin(end()).stdout(end()).stderr(end());
+        let program = Started(command.spawn().expect("setsid is there"));
+        let shown = Arc::new(Mutex::new(String::new()));
+        let (mut screen, to) = (File::from(master.try_clone().expect("its near end")), shown.clone());
+        thread::spawn(move || {
+            let mut bytes = [0; 1024];
+            // It fails once nobody has the other end any more.
+            while let Ok(count @ 1..) = screen.read(&mut bytes) {
+                to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            }
+        });
+        Self { keyboard: File::from(master), shown, program }
+    }
+
+    fn shell(place: &Place) -> Self {
+        let shell = Self::start(place, &["bash", "--norc", "--noprofile", "-i"]);
+        shell.until_shows("$ ");
+        shell
+    }
+
+    fn leasehold(place: &Place, args: &[&str]) -> Self {
+        Self::start(place, &[&[env!("CARGO_BIN_EXE_leasehold")], args].concat())
+    }
+
+    fn types(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).expect("it takes input");
+    }
+
+    fn until_shows(&self, text: &str) {
+        until(|| self.shown.lock().unwrap().contains(text).then_some(()));
+    }
+
+    /// The shell has the terminal, and can tell. What is typed is shown too, so it is not what is looked for.
+    fn until_shell_answers(&mut self) {
+        self.types("echo $((6 * 7))-shell\n");
+        self.until_shows("42-shell");
+    }
+}
+
+const CTRL_C: &str = "\x03";
+const CTRL_Z: &str = "\x1a";
+
+/// Prints a line of its own once it has read one: `heard …`.
+const READER: &str = r#"echo "o"n; read -r line; echo "heard $line""#;
+
+#[test]
+fn the_command_is_in_the_foreground_and_hears_ctrl_c() {
+    let place = Place::new();
+    // Fields 5 and 8 are its own group and that in the foreground of its terminal.
+    let script = r#"trap 'echo interrupted; exit 3' INT; set -- $(cat /proc/$$/stat)
+        [ "$5" = "$8" ] && [ "$5" = $$ ] && echo in the foreground; while :; do sleep 0.05; done"#;
+    let mut terminal = Terminal::leasehold(&place, &["run", "a", "-c", script]);
+    terminal.until_shows("in the foreground");
+    terminal.types(CTRL_C);
+    terminal.until_shows("interrupted");
+    assert_eq!(terminal.program.end(), 3, "the command decides what it means");
+}
+
+#[test]
+fn the_live_line_keeps_its_times_when_the_command_is_longer_than_the_terminal_is_wide() {
+    let place = Place::new();
+    let script = format!("echo on; exec sleep 60 # {}", "so long ".repeat(20));
+    let mut holder = place.start(&["run", "a", "-c", &script]);
+    assert_eq!(holder.line(), "on");
+    let terminal = Terminal::leasehold(&place, &["run", "a", "--", "true"]);
+    terminal.until_shows("…) for 1s");
+    terminal.until_shows("…) for 2s");
+}
+
+#[test]
+fn a_command_that_was_stopped_for_longer_than_its_lease_is_killed() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    shell.types(&format!("$leasehold run --ttl 1s a -c '{READER}'\n"));
+    shell.until_shows("on\r\n");
+    shell.types(CTRL_Z);
+    shell.until_shows("Stopped");
+    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0, "somebody else's turn");
+    shell.types("fg\n");
+    shell.until_shows("the command gets KILL");
+    shell.types("echo $?-code\n");
+    shell.until_shows("124-code");
+}
+
+#[test]
+fn a_stop_that_nobody_could_end_does_not_last() {
+    let place = Place::new();
+    let mut terminal = Terminal::leasehold(&place, &["run", "a", "-c", READER]);
+    terminal.until_shows("on\r\n");
+    terminal.types(CTRL_Z);
+    terminal.types("hello\n");
+    terminal.until_shows("heard hello");
+    assert_eq!(terminal.program.end(), 0);
+}
+
+#[test]
+fn ctrl_z_stops_the_waiting_too() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let mut shell = Terminal::shell(&place);
+    shell.types("$leasehold run a -c 'echo $((6 * 7))-turn'\n");
+    shell.until_shows("waiting for");
+    shell.types(CTRL_Z);
+    shell.until_shows("Stopped");
+    shell.until_shell_answers();
+    shell.types("fg\n");
+    holder.signal("TERM");
+    shell.until_shows("42-turn");
+}
+
+#[test]
+fn a_background_job_leaves_the_terminal_alone() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    shell.types("$leasehold run a -- sleep 60 &\n");
+    place.until_held("a");
+    // This one waits, and says nothing on a line that is the shell's.
+    shell.types("$leasehold run a -- true &\n");
+    place.until_waiting("a", 1);
+    shell.until_shell_answers();
+    shell.types("kill %2; wait %2; echo $?-code\n");
+    shell.until_shows("143-code");
+    assert!(!shell.shown.lock().unwrap().contains("waiting for"));
+    shell.types("kill %1\n");
+    until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+}
+
+#[test]
+fn the_reader_of_a_pipe_keeps_the_terminal() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    let reader = r#"read -r line </dev/tty; echo "heard $line"; : >heard"#;
+    shell.types(&format!(
+        "$leasehold run a -c 'until [ -e heard ]; do sleep 0.05; done' | sh -c '{reader}'\n"
+    ));
+    place.until_held("a");
+    shell.types("hello\n");
+    shell.until_shows("heard hello");
+    until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+}

@@ -1,0 +1,150 @@
+//! The command under supervision: what it is given, how it ends, and what is left of it.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{Place, Started, is_alive, send, until};
+
+/// The signals on this line of `/proc/self/status`, as bits.
+fn signals(status: &str, line: &str) -> u64 {
+    let bits = status.lines().find_map(|text| text.strip_prefix(line)).expect("it is there");
+    // The C library keeps the two after these for itself, and leaves them ignored in what it starts.
+    u64::from_str_radix(bits.trim(), 16).expect("bits") & 0x7fff_ffff
+}
+
+fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
+}
+
+const HUP: u32 = 1;
+const STATUS: [&str; 5] = ["run", "a", "--", "cat", "/proc/self/status"];
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_command_starts_with_no_signal_ignored_or_blocked() {
+    let status = String::from_utf8(Place::new().output(&STATUS).stdout).unwrap();
+    // PIPE among them, which this program ignores.
+    assert_eq!((signals(&status, "SigIgn:"), signals(&status, "SigBlk:")), (0, 0));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_was_ignored_at_the_start_stays_ignored() {
+    let place = Place::new();
+    let without_hup = |args: &[&str]| {
+        let plain = place.leasehold(args);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
+        shell.env("LEASEHOLD_STORE", place.store()).stdout(std::process::Stdio::piped());
+        shell
+    };
+    let output = without_hup(&STATUS).output().unwrap();
+    assert_eq!(signals(&String::from_utf8(output.stdout).unwrap(), "SigIgn:"), bit(HUP));
+    let mut running =
+        Started(without_hup(&["run", "a", "-c", "echo on; exec sleep 60"]).spawn().expect("a shell"));
+    assert_eq!(running.line(), "on");
+    running.signal("HUP");
+    running.signal("TERM");
+    assert_eq!(running.end(), 128 + 15, "and not by HUP, which came first");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_signal_without_a_name_is_passed_on_as_well() {
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "a", "-c", "kill -40 $$"]), (128 + 40, String::new()));
+}
+
+#[test]
+fn what_is_left_of_a_group_ends_with_a_lost_lease() {
+    let place = Place::new();
+    let script = "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.05; done' & wait";
+    let mut running = place.start(&["run", "--grace", "500ms", "a", "-c", script]);
+    let left: u32 = running.line().parse().unwrap();
+    place.code(&["release", "--force", "a"]);
+    // The shell itself ends by TERM at once.
+    assert_eq!(running.end(), 124);
+    until(|| (!is_alive(left)).then_some(()));
+    assert!(running.stderr().contains("the grace is over"));
+}
+
+#[test]
+fn what_is_left_of_a_group_goes_on_when_the_lease_was_not_lost() {
+    let place = Place::new();
+    let mut running = place.start(&["run", "a", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]);
+    let left: u32 = running.line().parse().unwrap();
+    assert_eq!(running.end(), 0);
+    assert_eq!(place.locks().as_array().unwrap().len(), 0);
+    assert!(is_alive(left));
+    send("KILL", left);
+}
+
+#[test]
+fn a_command_that_only_gets_term_is_left_to_its_own_end() {
+    let place = Place::new();
+    let script = "trap 'echo asked' TERM; echo on; until [ -e stop ]; do sleep 0.05; done; exit 3";
+    let mut command = place.leasehold(&["run", "--on-lost", "signal", "--grace", "100ms", "a", "-c", script]);
+    let mut running = Started(command.current_dir(place.path(".")).spawn().unwrap());
+    assert_eq!(running.line(), "on");
+    place.code(&["release", "--force", "a"]);
+    assert_eq!(running.line(), "asked");
+    // The grace is over long before this one has had its turn.
+    assert_eq!(place.code(&["run", "a", "--", "sleep", "0.3"]).0, 0);
+    assert!(running.0.try_wait().unwrap().is_none(), "it was not killed");
+    fs::write(place.path("stop"), "").unwrap();
+    assert_eq!(running.end(), 124);
+}
+
+#[test]
+fn a_lease_that_was_lost_shows_in_the_exit_code_also_if_the_command_ends_before_that_is_known() {
+    let place = Place::new();
+    let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
+    for _ in 0..5 {
+        assert_eq!(place.code(&["run", "a", "-c", &script]).0, 124);
+    }
+}
+
+#[test]
+fn messages_that_nobody_reads_do_not_end_the_supervision() {
+    let place = Place::new();
+    // A shell tells about its own killed sleeper, and would be ended by that.
+    let script = "exec 2>&-; trap 'echo ending; exit 0' TERM; echo on; while :; do sleep 0.05; done";
+    let mut running = place.start(&["run", "a", "-c", script]);
+    drop(running.0.stderr.take());
+    assert_eq!(running.line(), "on");
+    place.code(&["release", "--force", "a"]);
+    assert_eq!(running.line(), "ending", "TERM and not KILL");
+    assert_eq!(running.end(), 124);
+}
+
+#[test]
+fn a_store_that_is_gone_does_not_hold_up_the_end() {
+    let place = Place::new();
+    let script = format!("mv '{}' '{}'", place.path("locks.db").display(), place.path("gone").display());
+    let mut running = place.start(&["run", "--ttl", "1h", "a", "-c", &script]);
+    assert_eq!(running.end(), 0, "the command's own");
+    assert!(running.stderr().contains("the lease ends by itself"));
+}
+
+#[test]
+fn a_grace_is_at_most_half_the_ttl() {
+    let place = Place::new();
+    let run = |grace| place.code(&["run", "--ttl", "10s", "--grace", grace, "a", "--", "true"]);
+    assert_eq!(run("5s").0, 0);
+    assert_eq!(
+        run("5.001"),
+        (2, "leasehold: --grace 5s does not fit into --ttl 10s: it is at most half of it, 5s\n".to_owned())
+    );
+}
+
+#[test]
+fn a_conflict_is_explained_to_those_who_ask() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]), (1, String::new()));
+    let (code, said) = place.code(&["run", "-n", "-v", "a", "--", "true"]);
+    assert!(code == 1 && said.contains("held by") && said.contains("exec sleep 60"), "{said}");
+}
