@@ -23,55 +23,71 @@ Examples:
   leasehold show deploy
   leasehold release --force deploy
 
-The store, without --store and LEASEHOLD_STORE, is a file of your own that all processes of this machine can share:
-sqlite:$XDG_STATE_HOME/leasehold/locks.db, or ~/.local/state/leasehold/locks.db.";
+The store, without --store and LEASEHOLD_STORE, is a file of your own that all
+processes of this machine can share:
+sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
+~/.local/state/leasehold/locks.db.";
 
 const RUN: &str = "\
 The command gets
-  LEASEHOLD_NAME       the lock's name
-  LEASEHOLD_TOKEN      the fencing token: higher than that of every earlier grant of this lock. Give it to what the
-                       lock protects, and let that refuse a lower one than it has seen
-  LEASEHOLD_DEADLINE   when the lease ends unless it is renewed, as it was when the command started: seconds since
-                       1970 with three decimals. It is renewed at a third of its ttl for as long as the command runs
+  LEASEHOLD_NAME      the lock's name
+  LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
+                      grant of this lock. Give it to what the lock protects,
+                      and let that refuse a lower one than it has seen
+  LEASEHOLD_DEADLINE  when the lease ends unless it is renewed, as it was when
+                      the command started: seconds since 1970 with three
+                      decimals. It is renewed at a third of its ttl for as
+                      long as the command runs
 
-The command runs in a process group of its own, which is the terminal's foreground group if leasehold was in the
-foreground and no pipe reads its output. INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP that leasehold gets go to
-that group, except those that were ignored when it started, as nohup does.
+The command runs in a process group of its own, which is the terminal's
+foreground group if leasehold was in the foreground and no pipe reads its
+output. INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP that leasehold gets
+go to that group, except those that were ignored when it started, as nohup
+does.
 
-If the lease can't be renewed, the group gets TERM when as much is left of the lease as --grace says, and KILL when
-the lease ends. If the lock is taken away by force, it gets TERM at once, and KILL after the grace. The exit code is
-124 then, and leasehold ends only when the whole group has. With --on-lost signal there is no KILL, and with --on-lost
-ignore there is no TERM either.
+If the lease can't be renewed, the group gets TERM when as much is left of the
+lease as --grace says, and KILL when the lease ends. If the lock is taken away
+by force, it gets TERM at once, and KILL after the grace. The exit code is 124
+then, and leasehold ends only when the whole group has. With --on-lost signal
+there is no KILL, and with --on-lost ignore there is no TERM either.
 
-A command that is stopped from its terminal (Ctrl-Z) stops leasehold too; the lease then ends after its ttl, and the
-command is killed when it goes on later than that.
+A command that is stopped from its terminal (Ctrl-Z) stops leasehold too; the
+lease then ends after its ttl, and the command is killed when it goes on later
+than that.
 
-If leasehold is killed by KILL, so is the command (on Linux), and the lease ends by itself after its ttl. That reaches
-the command itself, not its children: with -c that is the shell. What must not outlive the lease checks its token.
-Nor does it, or any other signal, reach a command that becomes another user: write sudo leasehold run NAME -- COMMAND, and
-not leasehold run NAME -- sudo COMMAND.
+If leasehold is killed by KILL, so is the command (on Linux), and the lease
+ends by itself after its ttl. That reaches the command itself, not its
+children: with -c that is the shell. What must not outlive the lease checks
+its token. Nor does it, or any other signal, reach a command that becomes
+another user: write sudo leasehold run NAME -- COMMAND, and not leasehold run
+NAME -- sudo COMMAND.
 
-The lock is given back as soon as the command ends, also if it leaves processes behind. Its command line is shown to
-everybody who can see the store; --note shows something else instead.";
+The lock is given back as soon as the command ends, also if it leaves
+processes behind. Its command line is shown to everybody who can see the
+store; --note shows something else instead.";
 
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
   kind, name        what is locked
-  capacity, in_use  1 and 1 for a mutex that is held; capacity is 0 for one that nobody uses
+  capacity, in_use  1 and 1 for a mutex that is held; 0 if nobody uses it
   last_token        the last fencing token that was given, or null
   holders           a list, empty when the lock is free; each has
                     client         the random id of the holder's connection
                     token          its fencing token
                     held_for_ms    how long it has held the lock
                     expires_in_ms  how much longer, unless it renews
-                    kept           true: given back, but kept until then (run --at-least)
-                    about          host, pid, program and note, each of them a value or null
+                    kept           true: given back, but kept until then
+                                   (run --at-least)
+                    about          host, pid, program and note, each of them
+                                   a value or null
   waiters           a list, the next one first; each has client, about and
                     place          1 for the next one
                     waiting_for_ms
-                    passed_over    true: it was absent when its turn came, and keeps its place
+                    passed_over    true: it was absent when its turn came,
+                                   and keeps its place
 
-ls --json prints {\"locks\": [...]} of such values, and release --json prints {\"released\": [...]} of such holders.";
+ls --json prints {\"locks\": [...]} of such values, and release --json prints
+{\"released\": [...]} of such holders.";
 
 /// Runs commands under locks, first come, first served, with leases that end by themselves.
 #[derive(Debug, Parser)]

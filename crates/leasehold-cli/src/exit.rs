@@ -24,7 +24,8 @@ pub(crate) enum Exit {
 pub(crate) const TABLE: &str = "\
 Exit codes:
   0..125   that of the command
-  1        the lock is not free (-n) or was not free in time (-w); -E sets another code
+  1        the lock is not free (-n) or was not free in time (-w); -E sets
+           another code
            ls, show, release: nothing there that could be shown or released
   2        the arguments are wrong; nothing was done
   124      the lease was lost, whatever the command ended with
