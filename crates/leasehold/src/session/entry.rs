@@ -78,6 +78,8 @@ enum Stage {
         release: Release,
         again_at: LocalTime,
         pause: Duration,
+        /// How often it was sent.
+        sent: u32,
         until: LocalTime,
     },
     /// The store keeps nothing.
@@ -121,7 +123,8 @@ impl Entry {
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
-            Stage::Owed { release, again_at, until, .. } if *again_at <= now && now < *until => {
+            Stage::Owed { release, again_at, sent, until, .. } if *again_at <= now && now < *until => {
+                *sent += 1;
                 // Whoever has sent it, if nobody answers it is sent again.
                 *again_at = now + self.terms.ttl / 2;
                 Command::Release(release.clone())
@@ -163,10 +166,9 @@ impl Entry {
                 self.news.push(News::NotRenewed(error.message.clone()));
                 machine.handle_failure(now);
             }
-            (Stage::Owed { pause, .. }, Command::Release(_), Ok(answer)) => {
+            (Stage::Owed { sent, .. }, Command::Release(_), Ok(answer)) => {
                 // An earlier one, whose answer was lost, may be why there is nothing left.
-                let is_repeat = *pause > OWED_AGAIN;
-                let is_back = is_repeat || matches!(answer.reply, Reply::Released);
+                let is_back = *sent > 1 || matches!(answer.reply, Reply::Released);
                 self.end(if is_back { Given::Back } else { Given::NotHeld });
             }
             (Stage::Owed { again_at, pause, .. }, Command::Release(_), Err(error)) => {
@@ -260,7 +262,7 @@ impl Entry {
         // By then the lease, or the place in the queue, has ended without us.
         let lasts = self.terms.ttl.max(release.tombstone);
         let until = now + lasts + drift_margin(lasts);
-        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, until };
+        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until };
         self.is_changed = true;
     }
 
