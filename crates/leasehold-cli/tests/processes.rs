@@ -136,21 +136,25 @@ fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
 #[test]
 fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
     disturb(|counter, victim| {
-        // Not while it is within the resource's own atomic step, which would hold everybody up for as long as it is stopped.
-        let resource = fs::File::create(counter.place.path("tokens.lock")).unwrap();
-        resource.lock().unwrap();
         victim.signal("STOP");
-        // With its command, which is what a stopped machine or container is.
         let wrappers = children(victim.0.id());
-        let all: Vec<u32> =
-            wrappers.iter().flat_map(|wrapper| children(*wrapper)).chain(wrappers.clone()).collect();
+        // With all of its command, which is what a stopped machine or container is.
+        let groups = wrappers.iter().flat_map(|wrapper| children(*wrapper)).map(|group| format!("-{group}"));
+        let all: Vec<String> = wrappers.iter().map(u32::to_string).chain(groups).collect();
         let signal = |signal: &str| {
             for pid in &all {
-                let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
+                let _ = Command::new("kill").args([signal, "--", pid]).stderr(Stdio::null()).status();
             }
         };
         signal("-STOP");
-        drop(resource);
+        // Not within the resource's own atomic step, which would hold everybody up for as long as it is stopped.
+        let resource = fs::File::create(counter.place.path("tokens.lock")).unwrap();
+        while !is_soon_free(&resource) {
+            signal("-CONT");
+            resource.lock().unwrap();
+            signal("-STOP");
+            resource.unlock().unwrap();
+        }
         let before = counter.tokens().len();
         until(|| (counter.tokens().len() > before + 5 || counter.is_nearly_done()).then_some(()));
         signal("-CONT");
@@ -158,6 +162,19 @@ fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
         victim.signal("KILL");
         victim.end();
     });
+}
+
+/// Whether nobody has a file's lock for long.
+fn is_soon_free(file: &fs::File) -> bool {
+    let give_up = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < give_up {
+        if file.try_lock().is_ok() {
+            file.unlock().unwrap();
+            return true;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    false
 }
 
 fn children(pid: u32) -> Vec<u32> {
