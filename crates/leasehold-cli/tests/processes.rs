@@ -137,42 +137,38 @@ fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
 fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
     disturb(|counter, victim| {
         victim.signal("STOP");
+        // The wrapper, not its command, which goes on without knowing that its lease ends.
         let wrappers = children(victim.0.id());
-        // With all of its command, which is what a stopped machine or container is.
-        let groups = wrappers.iter().flat_map(|wrapper| children(*wrapper)).map(|group| format!("-{group}"));
-        let all: Vec<String> = wrappers.iter().map(u32::to_string).chain(groups).collect();
         let signal = |signal: &str| {
-            for pid in &all {
-                let _ = Command::new("kill").args([signal, "--", pid]).stderr(Stdio::null()).status();
+            for pid in &wrappers {
+                let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
             }
         };
-        signal("-STOP");
-        // Not within the resource's own atomic step, which would hold everybody up for as long as it is stopped.
-        let resource = fs::File::create(counter.place.path("tokens.lock")).unwrap();
-        while !is_soon_free(&resource) {
-            signal("-CONT");
-            resource.lock().unwrap();
+        // Stopped in the midst of a transaction it keeps the file, and everybody waits: that is a limit which
+        // docs/guarantees.md names. It is rare, so a few more tries get past it.
+        let goes_on = (0..4).any(|_| {
             signal("-STOP");
-            resource.unlock().unwrap();
-        }
-        let before = counter.tokens().len();
-        until(|| (counter.tokens().len() > before + 5 || counter.is_nearly_done()).then_some(()));
-        signal("-CONT");
+            let before = counter.tokens().len();
+            let goes_on = comes_true(Duration::from_secs(10), || {
+                counter.tokens().len() > before + 5 || counter.is_nearly_done()
+            });
+            signal("-CONT");
+            goes_on
+        });
+        assert!(goes_on, "the others go on");
         victim.signal("CONT");
         victim.signal("KILL");
         victim.end();
     });
 }
 
-/// Whether nobody has a file's lock for long.
-fn is_soon_free(file: &fs::File) -> bool {
-    let give_up = Instant::now() + Duration::from_millis(500);
+fn comes_true(limit: Duration, is_so: impl Fn() -> bool) -> bool {
+    let give_up = Instant::now() + limit;
     while Instant::now() < give_up {
-        if file.try_lock().is_ok() {
-            file.unlock().unwrap();
+        if is_so() {
             return true;
         }
-        thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(5));
     }
     false
 }

@@ -74,8 +74,10 @@ pub struct LeaseMachine {
     /// When the longest hold is over.
     ends_at: LocalTime,
     renew_at: LocalTime,
-    /// A renewal is under way since then. An answer to an older one is as good.
+    /// A renewal is under way. An answer to an older one is as good.
     in_flight: bool,
+    /// Something was told while a renewal was under way, whose answer may be older than that.
+    hinted: bool,
 }
 
 impl LeaseMachine {
@@ -100,6 +102,7 @@ impl LeaseMachine {
             ends_at,
             renew_at,
             in_flight: false,
+            hinted: false,
         }
     }
 
@@ -180,7 +183,12 @@ impl LeaseMachine {
             return;
         }
         match reply {
-            Reply::Renewed { lasts, .. } => self.renewed(sent_at, *lasts),
+            Reply::Renewed { lasts, .. } => {
+                self.renewed(sent_at, *lasts);
+                if core::mem::take(&mut self.hinted) {
+                    self.renew_at = now;
+                }
+            }
             Reply::NotHeld => self.state = LeaseState::Lost(Loss::Gone),
             _ => self.retry(now),
         }
@@ -199,6 +207,7 @@ impl LeaseMachine {
 
     /// A hint that the lease may be gone, or that the connection is new: ask at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
+        self.hinted = self.in_flight;
         self.renew_at = self.renew_at.min(now);
     }
 
@@ -325,6 +334,17 @@ mod tests {
         lease.handle_reply(at(11), at(10), &Reply::NotHeld);
         assert_eq!(lease.state(at(11)), LeaseState::Lost(Loss::Gone));
         assert_eq!(lease.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_hint_that_overtakes_the_answer_to_a_renewal_makes_it_ask_once_more() {
+        let mut lease = lease(terms(), TTL);
+        assert!(lease.poll_transmit(at(3_000)).is_some());
+        lease.handle_hint(at(3_001));
+        lease.handle_reply(at(3_002), at(3_000), &renewed(TTL));
+        assert!(lease.poll_transmit(at(3_002)).is_some());
+        lease.handle_reply(at(3_003), at(3_002), &Reply::NotHeld);
+        assert_eq!(lease.state(at(3_003)), LeaseState::Lost(Loss::Gone));
     }
 
     #[test]

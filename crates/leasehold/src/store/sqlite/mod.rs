@@ -50,6 +50,9 @@ use worker::{Job, Worker};
 /// How long a caller's thread may be held up by others who write.
 const INLINE_LIMIT: Duration = Duration::from_millis(1);
 
+/// How long anybody sleeps between two looks at whether a file is free.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+
 /// How long the worker waits for others who write.
 const BUSY_LIMIT: Duration = Duration::from_secs(5);
 
@@ -231,14 +234,18 @@ impl Shared {
 
     fn begin<'c>(&self, connection: &'c Connection, until: Instant) -> Result<Transaction<'c>, Trouble> {
         let failed = |what: String| Trouble::Failed(not_sent(what));
+        let mut pause = Duration::from_micros(20);
         loop {
             let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
             match begun {
                 Ok(_) => break,
                 Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
                 Err(_) if Instant::now() >= until => return Err(Trouble::Busy),
-                // Another's transaction takes some ten microseconds.
-                Err(_) => thread::yield_now(),
+                // Another's transaction takes some ten microseconds, unless it takes very long.
+                Err(_) => {
+                    thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
             }
         }
         let transaction = Transaction(connection);

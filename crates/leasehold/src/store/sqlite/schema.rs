@@ -67,7 +67,7 @@ const NEW_BOOT: &str = "
 pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<Connection, Error> {
     touch(path)?;
     refuse_network(path)?;
-    let boot_id = boot_id();
+    let boot_id = boot_id(path)?;
     patiently(path, || {
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
@@ -232,18 +232,32 @@ fn refuse_network(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Names this boot of this machine: the clock of leases starts anew with each.
-#[cfg(target_os = "linux")]
-fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map_or_else(|_| "unknown".to_owned(), |id| id.trim().to_owned())
+/// Names this boot of this machine: the clock of leases starts anew with each. A guess could end the leases of others, so
+/// without a name there is no store.
+fn boot_id(path: &Path) -> Result<String, Error> {
+    read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
+        let shown = path.display();
+        let what =
+            format!("sqlite:{shown}: this system does not name its boots ({error}), which a store needs");
+        Error::new(ErrorKind::Unsupported, what)
+    })
 }
 
-/// Elsewhere the time of the boot names it, to ten seconds, since it is computed from two clocks.
+#[cfg(target_os = "linux")]
+fn read_boot_id() -> io::Result<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+}
+
 #[cfg(not(target_os = "linux"))]
-fn boot_id() -> String {
-    let now = crate::clock::embedded();
-    format!("{}", now.wall.since(now.time).as_secs() / 10)
+fn read_boot_id() -> io::Result<String> {
+    let output =
+        std::process::Command::new("/usr/sbin/sysctl").args(["-n", "kern.bootsessionuuid"]).output()?;
+    let id = String::from_utf8(output.stdout).map_err(io::Error::other)?;
+    if output.status.success() {
+        Ok(id)
+    } else {
+        Err(io::Error::other("sysctl knows no kern.bootsessionuuid"))
+    }
 }
 
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
