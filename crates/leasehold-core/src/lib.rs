@@ -21,6 +21,7 @@ mod acquire;
 mod command;
 mod id;
 mod lease;
+pub mod lua;
 pub mod model;
 mod name;
 mod time;

@@ -1,6 +1,8 @@
 //! Where leases live. Every store runs the same commands; they differ in who shares it.
 
 pub(crate) mod memory;
+#[cfg(test)]
+mod redis;
 mod sqlite;
 
 use std::pin::Pin;

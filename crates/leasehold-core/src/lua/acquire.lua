@@ -1,0 +1,105 @@
+-- Take a lease, or a place in the queue for one.
+--
+-- ARGV  2 acquisition  3 has owner (0, 1)  4 owner  5 capacity  6 weight  7 ttl  8 reserve  9 waits (0, 1)
+--       10 entry ttl  11 longest queue  12 metadata
+-- Returns the time, and
+--       1 first token, last token, lasts   granted
+--       2 0                                queued
+--       2 1 look again at                  queued, and the next one
+--       3                                  busy
+--       4                                  cancelled: it was given back before
+--       5                                  the queue is full
+--       6 1 capacity                       refused: the weight is none or too much
+--       6 2 capacity in use                refused: another capacity is in use
+--       6 3 weight held                    refused: the owner holds it with less weight
+
+local id = ARGV[2]
+local has_owner, owner = tonumber(ARGV[3]), ARGV[4]
+local capacity, weight, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local function granted_at_once(token, last)
+  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = now,
+    expires_at = now + ttl, client_ttl = 0, claimed = 1, kept = 0, metadata = ARGV[12] })
+  return { now, 1, token, last, ttl }
+end
+
+local function queued(place)
+  local w = first_ready_waiter()
+  if w and w.place == place then
+    h.head = place
+    return { now, 2, 1, head_hint() }
+  end
+  return { now, 2, 0 }
+end
+
+local function look_again(w)
+  local held = held_by(w.has_owner, w.owner)
+  if held and w.weight <= held.weight then
+    remove_waiter(w)
+    return { now, 1, lease_to_waiter(w, held) }
+  end
+  if ARGV[9] == '1' then
+    w.deadline = now + tonumber(ARGV[10])
+    soonest_expiry(w.deadline)
+    put_waiter(w)
+  end
+  return queued(w.place)
+end
+
+local function known_attempt()
+  for i = 1, #pushes do
+    local p = pushes[i]
+    if p.id == id and p.kind == 1 then
+      table.remove(pushes, i)
+      return { now, 1, p.a, p.b, p.c }
+    end
+  end
+  if h.tombstones > 0 and redis.call('ZSCORE', KEYS[9], id) then return { now, 4 } end
+  local l = h.leases > 0 and lease(id)
+  if l then
+    if l.kept == 1 then return { now, 4 } end
+    return { now, 1, l.token, l.token, l.expires_at - now }
+  end
+  local w = h.waiters > 0 and waiter(id)
+  if w then return look_again(w) end
+end
+
+local function enqueue()
+  if h.waiters >= tonumber(ARGV[11]) then return { now, 5 } end
+  local place = h.next_place
+  local deadline = now + tonumber(ARGV[10])
+  put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
+    reserve = tonumber(ARGV[8]), since = now, deadline = deadline, parked = 0, metadata = ARGV[12] })
+  h.next_place = place + 1
+  h.waiters = h.waiters + 1
+  soonest_expiry(deadline)
+  return queued(place)
+end
+
+local function acquire()
+  local known = known_attempt()
+  if known then return known end
+  if weight == 0 or weight > capacity then return { now, 6, 1, capacity } end
+  if h.leases == 0 and h.waiters == 0 then
+    h.capacity = capacity
+  elseif h.capacity ~= capacity then
+    return { now, 6, 2, h.capacity }
+  end
+  local held = held_by(has_owner, owner)
+  if held then
+    if weight > held.weight then return { now, 6, 3, held.weight } end
+    return granted_at_once(held.token, held.token)
+  end
+  if h.waiters == h.parked and fits(weight) then return granted_at_once(next_tokens(tonumber(ARGV[8]))) end
+  if ARGV[9] == '0' then return { now, 3 } end
+  return enqueue()
+end
+
+local raw = redis.call('GET', KEYS[1])
+begin(raw)
+asker = id
+hear(id)
+grant()
+local reply = acquire()
+store(raw)
+return reply

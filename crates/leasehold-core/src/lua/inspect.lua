@@ -1,0 +1,26 @@
+-- Say who holds and who waits, and let time pass.
+--
+-- Returns the time, and
+--       10 capacity, in use, last token, holders, waiters
+--          a holder is  acquisition, has owner, owner, weight, token, granted at, expires at, kept, metadata
+--          a waiter is  acquisition, weight, since, deadline, passed over, metadata
+
+local raw = redis.call('GET', KEYS[1])
+begin(raw)
+grant()
+local holders, waiters = each_lease(), {}
+for i = 1, #holders do
+  local l = holders[i]
+  holders[i] = { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
+end
+if h.waiters > 0 then
+  local all = redis.call('HVALS', KEYS[5])
+  for i = 1, #all do all[i] = unpack_waiter(all[i]) end
+  table.sort(all, function(a, b) return a.place < b.place end)
+  for i = 1, #all do
+    local w = all[i]
+    waiters[i] = { w.id, w.weight, w.since, w.deadline, w.parked, w.metadata }
+  end
+end
+store(raw)
+return { now, 10, h.capacity, h.in_use, h.last_token, holders, waiters }

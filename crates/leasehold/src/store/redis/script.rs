@@ -1,0 +1,228 @@
+//! What goes into a script, and what comes out of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Acquisition, Answer, ClientId, Command, Grant, Head, Holder, Owner, Push, PushKind, Queued,
+    Refusal, Reply, StoreTime, Token, TokenRange, View, Waiting, lua,
+};
+use redis::Value;
+
+use super::keys;
+
+/// The script of a command, and what it is called with besides the keys.
+pub(super) fn call(command: &Command) -> (&'static str, Vec<Vec<u8>>) {
+    let mut args = vec![keys::inbox().into_bytes()];
+    let script = match command {
+        Command::Acquire(acquire) => {
+            push_acquire(&mut args, acquire);
+            lua::ACQUIRE
+        }
+        Command::Renew(renew) => {
+            args.push(id(renew.acquisition));
+            args.extend([micros(renew.ttl), number(renew.reserve)]);
+            lua::RENEW
+        }
+        Command::Release(release) => {
+            args.push(id(release.acquisition));
+            args.extend([micros(release.at_least), micros(release.tombstone)]);
+            lua::RELEASE
+        }
+        Command::Inspect => lua::INSPECT,
+        Command::ForceRelease => lua::FORCE_RELEASE,
+    };
+    (script, args)
+}
+
+fn push_acquire(args: &mut Vec<Vec<u8>>, acquire: &Acquire) {
+    args.push(id(acquire.acquisition));
+    args.push(number(u32::from(acquire.owner.is_some())));
+    args.push(acquire.owner.as_ref().map_or("", Owner::as_str).into());
+    args.extend([
+        number(acquire.capacity),
+        number(acquire.weight),
+        micros(acquire.ttl),
+        number(acquire.reserve),
+    ]);
+    let (entry_ttl, max_queue) =
+        acquire.wait.map_or((Duration::ZERO, 0), |wait| (wait.entry_ttl, wait.max_queue));
+    args.extend([number(u32::from(acquire.wait.is_some())), micros(entry_ttl), number(max_queue)]);
+    args.push(acquire.metadata.as_bytes().to_vec());
+}
+
+/// 24 bytes that sort as the numbers do.
+fn id(acquisition: Acquisition) -> Vec<u8> {
+    let mut bytes = acquisition.client.get().to_be_bytes().to_vec();
+    bytes.extend(acquisition.sequence.to_be_bytes());
+    bytes
+}
+
+fn number(number: u32) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn micros(span: Duration) -> Vec<u8> {
+    span.as_micros().to_string().into_bytes()
+}
+
+/// What a script returned. None for what no version of it returns.
+pub(super) fn answer(value: &Value) -> Option<Answer> {
+    let list = Reader::of(value)?;
+    Some(Answer { at: list.time(0)?, reply: reply(&list)? })
+}
+
+fn reply(list: &Reader<'_>) -> Option<Reply> {
+    Some(match list.number(1)? {
+        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, lasts: list.span(4)? }),
+        2 if list.number(2)? == 0 => Reply::Queued(Queued { head: None }),
+        2 => Reply::Queued(Queued { head: Some(Head { look_again_at: list.time(3)? }) }),
+        3 => Reply::Busy,
+        4 => Reply::Cancelled,
+        5 => Reply::QueueFull,
+        6 => Reply::Refused(match (list.number(2)?, list.small(3)?) {
+            (1, capacity) => Refusal::Weight { capacity },
+            (2, in_use) => Refusal::Capacity { in_use },
+            (3, held) => Refusal::HeavierReentry { held },
+            _ => return None,
+        }),
+        7 => {
+            let tokens = if list.number(4)? == 0 { None } else { Some(list.tokens(4)?) };
+            Reply::Renewed { lasts: list.span(2)?, wanted: list.number(3)? != 0, tokens }
+        }
+        8 => Reply::NotHeld,
+        9 => Reply::Released,
+        10 => Reply::View(View {
+            capacity: list.small(2)?,
+            in_use: list.small(3)?,
+            last_token: Token::new(list.number(4)?),
+            holders: holders(&list.list(5)?)?,
+            waiters: list.list(6)?.each(waiting)?,
+        }),
+        11 => Reply::Forced(holders(&list.list(2)?)?),
+        _ => return None,
+    })
+}
+
+fn holders(list: &Reader<'_>) -> Option<Vec<Holder>> {
+    let mut holders = list.each(|holder| {
+        let is_named = holder.number(1)? != 0;
+        Some(Holder {
+            acquisition: holder.acquisition(0)?,
+            owner: if is_named { Some(Owner::new(&holder.text(2)?)) } else { None },
+            weight: holder.small(3)?,
+            token: Token::new(holder.number(4)?)?,
+            granted_at: holder.time(5)?,
+            expires_at: holder.time(6)?,
+            kept: holder.number(7)? != 0,
+            metadata: holder.text(8)?,
+        })
+    })?;
+    holders.sort_by_key(|holder| (holder.token, holder.acquisition));
+    Some(holders)
+}
+
+fn waiting(waiter: &Reader<'_>) -> Option<Waiting> {
+    Some(Waiting {
+        acquisition: waiter.acquisition(0)?,
+        weight: waiter.small(1)?,
+        since: waiter.time(2)?,
+        deadline: waiter.time(3)?,
+        passed_over: waiter.number(4)? != 0,
+        metadata: waiter.text(5)?,
+    })
+}
+
+/// A list of a reply, read by place.
+struct Reader<'a>(&'a [Value]);
+
+impl<'a> Reader<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        match value {
+            Value::Array(list) => Some(Self(list)),
+            _ => None,
+        }
+    }
+
+    fn list(&self, at: usize) -> Option<Self> {
+        Self::of(self.0.get(at)?)
+    }
+
+    fn each<T>(&self, read: impl Fn(&Reader<'_>) -> Option<T>) -> Option<Vec<T>> {
+        self.0.iter().map(|value| read(&Reader::of(value)?)).collect()
+    }
+
+    fn number(&self, at: usize) -> Option<u64> {
+        match self.0.get(at)? {
+            Value::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    fn small(&self, at: usize) -> Option<u32> {
+        u32::try_from(self.number(at)?).ok()
+    }
+
+    fn bytes(&self, at: usize) -> Option<&'a [u8]> {
+        match self.0.get(at)? {
+            Value::BulkString(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    fn text(&self, at: usize) -> Option<Arc<str>> {
+        Some(Arc::from(std::str::from_utf8(self.bytes(at)?).ok()?))
+    }
+
+    fn time(&self, at: usize) -> Option<StoreTime> {
+        self.number(at).map(StoreTime::from_micros)
+    }
+
+    fn span(&self, at: usize) -> Option<Duration> {
+        self.number(at).map(Duration::from_micros)
+    }
+
+    fn tokens(&self, at: usize) -> Option<TokenRange> {
+        Some(TokenRange { first: Token::new(self.number(at)?)?, last: Token::new(self.number(at + 1)?)? })
+    }
+
+    fn acquisition(&self, at: usize) -> Option<Acquisition> {
+        read_id(self.bytes(at)?)
+    }
+}
+
+fn read_id(bytes: &[u8]) -> Option<Acquisition> {
+    let (client, sequence) = bytes.split_at_checked(16)?;
+    Some(Acquisition {
+        client: ClientId::new(u128::from_be_bytes(client.try_into().ok()?)),
+        sequence: u64::from_be_bytes(sequence.try_into().ok()?),
+    })
+}
+
+/// What came into an inbox: a kind, an acquisition, and four numbers as `struct.pack('>Bc24dddd')` has them.
+pub(super) fn push(message: &[u8]) -> Option<Push> {
+    let (kind, rest) = message.split_first()?;
+    let (acquisition, rest) = rest.split_at_checked(24)?;
+    let mut numbers = [0; 4];
+    for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(8)) {
+        *number = whole(f64::from_be_bytes(bytes.try_into().ok()?))?;
+    }
+    let [at, a, b, c] = numbers;
+    let kind = match kind {
+        1 => {
+            let tokens = TokenRange { first: Token::new(a)?, last: Token::new(b)? };
+            PushKind::Granted(Grant { tokens, lasts: Duration::from_micros(c) })
+        }
+        2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(a) }),
+        3 => PushKind::Revoked,
+        _ => return None,
+    };
+    Some(Push { acquisition: read_id(acquisition)?, at: StoreTime::from_micros(at), kind })
+}
+
+/// Lua's numbers are doubles; ours stay below 2^53.
+fn whole(number: f64) -> Option<u64> {
+    let is_whole = (0.0..9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked before")]
+    is_whole.then_some(number as u64)
+}

@@ -1,0 +1,252 @@
+//! The scripts against the model, command by command, on a real server.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_core::model::{Table, Turn, apply};
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Owner, Push, Release, Renew, Resource,
+    StoreTime, WaitFor, lua,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use redis::{Connection, ConnectionLike as _, PubSub};
+
+use super::{keys, script};
+
+const CLIENTS: u128 = 4;
+
+/// A server of this test's own, on a socket in a folder of its own.
+struct Server {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::new("redis-server");
+        process.args(["--port", "0", "--save", "", "--unixsocket"]).arg(folder.path().join("socket"));
+        process.arg("--dir").arg(folder.path()).stdout(Stdio::null());
+        let process = process.spawn().expect("redis-server is missing: scripts/test install");
+        Self { process, folder }
+    }
+
+    fn connect(&self) -> Connection {
+        let socket: &Path = &self.folder.path().join("socket");
+        let client = redis::Client::open(format!("redis+unix://{}", socket.display())).unwrap();
+        let give_up = Instant::now() + Duration::from_secs(10);
+        loop {
+            match client.get_connection() {
+                Ok(connection) => return connection,
+                Err(error) => assert!(Instant::now() < give_up, "{error}"),
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Do(Command),
+    Pass(u64),
+    Leave(u128),
+    Return(u128),
+}
+
+fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let who = || {
+        (0..CLIENTS, 0..5_u64)
+            .prop_map(|(client, sequence)| Acquisition { client: ClientId::new(client), sequence })
+    };
+    let owner = proptest::option::weighted(0.3, 0..3_u8);
+    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64).prop_map(
+        move |(acquisition, weight, waits, owner, reserve, ttl)| {
+            Step::Do(Command::from(Acquire {
+                acquisition,
+                owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl + 1),
+                reserve,
+                wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                metadata: Arc::from("ä\0b"),
+            }))
+        },
+    );
+    let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
+        Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve }))
+    });
+    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, at_least, tombstone)| {
+        let at_least = Duration::from_secs(at_least * at_least);
+        Step::Do(Command::Release(Release {
+            acquisition,
+            at_least,
+            tombstone: Duration::from_secs(tombstone * 4),
+        }))
+    });
+    let step = prop_oneof![
+        8 => acquire,
+        4 => renew,
+        5 => release,
+        1 => Just(Step::Do(Command::ForceRelease)),
+        4 => (0..6_000_u64).prop_map(Step::Pass),
+        1 => (0..CLIENTS).prop_map(Step::Leave),
+        2 => (0..CLIENTS).prop_map(Step::Return),
+    ];
+    proptest::collection::vec(step, 1..40)
+}
+
+/// The scripts on a server, and who listens there.
+struct Lab<'c> {
+    commands: &'c mut Connection,
+    inboxes: PubSub<'c>,
+    /// By the text of their commands.
+    scripts: HashMap<&'static str, String>,
+}
+
+impl<'c> Lab<'c> {
+    fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
+        let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
+        for command in [lua::ACQUIRE, lua::RENEW, lua::RELEASE, lua::INSPECT, lua::FORCE_RELEASE] {
+            // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
+            let source = format!("local now = tonumber(ARGV[#ARGV])\n{}{command}", lua::MODEL);
+            let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
+            lab.scripts.insert(command, sha);
+        }
+        for client in 0..CLIENTS {
+            lab.arrive(ClientId::new(client));
+        }
+        lab.inboxes.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        lab
+    }
+
+    fn arrive(&mut self, client: ClientId) {
+        self.inboxes.subscribe(keys::inbox_of(client)).unwrap();
+    }
+
+    fn leave(&mut self, client: ClientId) {
+        self.inboxes.unsubscribe(keys::inbox_of(client)).unwrap();
+    }
+
+    fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
+        let (text, args) = script::call(command);
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.scripts[text]).arg(9).arg(&keys::keys(resource)[..]).arg(args).arg(now.as_micros());
+        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        script::answer(&value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+    }
+
+    /// The next push, with the channel that it came by.
+    fn hear(&mut self) -> (String, Option<Push>) {
+        let message = self.inboxes.get_message().expect("something was pushed");
+        (message.get_channel_name().to_owned(), script::push(message.get_payload_bytes()))
+    }
+}
+
+fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[Step]) {
+    let mut table = Table::new();
+    let mut now = start;
+    let mut absent: Vec<ClientId> = Vec::new();
+    for step in steps {
+        match step {
+            Step::Pass(ms) => now = now + Duration::from_millis(*ms),
+            Step::Leave(client) => {
+                absent.push(ClientId::new(*client));
+                lab.leave(ClientId::new(*client));
+            }
+            Step::Return(client) => {
+                absent.retain(|known| *known != ClientId::new(*client));
+                lab.arrive(ClientId::new(*client));
+            }
+            Step::Do(command) => {
+                for command in [command, &Command::Inspect] {
+                    let mut pushes = Vec::new();
+                    let mut is_there = |client| !absent.contains(&client);
+                    let turn = Turn { now: Now::same(now), is_there: &mut is_there, pushes: &mut pushes };
+                    let Ok(expected) = apply(&mut table, turn, command);
+                    let found = lab.run(resource, command, now);
+                    assert_eq!(found, expected, "after {command:?}");
+                    // What is pushed to nobody is not heard.
+                    for push in pushes.iter().filter(|push| !absent.contains(&push.to())) {
+                        let heard = lab.hear();
+                        assert_eq!(
+                            heard,
+                            (keys::inbox_of(push.to()), Some(push.clone())),
+                            "after {command:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    for client in absent {
+        lab.arrive(client);
+    }
+    // Nothing more was pushed than was expected: the next thing to be heard is this.
+    let client = ClientId::new(0);
+    let last: i64 =
+        redis::cmd("PUBLISH").arg(keys::inbox_of(client)).arg("the end").query(lab.commands).unwrap();
+    assert_eq!(last, 1);
+    assert_eq!(lab.hear(), (keys::inbox_of(client), None));
+}
+
+/// In the end nothing is left, and while something is, every key has an expiry.
+fn forget(lab: &mut Lab<'_>, resource: &Resource, now: StoreTime) {
+    for key in keys::keys(resource) {
+        let left: i64 = redis::cmd("PTTL").arg(&key).query(lab.commands).unwrap();
+        assert!(left == -2 || left > 0, "{key} stays for ever");
+    }
+    lab.run(resource, &Command::Inspect, now + Duration::from_secs(3_600));
+    lab.run(resource, &Command::Inspect, now + Duration::from_secs(3 * 3_600));
+    for key in keys::keys(resource) {
+        let found: bool = redis::cmd("EXISTS").arg(&key).query(lab.commands).unwrap();
+        assert!(!found, "{key} is left");
+    }
+}
+
+fn differ(capacity: u32) {
+    let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
+    let server = Server::start();
+    let (mut commands, mut inboxes) = (server.connect(), server.connect());
+    let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
+    let count = std::cell::Cell::new(0_u64);
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a{b}c").unwrap() };
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let start = StoreTime::ZERO + wall + Duration::from_secs(24 * 3_600);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&steps(capacity), |steps| {
+        count.set(count.get() + 1);
+        let mut lab = lab.borrow_mut();
+        // A fresh resource for each history, on a server that is never emptied.
+        let name = format!("{}-{}", resource.name.as_str(), count.get());
+        let resource = Resource { kind: Kind::Mutex, name: Name::new(&name).unwrap() };
+        compare(&mut lab, &resource, start, &steps);
+        forget(&mut lab, &resource, start + Duration::from_secs(300));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+#[test]
+fn the_scripts_say_what_the_model_says() {
+    differ(1);
+}
+
+#[test]
+fn the_scripts_say_what_the_model_says_of_what_many_share() {
+    differ(4);
+}
