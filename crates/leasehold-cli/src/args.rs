@@ -93,7 +93,7 @@ ls --json prints {\"locks\": [...]} of such values, and release --json prints
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = after(EXAMPLES), max_term_width = 110)]
 pub(crate) struct Args {
-    /// Where the locks are: sqlite:PATH, or memory: to try things out
+    /// Where the locks are: sqlite:PATH, redis://HOST[:PORT], or memory: to try things out
     #[arg(long, global = true, env = "LEASEHOLD_STORE", value_name = "URL", hide_env_values = true)]
     pub(crate) store: Option<String>,
     #[command(subcommand)]

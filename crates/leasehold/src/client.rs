@@ -108,8 +108,9 @@ pub(crate) fn unanswered() -> store::Answered {
 }
 
 impl Client {
-    /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it), or
-    /// `sqlite:PATH` (shared by the processes of this machine).
+    /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it),
+    /// `sqlite:PATH` (shared by the processes of this machine), `redis://[user:password@]host[:port][/database]` or
+    /// `redis+unix:///PATH`.
     ///
     /// # Errors
     ///

@@ -371,6 +371,14 @@ impl Session {
 }
 
 impl Inbox for Session {
+    fn reconnected(&self) {
+        let now = clock::local();
+        let sequences: Vec<u64> = self.state().entries.keys().copied().collect();
+        for sequence in sequences {
+            self.step(sequence, now, |entry| entry.handle_hint(now));
+        }
+    }
+
     fn deliver(&self, push: Push) {
         let now = clock::local();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));

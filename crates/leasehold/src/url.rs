@@ -6,15 +6,25 @@ use std::path::PathBuf;
 use crate::error::{Error, ErrorKind};
 
 /// The schemes that a client can connect to.
-pub const SCHEMES: &[&str] = &["memory", "sqlite"];
+pub const SCHEMES: &[&str] = &["memory", "sqlite", "redis", "redis+unix"];
 
 /// Schemes that mean something here, but which this version can't connect to.
-const PLANNED: &[&str] = &["redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
+const PLANNED: &[&str] = &["rediss", "redis-sentinel", "redis-cluster", "redlock"];
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
-    Memory { name: String },
-    Sqlite { path: PathBuf, is_durable: bool },
+    Memory {
+        name: String,
+    },
+    /// The address may have a password in it; what is shown has none.
+    Redis {
+        address: String,
+        shown: String,
+    },
+    Sqlite {
+        path: PathBuf,
+        is_durable: bool,
+    },
 }
 
 impl StoreUrl {
@@ -26,6 +36,9 @@ impl StoreUrl {
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
             "sqlite" => Self::parse_sqlite(rest),
+            "redis" | "redis+unix" => {
+                Ok(Self::Redis { address: url.to_owned(), shown: without_secrets(scheme, rest) })
+            }
             _ if PLANNED.contains(&scheme) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("this version has no {scheme}: store; it has {}", schemes()),
@@ -76,10 +89,26 @@ fn schemes() -> String {
     SCHEMES.iter().map(|scheme| format!("{scheme}:")).collect::<Vec<_>>().join(", ")
 }
 
+/// The part before an `@` names a user and a password, and parameters may.
+fn without_secrets(scheme: &str, rest: &str) -> String {
+    let rest = rest.trim_start_matches('/');
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    let place = place.split('?').next().unwrap_or_default();
+    let slashes = if scheme == "redis+unix" { "///" } else { "//" };
+    format!("{scheme}:{slashes}{place}")
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory { name } => write!(f, "memory:{name}"),
+            Self::Redis { shown, .. } => f.write_str(shown),
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
     }
@@ -113,12 +142,18 @@ mod tests {
         for url in ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no"] {
             assert!(StoreUrl::parse(url).unwrap_err().is_invalid(), "{url}");
         }
-        assert!(StoreUrl::parse("redis://h").unwrap_err().is_unsupported());
+        assert!(StoreUrl::parse("rediss://h").unwrap_err().is_unsupported());
     }
 
     #[test]
     fn a_password_is_never_repeated() {
-        for url in ["redis://:hunter2@host", "postgres://me:hunter2@host", "hunter2", "hunter2 x:y"] {
+        for url in
+            ["redis://:hunter2@host/1", "redis://me:hun@hunter2@host", "redis+unix:///socket?pass=hunter2"]
+        {
+            let url = StoreUrl::parse(url).unwrap();
+            assert!(!format!("{url} {url:?}").contains("hunter2"), "{url}");
+        }
+        for url in ["rediss://:hunter2@host", "postgres://me:hunter2@host", "hunter2", "hunter2 x:y"] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }

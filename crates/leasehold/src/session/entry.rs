@@ -190,6 +190,16 @@ impl Entry {
         }
     }
 
+    /// Something may have been missed: ask at once.
+    pub(super) fn handle_hint(&mut self, now: LocalTime) {
+        match &mut self.stage {
+            Stage::Attempt(machine) => machine.handle_hint(now),
+            Stage::Lease { .. } => self.renew_now(now),
+            Stage::Owed { .. } => self.send_again(now),
+            Stage::Over(_) => {}
+        }
+    }
+
     /// The caller wants no more of it, whatever it is. Told twice, it is sent twice.
     pub(super) fn let_go(&mut self, now: LocalTime) {
         self.end_attempt(now);

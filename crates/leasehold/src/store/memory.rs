@@ -171,6 +171,8 @@ mod tests {
     struct Letters(Mutex<Vec<Push>>);
 
     impl Inbox for Letters {
+        fn reconnected(&self) {}
+
         fn deliver(&self, push: Push) {
             self.0.lock().unwrap().push(push);
         }

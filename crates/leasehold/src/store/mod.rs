@@ -1,7 +1,6 @@
 //! Where leases live. Every store runs the same commands; they differ in who shares it.
 
 pub(crate) mod memory;
-#[cfg(test)]
 mod redis;
 mod sqlite;
 
@@ -26,6 +25,9 @@ pub(crate) struct StoreError {
 /// Receives what a store tells a client unasked. Called from any thread, with no lock of the store held.
 pub(crate) trait Inbox: Send + Sync {
     fn deliver(&self, push: Push);
+
+    /// The way to the store is new: what was told meanwhile was missed.
+    fn reconnected(&self);
 }
 
 pub(crate) type Answered = Result<Answer, StoreError>;
@@ -74,6 +76,7 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
+        StoreUrl::Redis { address, .. } => Ok(redis::Redis::open(url, address, client, inbox).await?),
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

@@ -9,9 +9,9 @@ use leasehold::{Client, Guard, LockView, Loss, Mutex};
 use super::Store;
 
 macro_rules! tests {
-    ($store:ident) => {
+    ($store:ident, $scheme:literal) => {
         mod $store {
-            $crate::suite::tests! { $store:
+            $crate::suite::tests! { $scheme:
                 one_holds_and_the_other_does_not
                 tokens_rise_from_grant_to_grant_and_from_client_to_client
                 waiters_get_it_in_the_order_in_which_they_queued
@@ -44,11 +44,11 @@ macro_rules! tests {
             }
         }
     };
-    ($store:ident: $($test:ident)*) => {
+    ($scheme:literal: $($test:ident)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
-                let store = $crate::Store::new(stringify!($store));
+                let store = $crate::Store::new($scheme);
                 let limit = std::time::Duration::from_secs(60);
                 tokio::time::timeout(limit, $crate::suite::$test(store)).await.expect("it ends in a minute");
             }

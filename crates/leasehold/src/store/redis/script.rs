@@ -1,11 +1,12 @@
 //! What goes into a script, and what comes out of it.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Grant, Head, Holder, Owner, Push, PushKind, Queued,
-    Refusal, Reply, StoreTime, Token, TokenRange, View, Waiting, lua,
+    Refusal, Reply, Resource, StoreTime, Token, TokenRange, View, Waiting, lua,
 };
 use redis::Value;
 
@@ -64,6 +65,41 @@ fn number(number: u32) -> Vec<u8> {
 
 fn micros(span: Duration) -> Vec<u8> {
     span.as_micros().to_string().into_bytes()
+}
+
+/// A script as the server is told it, and the hash that it then knows it by.
+struct Loaded {
+    text: String,
+    name: String,
+}
+
+static LOADED: LazyLock<HashMap<&str, Loaded>> = LazyLock::new(|| {
+    let all = [lua::ACQUIRE, lua::RENEW, lua::RELEASE, lua::INSPECT, lua::FORCE_RELEASE];
+    let load = |command| {
+        let text = format!("{}{}{command}", lua::CLOCK, lua::MODEL);
+        let name = redis::Script::new(&text).get_hash().to_owned();
+        (command, Loaded { text, name })
+    };
+    all.into_iter().map(load).collect()
+});
+
+/// A command by the name of its script.
+pub(super) fn by_name(resource: &Resource, command: &Command) -> redis::Cmd {
+    let (script, args) = call(command);
+    command_of("EVALSHA", &LOADED[script].name, resource, &args)
+}
+
+/// A command with its script.
+pub(super) fn in_full(resource: &Resource, command: &Command) -> redis::Cmd {
+    let (script, args) = call(command);
+    command_of("EVAL", &LOADED[script].text, resource, &args)
+}
+
+fn command_of(word: &str, script: &str, resource: &Resource, args: &[Vec<u8>]) -> redis::Cmd {
+    let keys = keys::keys(resource);
+    let mut command = redis::cmd(word);
+    command.arg(script).arg(keys.len()).arg(&keys[..]).arg(args);
+    command
 }
 
 /// What a script returned. None for what no version of it returns.

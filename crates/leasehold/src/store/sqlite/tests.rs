@@ -218,6 +218,8 @@ fn a_file_that_forgets_a_row_is_caught() {
 struct Nobody;
 
 impl Inbox for Nobody {
+    fn reconnected(&self) {}
+
     fn deliver(&self, _push: Push) {}
 }
 
@@ -356,6 +358,8 @@ fn inspect(store: &Sqlite, name: &str) -> View {
 struct Letterbox(std::sync::mpsc::Sender<Push>);
 
 impl Inbox for Letterbox {
+    fn reconnected(&self) {}
+
     fn deliver(&self, push: Push) {
         let _ = self.0.send(push);
     }
