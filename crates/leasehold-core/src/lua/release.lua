@@ -41,6 +41,7 @@ local function release()
   return { now, 9 }
 end
 
+may_exceed_memory = true
 local raw = redis.call('GET', KEYS[1])
 begin(raw)
 grant()

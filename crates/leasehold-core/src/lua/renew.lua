@@ -5,6 +5,7 @@
 --       7 lasts, wanted (0, 1), first token, last token   it runs on; the tokens are 0 where none were asked for
 --       8                                                 not held
 
+may_exceed_memory = true
 local raw = redis.call('GET', KEYS[1])
 begin(raw)
 hear(ARGV[2])

@@ -221,9 +221,16 @@ fn classify(error: &RedisError) -> StoreError {
     StoreError { failure, message: explain(error) }
 }
 
+/// The word that an error begins with. What happens inside of a script comes with that word further behind.
+fn code(error: &RedisError) -> Option<&str> {
+    const INSIDE: [&str; 3] = ["OOM", "WRONGTYPE", "READONLY"];
+    let detail = error.detail().unwrap_or_default();
+    INSIDE.into_iter().find(|word| detail.split([' ', ':']).any(|part| part == *word)).or(error.code())
+}
+
 /// What an error means for whoever runs this, and what to do.
 fn explain(error: &RedisError) -> String {
-    let what = match error.code() {
+    let what = match code(error) {
         Some("NOAUTH") => "the server wants a password: write redis://user:password@host",
         Some("WRONGPASS") => "the server does not accept this user and password",
         Some("NOPERM") => "this user may not run scripts or use these keys and channels",
@@ -231,6 +238,7 @@ fn explain(error: &RedisError) -> String {
         Some("OOM") => "the server's memory is full: raise maxmemory, or free some",
         Some("LOADING") => "the server is loading its data: try again soon",
         Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
+        _ if error.kind() == RedisErrorKind::Parse => "what answers there is no Redis server",
         _ if error.is_connection_refusal() => {
             "nobody listens there: check the host and the port, and that the server runs"
         }
