@@ -1,6 +1,6 @@
 //! `cargo bench`: what the README and docs claim about performance.
 //!
-//! `cargo bench -- PART…` runs some of it: uncontended, program, handover, waiting, idle.
+//! `cargo bench -- PART…` runs some of it: uncontended, redis, program, handover, waiting, idle.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,9 @@ use leasehold_core::{
 use rusqlite::Connection;
 
 fn main() {
-    let parts: [(&str, fn()); 5] = [
+    let parts: [(&str, fn()); 6] = [
         ("uncontended", uncontended),
+        ("redis", redis_pair),
         ("program", program),
         ("handover", handover),
         ("waiting", waiting),
@@ -138,6 +139,73 @@ fn uncontended() {
         ],
     );
     bar("sqlite: against two bare transactions", result.ratios[1], 2.0);
+}
+
+/// A server of this benchmark's own, stopped with it.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The same pair of round trips: nothing, what most libraries do, and ours with queue and token.
+fn redis_pair() {
+    const PAIRS: u32 = 500;
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("socket");
+    let mut command = Command::new("redis-server");
+    command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(folder.path());
+    let _server = Server(command.stdout(Stdio::null()).spawn().expect("redis-server is installed"));
+    while !socket.exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let url = format!("redis+unix://{}", socket.display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let client = redis::Client::open(url.as_str()).expect("an address");
+    let connection = runtime.block_on(client.get_connection_manager()).expect("connects");
+    let delete = redis::Script::new(
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
+    );
+    let mutex = connect(&url).mutex("bench");
+    let result = compare(
+        "uncontended lock + release on one Redis server, one after the other",
+        31,
+        vec![
+            Contestant::new("two PINGs", PAIRS, || {
+                runtime.block_on(async {
+                    let mut connection = connection.clone();
+                    for _ in 0..2 * PAIRS {
+                        let _: String =
+                            redis::cmd("PING").query_async(&mut connection).await.expect("answers");
+                    }
+                });
+            }),
+            Contestant::new("SET NX PX, compare and delete", PAIRS, || {
+                runtime.block_on(async {
+                    let mut connection = connection.clone();
+                    for _ in 0..PAIRS {
+                        let mut set = redis::cmd("SET");
+                        set.arg("bare").arg("token").arg("NX").arg("PX").arg(10_000);
+                        let _: String = set.query_async(&mut connection).await.expect("is set");
+                        let call = delete.key("bare").arg("token").invoke_async::<i64>(&mut connection).await;
+                        assert_eq!(call.expect("answers"), 1);
+                    }
+                });
+            }),
+            Contestant::new("redis+unix:", PAIRS, || pairs(&mutex, PAIRS)),
+        ],
+    );
+    let stats: String = runtime
+        .block_on(redis::cmd("INFO").arg("commandstats").query_async(&mut connection.clone()))
+        .expect("answers");
+    for line in stats.lines().filter(|line| line.contains("evalsha") || line.contains("cmdstat_set:")) {
+        println!("  {line}");
+    }
+    bar("redis: against two PINGs", result.ratios[2], 1.4);
+    bar("redis: against SET NX PX, compare and delete", result.ratios[2] / result.ratios[1], 1.25);
 }
 
 /// The program, built with the settings of this benchmark.

@@ -95,7 +95,6 @@ local function acquire()
   return enqueue()
 end
 
-local raw = redis.call('GET', KEYS[1])
 begin(raw)
 asker = id
 hear(id)

@@ -3,7 +3,6 @@
 -- Returns the time, and
 --       11 holders   as inspect has them
 
-local raw = redis.call('GET', KEYS[1])
 begin(raw)
 grant()
 local taken = each_lease()

@@ -5,7 +5,6 @@
 --          a holder is  acquisition, has owner, owner, weight, token, granted at, expires at, kept, metadata
 --          a waiter is  acquisition, weight, since, deadline, passed over, metadata
 
-local raw = redis.call('GET', KEYS[1])
 begin(raw)
 grant()
 local holders, waiters = each_lease(), {}

@@ -42,7 +42,6 @@ local function release()
 end
 
 may_exceed_memory = true
-local raw = redis.call('GET', KEYS[1])
 begin(raw)
 grant()
 local reply = release()

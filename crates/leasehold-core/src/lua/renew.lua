@@ -6,7 +6,6 @@
 --       8                                                 not held
 
 may_exceed_memory = true
-local raw = redis.call('GET', KEYS[1])
 begin(raw)
 hear(ARGV[2])
 grant()

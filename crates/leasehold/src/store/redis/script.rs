@@ -13,7 +13,7 @@ use redis::Value;
 use super::keys;
 
 /// The script of a command, and what it is called with besides the keys.
-pub(super) fn call(command: &Command) -> (&'static str, Vec<Vec<u8>>) {
+pub(super) fn call(command: &Command) -> (lua::Script, Vec<Vec<u8>>) {
     let mut args = vec![keys::inbox().into_bytes()];
     let script = match command {
         Command::Acquire(acquire) => {
@@ -73,26 +73,25 @@ struct Loaded {
     name: String,
 }
 
-static LOADED: LazyLock<HashMap<&str, Loaded>> = LazyLock::new(|| {
-    let all = [lua::ACQUIRE, lua::RENEW, lua::RELEASE, lua::INSPECT, lua::FORCE_RELEASE];
-    let load = |command| {
-        let text = format!("{}{}{command}", lua::CLOCK, lua::MODEL);
+static LOADED: LazyLock<HashMap<lua::Script, Loaded>> = LazyLock::new(|| {
+    let load = |script: lua::Script| {
+        let text = script.text(lua::CLOCK);
         let name = redis::Script::new(&text).get_hash().to_owned();
-        (command, Loaded { text, name })
+        (script, Loaded { text, name })
     };
-    all.into_iter().map(load).collect()
+    lua::Script::ALL.into_iter().map(load).collect()
 });
 
 /// A command by the name of its script.
 pub(super) fn by_name(resource: &Resource, command: &Command) -> redis::Cmd {
     let (script, args) = call(command);
-    command_of("EVALSHA", &LOADED[script].name, resource, &args)
+    command_of("EVALSHA", &LOADED[&script].name, resource, &args)
 }
 
 /// A command with its script.
 pub(super) fn in_full(resource: &Resource, command: &Command) -> redis::Cmd {
     let (script, args) = call(command);
-    command_of("EVAL", &LOADED[script].text, resource, &args)
+    command_of("EVAL", &LOADED[&script].text, resource, &args)
 }
 
 fn command_of(word: &str, script: &str, resource: &Resource, args: &[Vec<u8>]) -> redis::Cmd {

@@ -113,17 +113,17 @@ struct Lab<'c> {
     commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// By the text of their commands.
-    scripts: HashMap<&'static str, String>,
+    scripts: HashMap<lua::Script, String>,
 }
 
 impl<'c> Lab<'c> {
     fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
         let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
-        for command in [lua::ACQUIRE, lua::RENEW, lua::RELEASE, lua::INSPECT, lua::FORCE_RELEASE] {
+        for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
-            let source = format!("local now = tonumber(ARGV[#ARGV])\n{}{command}", lua::MODEL);
+            let source = script.text("local now = tonumber(ARGV[#ARGV])\n");
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
-            lab.scripts.insert(command, sha);
+            lab.scripts.insert(script, sha);
         }
         for client in 0..CLIENTS {
             lab.arrive(ClientId::new(client));
@@ -141,9 +141,9 @@ impl<'c> Lab<'c> {
     }
 
     fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
-        let (text, args) = script::call(command);
+        let (script, args) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[text]).arg(9).arg(&keys::keys(resource)[..]).arg(args).arg(now.as_micros());
+        call.arg(&self.scripts[&script]).arg(9).arg(&keys::keys(resource)[..]).arg(args).arg(now.as_micros());
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
         script::answer(&value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
