@@ -44,7 +44,9 @@ pub(crate) struct Handle {
     pub(crate) session: Arc<Session>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) url: StoreUrl,
+    /// What its holders and waiters say about themselves, and the same as it is stored.
     pub(crate) about: About,
+    pub(crate) encoded_about: Arc<str>,
 }
 
 impl Drop for Handle {
@@ -149,7 +151,9 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        Ok(Self { handle: Arc::new(Handle { session, store, url, about: About::this_process() }) })
+        let about = About::this_process();
+        let encoded_about = about.encode();
+        Ok(Self { handle: Arc::new(Handle { session, store, url, about, encoded_about }) })
     }
 
     /// A lock with one holder at a time. Nothing is sent; a name that can't be one (empty, more than 512 bytes,

@@ -43,7 +43,7 @@ pub struct Mutex {
 
 impl Mutex {
     pub(crate) fn new(handle: Arc<Handle>, name: &str) -> Self {
-        let about = handle.about.encode();
+        let about = handle.encoded_about.clone();
         Self {
             handle,
             resource: mutex_resource(name).map(Arc::new),
