@@ -60,14 +60,16 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
         tokio::time::sleep(PATIENCE).await;
         let mut line = is_live.then(Line::default);
         loop {
-            // A store that does not answer is the waiting's own trouble.
-            if let Ok(view) = mutex.inspect().await {
-                match &mut line {
-                    Some(line) => line.write(&describe_within(&view, room())),
-                    None => {
-                        say(describe(&view, describe_fully));
-                        break;
-                    }
+            // A store that does not answer may be why it waits.
+            let view = mutex.inspect().await;
+            match &mut line {
+                Some(line) => line.write(&view.map_or_else(
+                    |error| error.to_string().chars().take(room()).collect(),
+                    |view| describe_within(&view, room()),
+                )),
+                None => {
+                    say(view.map_or_else(|error| error.to_string(), |view| describe(&view, describe_fully)));
+                    break;
                 }
             }
             tokio::time::sleep(REFRESH).await;

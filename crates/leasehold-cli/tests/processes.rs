@@ -33,7 +33,8 @@ impl Counter {
     fn start(&self, script: &str, runs: usize, options: &str) -> Started {
         let each = format!(
             "leasehold=$1; command=$2; i=0; while [ $i -lt {runs} ]; do \
-             \"$leasehold\" run {options} counter -c \"$command\" || exit; i=$((i + 1)); done"
+             \"$leasehold\" run {options} counter -c \"$command\"; code=$?; \
+             case $code in 0) ;; 124) echo lost >>\"$TOKENS.lost\" ;; *) exit $code ;; esac; i=$((i + 1)); done"
         );
         let mut shell = Command::new("sh");
         shell.args(["-c", &each, "sh", env!("CARGO_BIN_EXE_leasehold"), script]);
@@ -78,6 +79,7 @@ fn eight_processes_count_exactly() {
     let tokens = counter.tokens();
     assert_eq!(tokens.len(), PROCESSES * runs);
     assert!(tokens.is_sorted_by(|a, b| a < b), "tokens strictly rise");
+    assert!(!counter.place.path("tokens.lost").exists(), "nobody has lost a lease");
     assert_eq!(counter.place.locks().as_array().unwrap().len(), 0);
 }
 

@@ -54,6 +54,8 @@ pub enum Outcome {
 pub enum Failure {
     /// It never reached the store.
     NotSent,
+    /// It never reached the store, because others were in the way: whoever waits may as well wait for them.
+    Busy,
     /// Whether it took effect is unknown.
     Unknown,
 }
@@ -207,7 +209,8 @@ impl AcquireMachine {
         }
     }
 
-    /// An `Acquire` that failed. Only an attempt that has a place in the queue tries again.
+    /// An `Acquire` that failed. An attempt that waits tries again, if it has a place in the queue or others are only in
+    /// its way.
     pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
@@ -218,7 +221,7 @@ impl AcquireMachine {
             self.may_arrive_late = self.failures > 0;
         }
         match self.patience {
-            Some(patience) if self.anchor.is_some() => {
+            Some(patience) if self.anchor.is_some() || failure == Failure::Busy => {
                 let pause = RETRY_AFTER.saturating_mul(1 << self.failures.min(10));
                 self.phase = Phase::Asking { at: now + pause.min(patience.look_again) };
             }
@@ -278,8 +281,10 @@ impl AcquireMachine {
     fn granted(&mut self, now: LocalTime, grant: Grant, since: LocalTime, trusted_until: LocalTime) {
         if now < trusted_until {
             self.end(Outcome::Granted { grant, since, trusted_until });
+        } else if self.patience.is_some() {
+            // It took longer to arrive than it is good for. What is left of the lease is told whoever asks again.
+            self.phase = Phase::Asking { at: now };
         } else {
-            // It took longer to arrive than it is good for.
             self.give_up(Outcome::Failed);
         }
     }
@@ -403,6 +408,34 @@ mod tests {
     }
 
     #[test]
+    fn whoever_waits_asks_again_for_what_is_left_of_a_grant_that_arrives_late() {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
+        assert_eq!(attempt.poll_outcome(), None);
+        assert!(matches!(attempt.poll_transmit(at(12_000)), Some(Command::Acquire(_))));
+        let left = Duration::from_millis(9_980);
+        attempt.handle_answer(at(12_000), at(12_010), &answer(12_010, Reply::Granted(grant(left))));
+        let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
+        assert!(trusted_until > at(21_000) && trusted_until < at(21_990));
+    }
+
+    #[test]
+    fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
+        let mut attempt = asked(patient());
+        attempt.handle_failure(at(5_000), Failure::Busy);
+        let again = attempt.poll_timeout().unwrap();
+        assert!(again > at(5_000) && again < at(6_000));
+        assert!(matches!(attempt.poll_transmit(again), Some(Command::Acquire(_))));
+        attempt.handle_failure(at(60_000), Failure::Busy);
+        attempt.handle_timeout(at(60_000));
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+        assert_eq!(owed(&mut attempt), None, "nothing of it has ever reached the store");
+        let mut impatient = asked(None);
+        impatient.handle_failure(at(5_000), Failure::Busy);
+        assert_eq!(impatient.poll_outcome(), Some(Outcome::Failed));
+    }
+
+    #[test]
     fn a_delayed_push_can_t_stretch_a_lease() {
         let window = Duration::from_secs(3);
         let push = |ms| Push {
@@ -419,8 +452,11 @@ mod tests {
         let mut too_late = asked(patient());
         too_late.handle_answer(at(0), at(10), &answer(5, queued(None)));
         too_late.handle_push(at(4_000), &push(1_005));
-        assert_eq!(too_late.poll_outcome(), Some(Outcome::Failed));
-        assert!(owed(&mut too_late).is_some());
+        assert_eq!(too_late.poll_outcome(), None, "it is not taken for a lease");
+        assert!(
+            matches!(too_late.poll_transmit(at(4_000)), Some(Command::Acquire(_))),
+            "and is asked for anew"
+        );
     }
 
     #[test]

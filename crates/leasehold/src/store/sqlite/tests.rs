@@ -485,3 +485,23 @@ fn what_nobody_asks_about_is_swept() {
         thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn whoever_waits_outlasts_a_file_that_is_kept_busy_and_whoever_tries_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.mutex("a").lock());
+        let waits_with_limit = scope.spawn(|| client.mutex("b").lock_timeout(Duration::from_secs(2)));
+        let error = client.mutex("c").try_lock().unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("kept the file busy"), "{error}");
+        assert!(waits_with_limit.join().unwrap().unwrap().is_none(), "its time was over first");
+        assert!(!waits.is_finished());
+        other.execute_batch("COMMIT").unwrap();
+        waits.join().unwrap().unwrap().release().unwrap();
+    });
+    client.close().unwrap();
+}

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Command, Kind, Name, Resource};
+use leasehold_core::{Command, Failure, Kind, Name, Resource};
 use rusqlite::{Connection, params};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -279,7 +279,12 @@ impl Desk {
 
 fn explain(trouble: Trouble) -> StoreError {
     match trouble {
-        Trouble::Busy => not_sent(format!("another process has kept the file busy for {BUSY_LIMIT:?}")),
+        Trouble::Busy => StoreError {
+            failure: Failure::Busy,
+            message: format!(
+                "another process has kept the file busy for {BUSY_LIMIT:?}: is one of its users stopped?"
+            ),
+        },
         Trouble::Failed(error) => error,
     }
 }
