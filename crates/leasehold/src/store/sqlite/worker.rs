@@ -54,14 +54,15 @@ pub(super) struct Worker {
 
 /// What lies before the thread.
 struct Post {
-    jobs: Mutex<VecDeque<Job>>,
+    /// With the time until which each may wait for the file.
+    jobs: Mutex<VecDeque<(Instant, Job)>>,
     is_ending: AtomicBool,
     /// A byte in it wakes the thread. It never blocks: when it is full the thread is awake.
     bell: File,
 }
 
 impl Post {
-    fn jobs(&self) -> MutexGuard<'_, VecDeque<Job>> {
+    fn jobs(&self) -> MutexGuard<'_, VecDeque<(Instant, Job)>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -84,7 +85,7 @@ impl Worker {
             if jobs.len() >= MAX_JOBS {
                 return false;
             }
-            jobs.push_back(job);
+            jobs.push_back((Instant::now() + BUSY_LIMIT, job));
         }
         self.wake();
         true
@@ -155,10 +156,10 @@ impl Desk {
 
     fn run_jobs(&mut self) {
         loop {
-            let Some(job) = self.post.jobs().pop_front() else { return };
+            let Some((until, job)) = self.post.jobs().pop_front() else { return };
             match job {
                 Job::Commands(batch, tell) => {
-                    let answers = self.run(&batch);
+                    let answers = self.run(&batch, until);
                     // Nobody waits for the answers any more: the client gives back what they may have granted.
                     let _ = tell.send(answers);
                 }
@@ -170,15 +171,15 @@ impl Desk {
         }
     }
 
-    fn run(&mut self, batch: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
-        batch.chunks(CHUNK).flat_map(|chunk| self.run_chunk(chunk)).collect()
+    fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
+        batch.chunks(CHUNK).flat_map(|chunk| self.run_chunk(chunk, until)).collect()
     }
 
     /// All in one transaction. If that fails, each in its own, so that none suffers from another.
-    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
-        match self.transact(chunk) {
+    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
+        match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one)).collect(),
+            Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
             Err(error) => vec![Err(error)],
         }
     }
@@ -186,11 +187,11 @@ impl Desk {
     fn transact(
         &mut self,
         chunk: &[(Arc<Resource>, Command)],
+        until: Instant,
     ) -> Result<Vec<leasehold_core::Answer>, StoreError> {
         let shared = self.shared.clone();
         let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
         let connection = self.connection()?;
-        let until = Instant::now() + BUSY_LIMIT;
         match shared.transact(connection, clock::embedded, until, &commands) {
             Ok((answers, letters)) => {
                 shared.send(letters);
