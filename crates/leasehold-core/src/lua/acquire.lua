@@ -19,7 +19,7 @@ local capacity, weight, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARG
 
 local function granted_at_once(token, last)
   add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = now,
-    expires_at = now + ttl, client_ttl = 0, claimed = 1, kept = 0, metadata = ARGV[12] })
+    expires_at = now + ttl, claimed = 1, kept = 0, metadata = ARGV[12] })
   return { now, 1, token, last, ttl }
 end
 

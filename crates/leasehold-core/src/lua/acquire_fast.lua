@@ -15,8 +15,8 @@ if (not raw or #raw == 96) and ARGV[3] == '0' then
     local remember_until = math.max(last + 1, now + 3600000000)
     local expires_at = now + ttl
     latest = math.max(latest, remember_until, expires_at)
-    redis.call('SET', KEYS[1], struct.pack('>ddddddddddddc24dddddBBBI2c0I2c0', capacity, weight, last, next_place, head, 1,
-      0, 0, 0, expires_at, remember_until, latest, ARGV[2], weight, token, now, expires_at, 0, 1, 0, 0, 0, '', #ARGV[12],
+    redis.call('SET', KEYS[1], struct.pack('>ddddddddddddc24ddddBBBI2c0I2c0', capacity, weight, last, next_place, head, 1,
+      0, 0, 0, expires_at, remember_until, latest, ARGV[2], weight, token, now, expires_at, 1, 0, 0, 0, '', #ARGV[12],
       ARGV[12]), 'PXAT', string.format('%.0f', math.ceil(latest / 1000) + 1000))
     return { now, 1, token, last, ttl }
   end

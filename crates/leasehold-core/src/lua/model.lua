@@ -23,7 +23,7 @@ local NEVER = 9007199254740991
 
 local HEADER = '>dddddddddddd'
 local HEADER_BYTES = 96
-local LEASE = '>c24dddddBBBI2c0I2c0'
+local LEASE = '>c24ddddBBBI2c0I2c0'
 local WAITER = '>c24ddddddBBI2c0I2c0'
 
 local asker = nil
@@ -44,14 +44,13 @@ local h = {
 local first = nil -- the lease that is kept with the header
 
 local function pack_lease(lease)
-  return struct.pack(LEASE, lease.id, lease.weight, lease.token, lease.granted_at, lease.expires_at, lease.client_ttl,
+  return struct.pack(LEASE, lease.id, lease.weight, lease.token, lease.granted_at, lease.expires_at,
     lease.claimed, lease.kept, lease.has_owner, #lease.owner, lease.owner, #lease.metadata, lease.metadata)
 end
 
 local function unpack_lease(text, at)
   local l = {}
-  local _
-  l.id, l.weight, l.token, l.granted_at, l.expires_at, l.client_ttl, l.claimed, l.kept, l.has_owner, l.owner,
+  l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner, l.owner,
     l.metadata = struct.unpack(LEASE, text, at)
   return l
 end
@@ -326,7 +325,7 @@ local function lease_to_waiter(w, held)
     token, last = next_tokens(w.reserve)
   end
   add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token, granted_at = now,
-    expires_at = now + lasts, client_ttl = 0, claimed = 0, kept = 0, metadata = w.metadata })
+    expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })
   return token, last, lasts
 end
 

@@ -3,7 +3,7 @@
 
 if raw and #raw > 96 and ARGV[4] == '0' and string.sub(raw, 97, 120) == ARGV[2] then
   local capacity, _, last_token, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, latest,
-    _, _, _, granted_at, expires_at, _, _, kept, has_owner = struct.unpack('>ddddddddddddc24dddddBBB', raw)
+    _, _, _, granted_at, expires_at, _, kept, has_owner = struct.unpack('>ddddddddddddc24ddddBBB', raw)
   if leases == 1 and waiters == 0 and tombstones == 0 and kept == 0 and has_owner == 0 and expires_at > now
     and granted_at + tonumber(ARGV[3]) <= now and remember_until > now then
     local put = redis.pcall('SET', KEYS[1], struct.pack('>dddddddddddd', capacity, 0, last_token, next_place, head, 0, 0,
