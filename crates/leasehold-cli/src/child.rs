@@ -42,7 +42,12 @@ impl Child {
         unsafe {
             started.pre_exec(bind);
         }
-        let child = started.spawn()?;
+        let child = started.spawn().inspect_err(|_| {
+            // The child had it before it failed to become the command.
+            if let Some(terminal) = given {
+                terminal.give(getpgrp());
+            }
+        })?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
         Ok(Self { pid, terminal })
     }

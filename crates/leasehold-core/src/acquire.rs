@@ -160,6 +160,12 @@ impl AcquireMachine {
         }
     }
 
+    /// Something was told about this attempt that its grant may be older than: the lease is to be confirmed.
+    #[must_use]
+    pub const fn was_hinted(&self) -> bool {
+        self.hinted
+    }
+
     /// How long a tombstone the release of this attempt's lease must leave now: none once every `Acquire` has
     /// been answered.
     #[must_use]
@@ -192,6 +198,8 @@ impl AcquireMachine {
         match &answer.reply {
             Reply::Granted(grant) => {
                 let until = sent_at + grant.lasts.saturating_sub(drift_margin(grant.lasts));
+                // The answer is here, so nothing is under way any more.
+                self.phase = Phase::Waiting { look_again_at: now };
                 self.granted(now, *grant, sent_at, until);
             }
             Reply::Queued(queued) => {
@@ -242,6 +250,8 @@ impl AcquireMachine {
             return;
         }
         match push.kind {
+            // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
+            PushKind::Granted(_) if push.at < answered_at => self.handle_hint(now),
             PushKind::Granted(grant) => {
                 // The store's clock moved this much since it answered, so the push was sent no earlier than
                 // this by ours, whatever delayed it on its way.
@@ -281,6 +291,9 @@ impl AcquireMachine {
     fn granted(&mut self, now: LocalTime, grant: Grant, since: LocalTime, trusted_until: LocalTime) {
         if now < trusted_until {
             self.end(Outcome::Granted { grant, since, trusted_until });
+        } else if self.phase == Phase::Asked {
+            // Its answer tells what is left of the lease, or is as late, and then it asks once more.
+            self.hinted = true;
         } else if self.patience.is_some() {
             // It took longer to arrive than it is good for. What is left of the lease is told whoever asks again.
             self.phase = Phase::Asking { at: now };
@@ -420,6 +433,22 @@ mod tests {
     }
 
     #[test]
+    fn a_late_push_while_an_answer_is_under_way_sends_nothing_twice() {
+        let window = Duration::from_secs(3);
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let push = Push { acquisition, at: store(1_005), kind: PushKind::Granted(grant(window)) };
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
+        attempt.handle_hint(at(8_000));
+        assert!(attempt.poll_transmit(at(8_000)).is_some());
+        attempt.handle_push(at(8_100), &push);
+        assert_eq!(attempt.poll_transmit(at(8_100)), None, "one is under way");
+        assert_ne!(attempt.tombstone(), Duration::ZERO, "and may still arrive");
+        attempt.handle_answer(at(8_000), at(8_200), &answer(8_005, queued(None)));
+        assert!(attempt.poll_transmit(at(8_200)).is_some());
+    }
+
+    #[test]
     fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
         let mut attempt = asked(patient());
         attempt.handle_failure(at(5_000), Failure::Busy);
@@ -448,6 +477,14 @@ mod tests {
         late.handle_push(at(2_000), &push(1_005));
         let Some(Outcome::Granted { trusted_until, .. }) = late.poll_outcome() else { panic!() };
         assert_eq!(trusted_until, at(1_000 + 3_000 - 40 - 2), "counted from when it was sent");
+
+        let mut stale = asked(patient());
+        stale.handle_answer(at(0), at(10), &answer(5, queued(None)));
+        stale.handle_hint(at(5_000));
+        assert!(stale.poll_transmit(at(5_000)).is_some());
+        stale.handle_answer(at(5_000), at(5_010), &answer(5_005, queued(None)));
+        stale.handle_push(at(5_100), &push(1_005));
+        assert_eq!(stale.poll_outcome(), None, "decided before the last answer, which knew nothing of it");
 
         let mut too_late = asked(patient());
         too_late.handle_answer(at(0), at(10), &answer(5, queued(None)));

@@ -254,7 +254,10 @@ impl Entry {
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             let (acquisition, tombstone) = (machine.acquisition(), machine.tombstone());
-            let lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            if machine.was_hinted() {
+                lease.handle_hint(now);
+            }
             self.stage = Stage::Lease { machine: lease, tombstone };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
             self.owe(release, now);

@@ -57,7 +57,9 @@ impl Memory {
 
     /// From now on this client can be pushed to, for as long as its inbox lives.
     pub(crate) fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
-        self.inner().inboxes.insert(client, inbox);
+        let mut inner = self.inner();
+        inner.inboxes.retain(|_, inbox| inbox.strong_count() > 0);
+        inner.inboxes.insert(client, inbox);
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -42,9 +42,10 @@ pub(crate) struct Rhythm {
     pub(crate) entry_ttl: Duration,
 }
 
-/// Looking again costs an embedded store microseconds.
+/// Looking again costs an embedded store microseconds. It comes sooner than a claim window ends, so that a lost push costs
+/// no waiter its place.
 pub(crate) const EMBEDDED_RHYTHM: Rhythm =
-    Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(15) };
+    Rhythm { look_again: Duration::from_secs(2), entry_ttl: Duration::from_secs(15) };
 
 /// Where leases live.
 ///

@@ -137,7 +137,7 @@ pub(crate) async fn waiters_get_it_in_the_order_in_which_they_queued(store: Stor
 
 pub(crate) async fn a_release_reaches_the_next_waiter_at_once(store: Store) {
     let (one, other) = pair(&store).await;
-    // Looking again is 5 s away at the least, so only the push can be this fast, and one slow hand-over is forgiven.
+    // Looking again is 2 s away at the least, so only the push can be this fast, and one slow hand-over is forgiven.
     let mut fastest = Duration::MAX;
     for _ in 0..5 {
         let guard = one.mutex("a").lock().await.unwrap();

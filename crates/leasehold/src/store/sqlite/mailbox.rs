@@ -36,7 +36,10 @@ impl Mailboxes {
         // Whoever may read or write may also enter.
         let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
         match fs::DirBuilder::new().mode(mode | enter).create(&folder) {
-            Ok(()) => fs::set_permissions(&folder, fs::Permissions::from_mode(mode | enter))?,
+            Ok(()) => {
+                share(&folder, database);
+                fs::set_permissions(&folder, fs::Permissions::from_mode(mode | enter))?;
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
             Err(error) => return Err(error),
         }
@@ -54,6 +57,7 @@ impl Mailboxes {
         let unnamed = self.folder.join(format!(".{client}"));
         mknodat(CWD, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
         let opened = (|| {
+            share(&unnamed, database);
             fs::set_permissions(&unnamed, fs::Permissions::from_mode(mode))?;
             // Open for both, it never ends, whoever else closes it.
             let pipe =
@@ -68,27 +72,34 @@ impl Mailboxes {
         opened
     }
 
-    /// The way to a client that is there.
-    pub(super) fn reach(&self, client: ClientId) -> Option<Letterbox> {
-        reach(&self.path(client)).ok().map(Letterbox)
+    /// The way to a client.
+    pub(super) fn reach(&self, client: ClientId) -> Reached {
+        match reach(&self.path(client)) {
+            Ok(pipe) => Reached::Open(Letterbox(pipe)),
+            Err(error) if is_gone(&error) => Reached::Gone,
+            Err(error) => Reached::Closed(error),
+        }
     }
 
     /// Removes pipes whose clients are dead.
     pub(super) fn sweep(&self) -> io::Result<()> {
-        for entry in fs::read_dir(&self.folder)?.take(SWEEP) {
+        let mut removed = 0;
+        for entry in fs::read_dir(&self.folder)? {
+            if removed == SWEEP {
+                break;
+            }
             let path = entry?.path();
             let is_named = path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."));
             let is_dead = if is_named {
-                reach(&path)
-                    .is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()))
+                reach(&path).is_err_and(|error| is_gone(&error))
             } else {
                 let age = fs::metadata(&path).and_then(|found| found.modified()).ok();
                 age.and_then(|time| time.elapsed().ok()).is_some_and(|age| age > UNNAMED)
             };
             if is_dead {
-                match fs::remove_file(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    _ => {}
+                removed += 1;
+                if let Err(error) = fs::remove_file(&path) {
+                    tracing::debug!(%error, path = %path.display(), "a dead client's pipe stays");
                 }
             }
         }
@@ -106,6 +117,29 @@ fn nonblocking() -> i32 {
 
 fn permissions(database: &Path) -> io::Result<u32> {
     Ok(fs::metadata(database)?.mode() & 0o666)
+}
+
+/// Nobody reads it, or nobody ever made it.
+fn is_gone(error: &io::Error) -> bool {
+    let no_reader = error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error());
+    no_reader || error.kind() == io::ErrorKind::NotFound
+}
+
+/// Whoever shares the database by its group shares these too.
+fn share(path: &Path, database: &Path) {
+    if let Ok(found) = fs::metadata(database)
+        && let Err(error) = std::os::unix::fs::chown(path, None, Some(found.gid()))
+    {
+        tracing::debug!(%error, path = %path.display(), "the group of the database could not be given to it");
+    }
+}
+
+/// What came of looking for a client.
+pub(super) enum Reached {
+    Open(Letterbox),
+    /// It may be there, but this process can't write to it.
+    Closed(io::Error),
+    Gone,
 }
 
 /// A client that is there, and can be written to.
@@ -207,6 +241,14 @@ mod tests {
         (folder, path)
     }
 
+    fn reached(sender: &Mailboxes, client: ClientId) -> Option<Letterbox> {
+        match sender.reach(client) {
+            Reached::Open(letterbox) => Some(letterbox),
+            Reached::Gone => None,
+            Reached::Closed(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn what_is_posted_is_read_as_it_was() {
         let (_folder, path) = database();
@@ -223,7 +265,7 @@ mod tests {
             Push { acquisition, at: StoreTime::from_micros(1), kind }
         });
         for push in &pushes {
-            sender.reach(client).unwrap().post(push);
+            reached(&sender, client).unwrap().post(push);
         }
         assert_eq!(mailbox.read(client), pushes);
         assert_eq!(mailbox.read(client), []);
@@ -238,7 +280,7 @@ mod tests {
         let acquisition = Acquisition { client, sequence: 5 };
         let push = Push { acquisition, at: StoreTime::ZERO, kind: PushKind::Revoked };
         for _ in 0..5_000 {
-            sender.reach(client).unwrap().post(&push);
+            reached(&sender, client).unwrap().post(&push);
         }
         let read = mailbox.read(client);
         assert!(read.len() > 100 && read.len() < 5_000 && read.iter().all(|found| *found == push));
@@ -251,7 +293,7 @@ mod tests {
         let (dead, living) = (ClientId::new(1), ClientId::new(2));
         let mailbox = sender.open(dead, &path).unwrap();
         let _living = sender.open(living, &path).unwrap();
-        assert!(sender.reach(dead).is_some());
+        assert!(reached(&sender, dead).is_some());
         // A killed process closes its pipe and does not remove it.
         let left = sender.path(dead);
         let mut kept = left.clone();
@@ -259,8 +301,8 @@ mod tests {
         fs::hard_link(&left, &kept).unwrap();
         drop(mailbox);
         fs::rename(&kept, &left).unwrap();
-        assert!(sender.reach(dead).is_none());
+        assert!(reached(&sender, dead).is_none());
         sender.sweep().unwrap();
-        assert!(!left.exists() && sender.reach(living).is_some());
+        assert!(!left.exists() && reached(&sender, living).is_some());
     }
 }

@@ -43,7 +43,7 @@ use rusqlite::Connection;
 use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
-use mailbox::{Letterbox, Mailboxes};
+use mailbox::{Letterbox, Mailboxes, Reached};
 use rows::SqliteRows;
 use worker::{Job, Worker};
 
@@ -88,7 +88,8 @@ impl Sqlite {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, Error> {
-        let connection = schema::prepare(path, is_durable)?;
+        let (path, connection) = schema::prepare(path, is_durable)?;
+        let path = path.as_path();
         let failed = |what: &str, error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
         };
@@ -264,9 +265,18 @@ impl Shared {
         if reached.iter().any(|(known, _)| *known == client) {
             return true;
         }
-        let Some(letterbox) = self.mailboxes.reach(client) else { return false };
-        reached.push((client, letterbox));
-        true
+        match self.mailboxes.reach(client) {
+            Reached::Open(letterbox) => {
+                reached.push((client, letterbox));
+                true
+            }
+            // Why it can't be written to is our trouble: it keeps its turn, and hears of it when it looks again.
+            Reached::Closed(error) => {
+                tracing::warn!(%error, %client, "a waiter can't be told of its grant");
+                true
+            }
+            Reached::Gone => false,
+        }
     }
 
     /// Delivers what a transaction that stands has to tell. No lock is held.

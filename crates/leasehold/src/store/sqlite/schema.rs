@@ -2,12 +2,14 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
+use rustix::fs::Access;
 
 use super::BUSY_LIMIT;
 use crate::error::{Error, ErrorKind};
@@ -64,14 +66,34 @@ const NEW_BOOT: &str = "
 ";
 
 /// Checks the file, makes it ours if it is new, and ends what another boot has left in it.
-pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<Connection, Error> {
+///
+/// Everybody must come to it by one name, since its log and its clients' pipes lie beside that name: links are followed
+/// first, a relative path becomes absolute, and a file with a second name is refused.
+pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connection), Error> {
     touch(path)?;
+    let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
+    let path = match found {
+        Ok((1, whole)) => whole,
+        Ok(_) => {
+            let what = format!(
+                "sqlite:{}: it has a second name (a hard link), whose users would not see these locks: \
+                 give each its own file, or all of them one name",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        Err(error) => {
+            let what = format!("sqlite:{}: it went away while it was opened: {error}", path.display());
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+    };
+    let path = path.as_path();
     refuse_network(path)?;
     let boot_id = boot_id(path)?;
     patiently(path, || {
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
-        Ok(connection)
+        Ok((path.to_path_buf(), connection))
     })
 }
 
@@ -128,7 +150,7 @@ fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
     connection.pragma_update(None, "page_size", PAGE)?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-    if boot_of(connection).is_some_and(|boot| boot == boot_id) {
+    if count_tables(connection)? > 0 && boot_of(connection)?.is_some_and(|boot| boot == boot_id) {
         return Ok(());
     }
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
@@ -137,7 +159,7 @@ fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", LAYOUT)?;
     }
-    if boot_of(&transaction).is_none_or(|boot| boot != boot_id) {
+    if boot_of(&transaction)?.is_none_or(|boot| boot != boot_id) {
         transaction.execute_batch(NEW_BOOT)?;
         transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", [boot_id])?;
     }
@@ -145,8 +167,8 @@ fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
 }
 
 /// Which boot the leases in it are from; none in a file that is new.
-fn boot_of(connection: &Connection) -> Option<String> {
-    connection.query_row("SELECT value FROM meta WHERE key = 'boot'", [], |row| row.get(0)).ok()
+fn boot_of(connection: &Connection) -> rusqlite::Result<Option<String>> {
+    connection.query_row("SELECT value FROM meta WHERE key = 'boot'", [], |row| row.get(0)).optional()
 }
 
 fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
@@ -183,8 +205,17 @@ fn touch(path: &Path) -> Result<(), Error> {
     if path.is_dir() {
         return refused("this is a directory: name a file in it".to_owned());
     }
-    match OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path) {
-        Ok(_) => Ok(()),
+    // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
+    // this process, holds on it.
+    let made = OpenOptions::new().read(true).write(true).create_new(true).open(path).map(drop);
+    let usable = match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
+        }
+        made => made,
+    };
+    match usable {
+        Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             refused("no permission: it and its directory must be readable and writable for you".to_owned())
         }

@@ -505,3 +505,46 @@ fn whoever_waits_outlasts_a_file_that_is_kept_busy_and_whoever_tries_is_told() {
     });
     client.close().unwrap();
 }
+
+#[test]
+fn all_names_of_a_file_lead_to_one_store_and_a_hard_link_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let link = folder.path().join("link.db");
+    let first = open(&path, 1).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let (told, hears) = std::sync::mpsc::channel();
+    let inbox: Arc<dyn Inbox> = Arc::new(Letterbox(told));
+    let second = Sqlite::open(&link, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
+    assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
+    assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
+    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    assert!(hears.recv_timeout(Duration::from_secs(10)).is_ok(), "it is there, by whichever name");
+    let mut beside = link.into_os_string();
+    beside.push("-inbox");
+    assert!(!Path::new(&beside).exists());
+
+    let twin = folder.path().join("twin.db");
+    fs::hard_link(&path, &twin).unwrap();
+    assert!(refusal(&twin).contains("second name"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_further_client_does_not_drop_the_locks_that_sqlite_holds_for_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let _first = open(&path, 1).unwrap();
+    // What keeps another program from taking the log away when it closes the file.
+    let locks = || {
+        let inode = format!(":{} ", fs::metadata(&path).unwrap().ino());
+        let all = fs::read_to_string("/proc/locks").unwrap();
+        let own = format!(" {} ", std::process::id());
+        all.lines().filter(|line| line.contains(&inode) && line.contains(&own)).count()
+    };
+    assert!(locks() > 0);
+    let second = open(&path, 2).unwrap();
+    assert!(locks() > 0);
+    drop(second);
+    assert!(locks() > 0);
+}

@@ -82,7 +82,7 @@ impl Worker {
     pub(super) fn give(&self, job: Job) -> bool {
         {
             let mut jobs = self.post.jobs();
-            if jobs.len() >= MAX_JOBS {
+            if jobs.len() >= MAX_JOBS || self.post.is_ending.load(Ordering::Acquire) {
                 return false;
             }
             jobs.push_back((Instant::now() + BUSY_LIMIT, job));
@@ -115,6 +115,15 @@ struct Desk {
     connection: Option<Connection>,
     /// The key of the resource that was swept last.
     swept: i64,
+}
+
+impl Drop for Desk {
+    /// Also in a panic: nobody waits for a thread that is gone.
+    fn drop(&mut self) {
+        let mut jobs = self.post.jobs();
+        self.post.is_ending.store(true, Ordering::Release);
+        jobs.clear();
+    }
 }
 
 impl Desk {
