@@ -68,7 +68,9 @@ impl Guard {
     ///
     /// It only looks.
     pub async fn lost(&self) -> Loss {
-        poll_fn(|context| self.handle.session.poll_lost(self.sequence, context)).await
+        let session = &self.handle.session;
+        let mut watch = session.watch(self.sequence);
+        poll_fn(|context| session.poll_lost(&mut watch, context)).await
     }
 
     /// Waits until no more than this is left: because renewals fail, or are off, or the lease is lost.
@@ -121,7 +123,8 @@ impl Guard {
             };
             session.absorb(&errand, clock::local(), &answered);
         }
-        match poll_fn(|context| session.poll_renewed(self.sequence, context)).await {
+        let mut watch = session.watch(self.sequence);
+        match poll_fn(|context| session.poll_renewed(&mut watch, context)).await {
             Ok(()) => Ok(()),
             Err(Renewal::Lost(loss)) => Err(self.lost_error(loss)),
             Err(Renewal::Failed(message)) => Err(self.handle.unavailable(&self.resource, &message)),
@@ -212,6 +215,7 @@ impl Guard {
                 }
             }
         }
+        let mut watch = session.watch(self.sequence);
         let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
         poll_fn(|context: &mut Context<'_>| {
             if let Some((errand, sent)) = &mut call
@@ -224,7 +228,7 @@ impl Guard {
                 error = answered.err();
                 call = None;
             }
-            if let Poll::Ready(given) = session.poll_given(self.sequence, context) {
+            if let Poll::Ready(given) = session.poll_given(&mut watch, context) {
                 return Poll::Ready(Ok(given));
             }
             match (&mut limit, &error) {

@@ -313,6 +313,7 @@ impl Attempt<'_> {
                 }
             }
         }
+        let mut watch = session.watch(self.sequence);
         poll_fn(|context| {
             if let Some((errand, sent)) = &mut call
                 && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
@@ -322,7 +323,7 @@ impl Attempt<'_> {
                 call = None;
             }
             // The deadline may come before the answer.
-            session.poll_ended(self.sequence, context)
+            session.poll_ended(&mut watch, context)
         })
         .await
     }

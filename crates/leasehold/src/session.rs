@@ -205,16 +205,22 @@ impl Session {
         })?
     }
 
+    /// For a future that waits for this entry.
+    pub(crate) fn watch(&self, sequence: u64) -> Watch<'_> {
+        Watch { session: self, sequence, key: None, retired: Vec::new() }
+    }
+
     /// How the attempt ended, once it has.
-    pub(crate) fn poll_ended(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Ended> {
+    pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Ended> {
+        watch.retired.clear();
         let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&sequence) else {
+        let Some(entry) = state.entries.get_mut(&watch.sequence) else {
             return Poll::Ready((Outcome::Cancelled, None));
         };
         match entry.outcome {
             Some(outcome) => Poll::Ready((outcome, entry.trouble.take())),
             None => {
-                entry.register(context);
+                watch.register(entry, context);
                 Poll::Pending
             }
         }
@@ -227,13 +233,14 @@ impl Session {
         self.state().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
     }
 
-    pub(crate) fn poll_lost(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Loss> {
+    pub(crate) fn poll_lost(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Loss> {
+        watch.retired.clear();
         let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&sequence) else { return Poll::Ready(Loss::Closed) };
+        let Some(entry) = state.entries.get_mut(&watch.sequence) else { return Poll::Ready(Loss::Closed) };
         match entry.remaining(clock::local()) {
             Err(loss) => Poll::Ready(loss),
             Ok(_) => {
-                entry.register(context);
+                watch.register(entry, context);
                 Poll::Pending
             }
         }
@@ -253,15 +260,20 @@ impl Session {
     }
 
     /// Once no renewal is under way: the last one's error, if it failed.
-    pub(crate) fn poll_renewed(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Result<(), Renewal>> {
+    pub(crate) fn poll_renewed(
+        &self,
+        watch: &mut Watch<'_>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Renewal>> {
+        watch.retired.clear();
         let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&sequence) else {
+        let Some(entry) = state.entries.get_mut(&watch.sequence) else {
             return Poll::Ready(Err(Renewal::Lost(Loss::Closed)));
         };
         match entry.renewed(clock::local()) {
             Some(renewed) => Poll::Ready(renewed),
             None => {
-                entry.register(context);
+                watch.register(entry, context);
                 Poll::Pending
             }
         }
@@ -292,13 +304,14 @@ impl Session {
     }
 
     /// Whether the entry was given back, once the store has answered or has let go by itself.
-    pub(crate) fn poll_given(&self, sequence: u64, context: &mut Context<'_>) -> Poll<Given> {
+    pub(crate) fn poll_given(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Given> {
+        watch.retired.clear();
         let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&sequence) else { return Poll::Ready(Given::Back) };
+        let Some(entry) = state.entries.get_mut(&watch.sequence) else { return Poll::Ready(Given::Back) };
         match entry.given() {
             Some(given) => Poll::Ready(given),
             None => {
-                entry.register(context);
+                watch.register(entry, context);
                 Poll::Pending
             }
         }
@@ -330,7 +343,7 @@ impl Session {
         if state.unsettled == 0 {
             return Poll::Ready(state.unanswered);
         }
-        state.closers.push(context.waker().clone());
+        state.register_closer(context);
         Poll::Pending
     }
 
@@ -340,7 +353,7 @@ impl Session {
         if state.is_driver_gone {
             return Poll::Ready(());
         }
-        state.closers.push(context.waker().clone());
+        state.register_closer(context);
         Poll::Pending
     }
 
@@ -385,12 +398,46 @@ impl Inbox for Session {
     }
 }
 
+/// A future's way to be woken when an entry changes. Its waker goes with it.
+pub(crate) struct Watch<'a> {
+    session: &'a Session,
+    sequence: u64,
+    /// None before it has registered.
+    key: Option<u64>,
+    /// A waker that goes may drop its task, and with it a guard of this very session: never with the mutex held.
+    retired: Vec<Waker>,
+}
+
+impl Watch<'_> {
+    fn register(&mut self, entry: &mut Entry, context: &mut Context<'_>) {
+        let key = *self.key.get_or_insert_with(|| self.session.sequence.fetch_add(1, Ordering::Relaxed));
+        self.retired.extend(entry.register(key, context));
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let mut state = self.session.state();
+            let waker = state.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
+            drop(state);
+            drop(waker);
+        }
+    }
+}
+
 impl State {
+    fn register_closer(&mut self, context: &mut Context<'_>) {
+        if !self.closers.iter().any(|waker| waker.will_wake(context.waker())) {
+            self.closers.push(context.waker().clone());
+        }
+    }
+
     /// After a step: moves the entry on, sets its timer, and notes whom to tell.
     fn settle(&mut self, sequence: u64, now: LocalTime, after: &mut After) {
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
         if entry.move_on(now) {
-            after.wakers.append(&mut entry.wakers);
+            after.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
             after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
         }
         // A timer that comes too early costs one look, which is less than to move it each time.

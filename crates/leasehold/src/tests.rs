@@ -335,3 +335,28 @@ fn a_client_that_forgets_a_cancelled_attempt_is_caught() {
     std::mem::forget(future);
     assert!(!stage.is_clean());
 }
+
+/// Counts how many of its clones live.
+struct Counted {
+    _alive: Arc<()>,
+}
+
+impl std::task::Wake for Counted {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_dropped_future_takes_its_waker_along() {
+    let stage = Stage::new();
+    let guard = block_on(stage.mutex().lock()).unwrap();
+    let alive = Arc::new(());
+    for _ in 0..100 {
+        let waker = Waker::from(Arc::new(Counted { _alive: alive.clone() }));
+        let mut context = Context::from_waker(&waker);
+        let mut lost = pin!(guard.lost());
+        assert!(lost.as_mut().poll(&mut context).is_pending());
+        let mut expires = pin!(guard.expires_within(Duration::ZERO));
+        assert!(expires.as_mut().poll(&mut context).is_pending());
+    }
+    assert_eq!(Arc::strong_count(&alive), 1, "nobody holds a waker of a future that is gone");
+}

@@ -54,8 +54,8 @@ pub(super) struct Entry {
     pub(super) news: Vec<News>,
     /// As it stands in the session's timers.
     pub(super) timer: Option<LocalTime>,
-    /// Whoever waits for this entry to change.
-    pub(super) wakers: Vec<Waker>,
+    /// Whoever waits for this entry to change, by the key of its watch.
+    pub(super) wakers: Vec<(u64, Waker)>,
 }
 
 /// What an operator would want to know.
@@ -110,10 +110,21 @@ impl Entry {
         }
     }
 
-    pub(super) fn register(&mut self, context: &mut Context<'_>) {
-        if !self.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-            self.wakers.push(context.waker().clone());
+    /// Hands out the waker that this replaces.
+    pub(super) fn register(&mut self, key: u64, context: &mut Context<'_>) -> Option<Waker> {
+        match self.wakers.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, waker)) if waker.will_wake(context.waker()) => None,
+            Some((_, waker)) => Some(std::mem::replace(waker, context.waker().clone())),
+            None => {
+                self.wakers.push((key, context.waker().clone()));
+                None
+            }
         }
+    }
+
+    pub(super) fn unregister(&mut self, key: u64) -> Option<Waker> {
+        let at = self.wakers.iter().position(|(known, _)| *known == key)?;
+        Some(self.wakers.swap_remove(at).1)
     }
 
     // --- What goes out ---------------------------------------------------------------------------

@@ -32,11 +32,13 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let mut after = After::default();
-        {
+        // A waker is never dropped with the mutex held: its task may go with it, and a guard with that.
+        let replaced = {
             let mut state = self.session.state();
-            state.sleepers.insert((self.until, self.key), context.waker().clone());
             state.arm(self.until, &mut after);
-        }
+            state.sleepers.insert((self.until, self.key), context.waker().clone())
+        };
+        drop(replaced);
         self.session.tell(after);
         Poll::Pending
     }
@@ -44,6 +46,9 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        self.session.state().sleepers.remove(&(self.until, self.key));
+        let mut state = self.session.state();
+        let removed = state.sleepers.remove(&(self.until, self.key));
+        drop(state);
+        drop(removed);
     }
 }
