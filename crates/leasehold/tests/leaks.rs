@@ -4,15 +4,12 @@
 
 #![cfg(target_os = "linux")]
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use leasehold::blocking::Client;
-use server::Server;
+use leasehold_servers::Server;
 
 fn count(folder: impl AsRef<Path>) -> usize {
     fs::read_dir(folder).map_or(0, Iterator::count)

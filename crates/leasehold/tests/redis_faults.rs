@@ -1,14 +1,11 @@
 //! What becomes of locks when something happens to their Redis server, or to the way there.
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Loss};
+use leasehold_servers::Server;
 use redis::{Commands as _, Connection};
-use server::Server;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);

@@ -1,13 +1,11 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
-#[path = "../common/server.rs"]
-mod server;
 mod suite;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold::Client;
-use server::Server;
+use leasehold_servers::Server;
 
 /// A place for leases that lives as long as one test, and that several clients can share.
 struct Store {

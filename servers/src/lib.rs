@@ -1,13 +1,15 @@
-//! A Redis server of one test's own.
+//! Real servers for the tests and the benchmarks, each started for one of them and ended with it.
+//!
+//! What can't be started panics: a test without its server has failed.
 
-#![allow(dead_code, reason = "each test file uses some of it")]
+#![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A server of one test's own, stopped with it.
-pub(crate) struct Server(Child);
+pub struct Server(Child);
 
 impl Server {
     /// Starts one and waits until it listens, in bounded time.
@@ -24,7 +26,8 @@ impl Server {
         server
     }
 
-    pub(crate) fn on_a_free_port(folder: &Path) -> (Self, u16) {
+    /// One that listens on a free port, and which that is.
+    pub fn on_a_free_port(folder: &Path) -> (Self, u16) {
         // Another program may take the port before the server does: then it ends, and another port is tried.
         for attempt in 0..10 {
             let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -42,11 +45,12 @@ impl Server {
 
 impl Server {
     /// One that listens on this socket only.
-    pub(crate) fn on_a_socket(folder: &Path, socket: &Path) -> Self {
+    pub fn on_a_socket(folder: &Path, socket: &Path) -> Self {
         Self::start(folder, "0", socket)
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
+    /// Sends it a signal, by its short name.
+    pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill").args([&format!("-{signal}"), &self.0.id().to_string()]).status();
         assert!(sent.expect("kill runs").success());
     }
