@@ -388,7 +388,7 @@ impl Inbox for Session {
         let now = clock::local();
         let sequences: Vec<u64> = self.state().entries.keys().copied().collect();
         for sequence in sequences {
-            self.step(sequence, now, |entry| entry.handle_hint(now));
+            self.step(sequence, now, |entry| entry.handle_reconnected(now));
         }
     }
 

@@ -202,9 +202,9 @@ impl Entry {
     }
 
     /// Something may have been missed: ask at once.
-    pub(super) fn handle_hint(&mut self, now: LocalTime) {
+    pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
-            Stage::Attempt(machine) => machine.handle_hint(now),
+            Stage::Attempt(machine) => machine.handle_reconnected(now),
             Stage::Lease { .. } => self.renew_now(now),
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}
