@@ -9,9 +9,11 @@
 
 mod port;
 mod program;
+mod sentinels;
 mod server;
 mod wait;
 
 pub use program::Flavor;
+pub use sentinels::Sentinels;
 pub use server::{Builder, Server};
 pub use wait::{LIMIT, wait_until};

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use redis::{Connection, ErrorKind, RedisResult, ServerErrorKind, Value};
+use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -57,8 +57,18 @@ impl Builder {
     /// Asks for this password, also from its replicas, and gives it to its master.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
-        let builder = self.setting("requirepass", password);
-        if builder.is_sentinel { builder } else { builder.setting("masterauth", password) }
+        self
+    }
+
+    /// Is a Sentinel.
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.is_sentinel = true;
+        self
+    }
+
+    /// The password that was set.
+    pub(crate) fn its_password(&self) -> Option<&str> {
+        self.password.as_deref()
     }
 
     /// Adds a line to its configuration file, where the last one of a name counts. The value is written as in that
@@ -100,6 +110,12 @@ impl Builder {
         }
         if !self.is_sentinel {
             lines += "save \"\"\n";
+        }
+        if let Some(password) = &self.password {
+            lines += &format!("requirepass {password}\n");
+            // Sentinels ask each other for it; servers ask their replicas.
+            let name = if self.is_sentinel { "sentinel sentinel-pass" } else { "masterauth" };
+            lines += &format!("{name} {password}\n");
         }
         for (name, value) in &self.settings {
             lines += &format!("{name} {value}\n");
@@ -176,8 +192,7 @@ impl Server {
     pub fn url(&self) -> String {
         let Some(port) = &self.port else { return self.socket_url() };
         let scheme = if self.shape.has_tls { "rediss" } else { "redis" };
-        let login = self.shape.password.as_ref().map_or(String::new(), |password| format!(":{password}@"));
-        format!("{scheme}://{login}127.0.0.1:{}", port.number())
+        format!("{scheme}://{}127.0.0.1:{}", self.login(), port.number())
     }
 
     /// The address of its Unix socket, with the password.
@@ -203,15 +218,15 @@ impl Server {
 
     /// Runs one command, which must not fail.
     pub fn run(&self, words: &[&str]) -> Value {
-        self.try_run(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        self.query(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Runs one command.
+    /// Runs one command and reads its answer.
     ///
     /// # Errors
     ///
-    /// What the server says, and a connection that can't be made or that breaks.
-    pub fn try_run(&self, words: &[&str]) -> RedisResult<Value> {
+    /// What the server says, a connection that can't be made or that breaks, an answer that is no `T`.
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, arguments) = words.split_first().expect("a command has a name");
         redis::cmd(name).arg(arguments).query(&mut self.connect()?)
     }
@@ -219,6 +234,21 @@ impl Server {
     /// Whether its process is there.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())
+    }
+
+    /// Whether the test has ended it, and not started it again.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.process.is_none()
+    }
+
+    /// The password that it asks for.
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.shape.its_password()
+    }
+
+    /// What comes before the hosts in an address.
+    pub(crate) fn login(&self) -> String {
+        self.shape.password.as_ref().map_or(String::new(), |password| format!(":{password}@"))
     }
 
     /// Kills it at once: nothing is saved, no connection is closed politely.
@@ -275,7 +305,7 @@ impl Server {
             if !self.is_running() {
                 return Some(false);
             }
-            match self.try_run(&["PING"]) {
+            match self.query::<Value>(&["PING"]) {
                 Ok(_) => Some(true),
                 Err(error) => {
                     let loads = error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading);

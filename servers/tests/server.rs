@@ -12,7 +12,7 @@ fn ping(url: &str) -> redis::RedisResult<String> {
 }
 
 fn version(server: &Server) -> String {
-    let info: redis::InfoDict = redis::cmd("INFO").arg("server").query(&mut server.admin()).unwrap();
+    let info: redis::InfoDict = server.query(&["INFO", "server"]).unwrap();
     let name = |field| info.get::<String>(field);
     name("valkey_version").map_or_else(|| name("redis_version").unwrap(), |found| format!("valkey {found}"))
 }
@@ -37,8 +37,7 @@ fn every_flavor_starts_on_a_port_and_on_a_socket() {
 fn a_server_on_a_socket_has_no_port() {
     let server = Server::on_socket();
     assert_eq!(server.url(), format!("redis+unix://{}", server.socket().display()));
-    let port: (String, String) =
-        redis::cmd("CONFIG").arg("GET").arg("port").query(&mut server.admin()).unwrap();
+    let port: (String, String) = server.query(&["CONFIG", "GET", "port"]).unwrap();
     assert_eq!(port.1, "0");
 }
 
@@ -49,8 +48,7 @@ fn settings_and_the_password_reach_the_server_and_its_addresses() {
     assert_eq!(ping(&server.socket_url()).unwrap(), "PONG");
     let without = ping(&format!("redis://127.0.0.1:{}", server.port())).unwrap_err();
     assert_eq!(without.code(), Some("NOAUTH"));
-    let maxmemory: (String, String) =
-        redis::cmd("CONFIG").arg("GET").arg("maxmemory").query(&mut server.admin()).unwrap();
+    let maxmemory: (String, String) = server.query(&["CONFIG", "GET", "maxmemory"]).unwrap();
     assert_eq!(maxmemory.1, (12 * 1024 * 1024).to_string());
 }
 
@@ -101,9 +99,9 @@ fn a_server_can_be_had_while_it_loads() {
     let _: () = server.admin().mset(&pairs).unwrap();
     server.shut_down();
     server.start_loading();
-    let error = server.try_run(&["GET", "key-0"]).unwrap_err();
+    let error = server.query::<String>(&["GET", "key-0"]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Server(ServerErrorKind::BusyLoading));
-    wait_until("it has loaded", || server.try_run(&["GET", "key-0"]).is_ok());
+    wait_until("it has loaded", || server.query::<String>(&["GET", "key-0"]).is_ok());
 }
 
 #[test]
