@@ -1,59 +1,16 @@
 //! What becomes of locks when something happens to their Redis server, or to the way there.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Loss};
 use leasehold_servers::Server;
-use redis::{Commands as _, Connection};
+use redis::Commands as _;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A server on a socket, which can be stopped and started again.
-struct Place {
-    server: Option<Server>,
-    socket: PathBuf,
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let server = Some(Server::on_a_socket(folder.path(), &socket));
-        Self { server, socket, folder }
-    }
-
-    fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket.display())
-    }
-
-    async fn client(&self) -> Client {
-        Client::connect(&self.url()).await.unwrap()
-    }
-
-    fn admin(&self) -> Connection {
-        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
-    }
-
-    fn stop(&mut self) {
-        self.server = None;
-        let _ = std::fs::remove_file(&self.socket);
-    }
-
-    fn start(&mut self) {
-        self.server = Some(Server::on_a_socket(self.folder.path(), &self.socket));
-    }
-
-    fn signal(&self, signal: &str) {
-        self.server.as_ref().unwrap().signal(signal);
-    }
-}
-
-fn run(admin: &mut Connection, words: &[&str]) {
-    let mut command = redis::cmd(words[0]);
-    command.arg(&words[1..]).exec(admin).unwrap();
+async fn client_of(server: &Server) -> Client {
+    Client::connect(&server.url()).await.unwrap()
 }
 
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
@@ -70,24 +27,24 @@ async fn until_waiting(client: &Client, count: usize) {
 
 #[tokio::test]
 async fn forgotten_scripts_are_sent_again() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     for _ in 0..3 {
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         let guard = client.mutex("a").lock().await.unwrap();
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         guard.renew().await.unwrap();
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         guard.release().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    run(&mut admin, &["FLUSHALL"]);
+    server.run(&["FLUSHALL"]);
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Gone);
     let next = client.mutex("a").lock().await.unwrap();
     assert!(next.token() > guard.token());
@@ -95,11 +52,11 @@ async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
 
 #[tokio::test]
 async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
-    let mut place = Place::new();
-    let client = place.client().await;
+    let mut server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
-    place.stop();
-    place.start();
+    server.stop();
+    server.start();
     // Long before the next renewal would be due: every lease is renewed when the connection is new.
     assert_eq!(timeout(Duration::from_secs(8), guard.lost()).await.unwrap(), Loss::Gone);
     let next = client.mutex("a").lock().await.unwrap();
@@ -108,12 +65,12 @@ async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
 
 #[tokio::test]
 async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
-    let place = Place::new();
-    let client = place.client().await;
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
-    place.signal("STOP");
+    server.signal("STOP");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    place.signal("CONT");
+    server.signal("CONT");
     // Beyond the first lease: only renewals can have kept it.
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(guard.is_held());
@@ -122,31 +79,31 @@ async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
 
 #[tokio::test]
 async fn a_server_that_hangs_for_longer_costs_the_lease_in_time() {
-    let place = Place::new();
-    let client = place.client().await;
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let ttl = Duration::from_secs(2);
     let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
-    place.signal("STOP");
+    server.signal("STOP");
     let began = Instant::now();
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
     assert!(began.elapsed() < ttl + Duration::from_millis(500), "noticed after {:?}", began.elapsed());
-    place.signal("CONT");
+    server.signal("CONT");
     let next = timeout(SOON, client.mutex("a").lock()).await.unwrap().unwrap();
     assert!(next.token() > guard.token());
 }
 
 #[tokio::test]
 async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant() {
-    let place = Place::new();
-    let (one, other, mut admin) = (place.client().await, place.client().await, place.admin());
+    let server = Server::on_socket();
+    let (one, other) = (client_of(&server).await, client_of(&server).await);
     for _ in 0..5 {
         let guard = one.mutex("a").lock().await.unwrap();
         let mutex = other.mutex("a");
         let waiting = tokio::spawn(async move { mutex.lock().await });
         until_waiting(&one, 1).await;
         // Every connection but this one, so also the holder's.
-        run(&mut admin, &["CLIENT", "KILL", "TYPE", "pubsub"]);
-        run(&mut admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         // It may be published while the waiter is away.
         guard.release_within(SOON).await.unwrap();
         // Much sooner than the 20 s after which a waiter looks again by itself.
@@ -157,14 +114,14 @@ async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant
 
 #[tokio::test]
 async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
     let other = client.mutex("b").at_least(Duration::from_secs(1)).lock().await.unwrap();
     let mutex = client.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });
     until_waiting(&client, 1).await;
-    run(&mut admin, &["CONFIG", "SET", "maxmemory", "1"]);
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = client.mutex("c").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("memory is full"), "{error}");
     guard.renew().await.unwrap();
@@ -173,14 +130,15 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
     until_waiting(&client, 0).await;
     guard.release().await.unwrap();
     other.release().await.unwrap();
-    run(&mut admin, &["CONFIG", "SET", "maxmemory", "0"]);
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(client.mutex("a").try_lock().await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mut admin = server.admin();
     let _: () = admin.lpush("leasehold:1:{mutex:a}:state", "mine").unwrap();
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
@@ -191,33 +149,41 @@ async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
 
 #[tokio::test]
 async fn whoever_may_not_connect_is_told_why_and_no_password_is_shown() {
-    let place = Place::new();
-    let mut admin = place.admin();
-    run(&mut admin, &["CONFIG", "SET", "requirepass", "s3cret"]);
-    let error = Client::connect(&place.url()).await.unwrap_err();
+    let server = Server::on_socket();
+    server.run(&[
+        "ACL",
+        "SETUSER",
+        "weak",
+        "on",
+        ">x",
+        "~*",
+        "&*",
+        "+subscribe",
+        "+hello",
+        "+client",
+        "+ping",
+    ]);
+    server.run(&["CONFIG", "SET", "requirepass", "s3cret"]);
+    let error = Client::connect(&server.url()).await.unwrap_err();
     assert!(error.to_string().contains("wants a password"), "{error}");
-    let wrong = format!("{}?pass=hunter2", place.url());
+    let wrong = format!("{}?pass=hunter2", server.url());
     let error = Client::connect(&wrong).await.unwrap_err();
     assert!(
         error.to_string().contains("does not accept") && !format!("{error:?}").contains("hunter2"),
         "{error}"
     );
-    let right = Client::connect(&format!("{}?pass=s3cret", place.url())).await.unwrap();
+    let right = Client::connect(&format!("{}?pass=s3cret", server.url())).await.unwrap();
     assert!(right.mutex("a").try_lock().await.unwrap().is_some());
-    run(
-        &mut admin,
-        &["ACL", "SETUSER", "weak", "on", ">x", "~*", "&*", "+subscribe", "+hello", "+client", "+ping"],
-    );
-    let weak = Client::connect(&format!("{}?user=weak&pass=x", place.url())).await.unwrap();
+    let weak = Client::connect(&format!("{}?user=weak&pass=x", server.url())).await.unwrap();
     let error = weak.mutex("a").try_lock().await.unwrap_err();
     assert!(error.to_string().contains("may not run scripts"), "{error}");
 }
 
 #[tokio::test]
 async fn a_replica_is_not_written_to() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
-    run(&mut admin, &["REPLICAOF", "127.0.0.1", "1"]);
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    server.run(&["REPLICAOF", "127.0.0.1", "1"]);
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("replica"), "{error}");
 }

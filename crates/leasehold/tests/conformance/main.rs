@@ -10,7 +10,6 @@ use leasehold_servers::Server;
 /// A place for leases that lives as long as one test, and that several clients can share.
 struct Store {
     url: String,
-    /// Dropped before the folder that it is in.
     _server: Option<Server>,
     _folder: tempfile::TempDir,
 }
@@ -23,13 +22,12 @@ impl Store {
             "memory" => (format!("memory:conformance-{}", COUNT.fetch_add(1, Ordering::Relaxed)), None),
             "sqlite" => (format!("sqlite:{}", folder.path().join("locks.db").display()), None),
             "redis" => {
-                let (server, port) = Server::on_a_free_port(folder.path());
-                (format!("redis://127.0.0.1:{port}"), Some(server))
+                let server = Server::on_port();
+                (server.url(), Some(server))
             }
             "redis+unix" => {
-                let socket = folder.path().join("socket");
-                let server = Server::on_a_socket(folder.path(), &socket);
-                (format!("redis+unix://{}", socket.display()), Some(server))
+                let server = Server::on_socket();
+                (server.url(), Some(server))
             }
             other => panic!("no test knows how to start a {other}: store"),
         };

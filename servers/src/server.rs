@@ -1,0 +1,358 @@
+//! One server: its process, its folder and its addresses.
+//!
+//! Whatever it listens on besides, it also listens on a Unix socket in its folder. There it is asked whether it is
+//! ready, and there it gets the test's own commands: without TLS, and never another program that took its port.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::port::Port;
+use crate::program::Flavor;
+use crate::wait::{LIMIT, wait_for};
+
+/// How often a start is tried on another port.
+const ATTEMPTS: usize = 10;
+
+/// What a server is to be, before it starts.
+#[must_use = "it starts with start()"]
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    flavor: Flavor,
+    on_socket: bool,
+    is_sentinel: bool,
+    has_tls: bool,
+    password: Option<String>,
+    settings: Vec<(String, String)>,
+}
+
+impl Builder {
+    /// Runs this program.
+    pub fn flavor(mut self, flavor: Flavor) -> Self {
+        self.flavor = flavor;
+        self
+    }
+
+    /// Listens on a Unix socket only, on no port.
+    pub fn on_socket(mut self) -> Self {
+        self.on_socket = true;
+        self
+    }
+
+    /// Speaks TLS only on its port, with this certificate and key, and knows clients by this authority. It asks
+    /// clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
+    pub fn tls(mut self, certificate: &Path, key: &Path, authority: &Path) -> Self {
+        self.has_tls = true;
+        self.setting("tls-cert-file", &certificate.display().to_string())
+            .setting("tls-key-file", &key.display().to_string())
+            .setting("tls-ca-cert-file", &authority.display().to_string())
+            .setting("tls-auth-clients", "no")
+    }
+
+    /// Asks for this password, also from its replicas, and gives it to its master.
+    pub fn password(mut self, password: &str) -> Self {
+        self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Is a Sentinel.
+    pub(crate) fn sentinel(mut self) -> Self {
+        self.is_sentinel = true;
+        self
+    }
+
+    /// The password that was set.
+    pub(crate) fn its_password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
+    /// Adds a line to its configuration file, where the last one of a name counts. The value is written as in that
+    /// file: `("save", "60 1")`.
+    pub fn setting(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it and waits until it answers.
+    pub fn start(self) -> Server {
+        self.start_on(Port::claim)
+    }
+
+    fn start_on(self, mut claim: impl FnMut() -> Port) -> Server {
+        for _ in 0..ATTEMPTS {
+            let mut server = self.prepare((!self.on_socket).then(&mut claim));
+            match server.try_start(Ready::Answers) {
+                Ok(()) => return server,
+                // Another program took the port meanwhile.
+                Err(log) if log.contains("Address already in use") => {}
+                Err(log) => panic!("{:?} does not start:\n{log}", self.flavor),
+            }
+        }
+        panic!("{:?} found no port in {ATTEMPTS} attempts", self.flavor);
+    }
+
+    /// Everything but the process.
+    fn prepare(&self, port: Option<Port>) -> Server {
+        let folder = tempfile::Builder::new().prefix("server-").tempdir().expect("a temporary folder");
+        let number = port.as_ref().map_or(0, Port::number);
+        let (plain, tls) = if self.has_tls { (0, number) } else { (number, 0) };
+        let mut lines = format!(
+            "bind 127.0.0.1\nport {plain}\nunixsocket {folder}/socket\ndir {folder}\n",
+            folder = folder.path().display()
+        );
+        if self.has_tls {
+            lines += &format!("tls-port {tls}\n");
+        }
+        if !self.is_sentinel {
+            lines += "save \"\"\n";
+        }
+        if let Some(password) = &self.password {
+            lines += &format!("requirepass {password}\n");
+            // Sentinels ask each other for it; servers ask their replicas.
+            let name = if self.is_sentinel { "sentinel sentinel-pass" } else { "masterauth" };
+            lines += &format!("{name} {password}\n");
+        }
+        for (name, value) in &self.settings {
+            lines += &format!("{name} {value}\n");
+        }
+        fs::write(folder.path().join("conf"), lines).expect("the folder can be written to");
+        Server { process: None, port, shape: self.clone(), program: self.flavor.program(), folder }
+    }
+}
+
+/// When a start is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ready {
+    Answers,
+    AnswersOrLoads,
+}
+
+/// A server of one test's own, ended with it, whatever state it is in.
+///
+/// One in a `static` is never dropped and so is never ended: keep it in a local variable.
+pub struct Server {
+    /// None while it is stopped.
+    process: Option<Child>,
+    /// Kept while it is stopped, so that it can come back on it.
+    port: Option<Port>,
+    shape: Builder,
+    program: PathBuf,
+    folder: TempDir,
+}
+
+impl Server {
+    /// What it is to be. Unless told otherwise: [`Flavor::Redis7`], on a free port, without files that last.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A Redis on a free port.
+    #[must_use]
+    pub fn on_port() -> Self {
+        Self::builder().start()
+    }
+
+    /// A Redis on a Unix socket only.
+    #[must_use]
+    pub fn on_socket() -> Self {
+        Self::builder().on_socket().start()
+    }
+
+    /// Its port on 127.0.0.1. Panics if it is on a socket only.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.as_ref().expect("it is on a socket only").number()
+    }
+
+    /// The path of its Unix socket. Every server has one.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// The folder with its files.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// What it has logged in all of its lives.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Where clients connect, with the password: `redis://`, `rediss://` or `redis+unix://`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let Some(port) = &self.port else { return self.socket_url() };
+        let scheme = if self.shape.has_tls { "rediss" } else { "redis" };
+        format!("{scheme}://{}127.0.0.1:{}", self.login(), port.number())
+    }
+
+    /// The address of its Unix socket, with the password.
+    #[must_use]
+    pub fn socket_url(&self) -> String {
+        let login =
+            self.shape.password.as_ref().map_or(String::new(), |password| format!("?pass={password}"));
+        format!("redis+unix://{}{login}", self.socket().display())
+    }
+
+    /// A connection of the test's own, on the Unix socket. What takes too long on it is an error.
+    #[must_use]
+    pub fn admin(&self) -> Connection {
+        self.connect().unwrap_or_else(|error| panic!("{}: {error}\n{}", self.url(), self.log()))
+    }
+
+    fn connect(&self) -> RedisResult<Connection> {
+        let connection = redis::Client::open(self.socket_url())?.get_connection_with_timeout(LIMIT)?;
+        connection.set_read_timeout(Some(LIMIT))?;
+        connection.set_write_timeout(Some(LIMIT))?;
+        Ok(connection)
+    }
+
+    /// Runs one command, which must not fail.
+    pub fn run(&self, words: &[&str]) -> Value {
+        self.query(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Runs one command and reads its answer.
+    ///
+    /// # Errors
+    ///
+    /// What the server says, a connection that can't be made or that breaks, an answer that is no `T`.
+    pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let (name, arguments) = words.split_first().expect("a command has a name");
+        redis::cmd(name).arg(arguments).query(&mut self.connect()?)
+    }
+
+    /// Whether its process is there.
+    pub fn is_running(&mut self) -> bool {
+        self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())
+    }
+
+    /// Whether the test has ended it, and not started it again.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.process.is_none()
+    }
+
+    /// The password that it asks for.
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.shape.its_password()
+    }
+
+    /// What comes before the hosts in an address.
+    pub(crate) fn login(&self) -> String {
+        self.shape.password.as_ref().map_or(String::new(), |password| format!(":{password}@"))
+    }
+
+    /// Kills it at once: nothing is saved, no connection is closed politely.
+    pub fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It fails only if the process has ended by itself.
+            let _ = process.kill();
+            process.wait().expect("it is our child");
+        }
+    }
+
+    /// Ends it as an administrator would: it saves what it is told to save.
+    pub fn shut_down(&mut self) {
+        self.signal("TERM");
+        let status = wait_for(|| {
+            let process = self.process.as_mut().expect("it runs");
+            process.try_wait().expect("it is our child")
+        });
+        assert!(status.is_some(), "it does not shut down:\n{}", self.log());
+        self.process = None;
+    }
+
+    /// Starts it again on the same port, socket and files, and waits until it answers.
+    pub fn start(&mut self) {
+        self.restart(Ready::Answers);
+    }
+
+    /// The same, but waits only until it answers that it is loading its files, or more than that.
+    pub fn start_loading(&mut self) {
+        self.restart(Ready::AnswersOrLoads);
+    }
+
+    fn restart(&mut self, ready: Ready) {
+        assert!(!self.is_running(), "it runs already");
+        if let Err(log) = self.try_start(ready) {
+            panic!("{:?} does not start again:\n{log}", self.shape.flavor);
+        }
+    }
+
+    /// Starts the process and waits until it is ready. If it ends instead: what it logged.
+    fn try_start(&mut self, ready: Ready) -> Result<(), String> {
+        let log = File::options().create(true).append(true).open(self.folder.path().join("log"));
+        let log = log.expect("the folder can be written to");
+        let mut command = Command::new(&self.program);
+        command.arg(self.folder.path().join("conf"));
+        if self.shape.is_sentinel {
+            command.arg("--sentinel");
+        }
+        command.stdout(log.try_clone().expect("a file")).stderr(log);
+        self.process = Some(command.spawn().unwrap_or_else(|error| {
+            panic!("{}: {error}: scripts/test install", self.program.display());
+        }));
+        let is_ready = wait_for(|| {
+            if !self.is_running() {
+                return Some(false);
+            }
+            match self.query::<Value>(&["PING"]) {
+                Ok(_) => Some(true),
+                Err(error) => {
+                    let loads = error.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading);
+                    (loads && ready == Ready::AnswersOrLoads).then_some(true)
+                }
+            }
+        });
+        match is_ready {
+            Some(true) => Ok(()),
+            Some(false) => Err(self.log()),
+            None => panic!("{:?} does not answer:\n{}", self.shape.flavor, self.log()),
+        }
+    }
+
+    /// Sends it a signal, by its short name: `STOP` freezes it, `CONT` lets it go on, `TERM` shuts it down.
+    pub fn signal(&self, signal: &str) {
+        let signal = match signal {
+            "STOP" => Signal::STOP,
+            "CONT" => Signal::CONT,
+            "TERM" => Signal::TERM,
+            other => panic!("no test sends {other}"),
+        };
+        let process = self.process.as_ref().expect("it runs");
+        kill_process(Pid::from_child(process), signal).map_err(io::Error::from).expect("it is our child");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_that_another_program_takes_before_the_server_does_is_given_up_for_another() {
+        let mut intruder = None;
+        let server = Server::builder().start_on(|| {
+            let port = Port::claim();
+            intruder.get_or_insert_with(|| TcpListener::bind(("127.0.0.1", port.number())).unwrap());
+            port
+        });
+        assert_ne!(server.port(), intruder.unwrap().local_addr().unwrap().port());
+    }
+}

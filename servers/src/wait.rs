@@ -1,0 +1,25 @@
+//! Waiting for a condition, within bounds.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a server may take for anything. Generous, since a busy machine is no fault of a test.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Waits until it is so. `what` completes the sentence "it did not happen that".
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let found = wait_for(|| is_so().then_some(()));
+    assert!(found.is_some(), "within {LIMIT:?} it did not happen that {what}");
+}
+
+/// Waits until there is something, and gives up with `None`.
+pub(crate) fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let give_up = Instant::now() + LIMIT;
+    loop {
+        let found = look();
+        if found.is_some() || Instant::now() > give_up {
+            return found;
+        }
+        thread::sleep(Duration::from_millis(3));
+    }
+}
