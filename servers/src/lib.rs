@@ -7,12 +7,14 @@
 
 #![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
 
+mod cluster;
 mod port;
 mod program;
 mod sentinels;
 mod server;
 mod wait;
 
+pub use cluster::Cluster;
 pub use program::Flavor;
 pub use sentinels::Sentinels;
 pub use server::{Builder, Server};
