@@ -149,7 +149,7 @@ fn redis_pair() {
     let url = server.url();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let client = redis::Client::open(url.as_str()).expect("an address");
-    let connection = runtime.block_on(client.get_connection_manager()).expect("connects");
+    let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("connects");
     let delete = redis::Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
     );

@@ -231,6 +231,11 @@ impl Server {
         redis::cmd(name).arg(arguments).query(&mut self.connect()?)
     }
 
+    /// Its process. Panics while it is stopped.
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("it runs").id()
+    }
+
     /// Whether its process is there.
     pub fn is_running(&mut self) -> bool {
         self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())

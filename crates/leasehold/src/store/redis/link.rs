@@ -41,12 +41,15 @@ pub(super) enum Goal {
     Master(Sentinels),
 }
 
+/// What to do with a message: of which channel, and what it says.
+pub(super) type Hear = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
+
 /// What a link does besides carrying commands.
 pub(super) struct Terms {
     /// Subscribed to as soon as a connection is there.
     pub(super) channel: Option<String>,
     /// What to do with a channel's message.
-    pub(super) hear: Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>,
+    pub(super) hear: Hear,
     /// The connection is new: what was told meanwhile was missed.
     pub(super) renewed: Arc<dyn Fn() + Send + Sync>,
     /// What an operator should know about the server.
@@ -275,7 +278,7 @@ impl Keeper {
                     return Ok(lanes);
                 }
                 Err(error) if error.kind() == ErrorKind::RESP3NotSupported && !self.is_resp2 => {
-                    self.is_resp2 = true
+                    self.is_resp2 = true;
                 }
                 Err(error) => return Err(store_error(&error)),
             }
@@ -333,7 +336,7 @@ fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
 
 /// What comes unasked over a connection.
 fn ear(
-    hear: Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>,
+    hear: Hear,
     fate: Arc<Fate>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |info| {
@@ -354,7 +357,7 @@ fn ear(
 }
 
 /// Hears what is published, where it can't come with answers.
-async fn listen(inbox: redis::aio::PubSub, hear: Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>, fate: Arc<Fate>) {
+async fn listen(inbox: redis::aio::PubSub, hear: Hear, fate: Arc<Fate>) {
     let mut messages = inbox.into_on_message();
     while let Some(message) = messages.next().await {
         if !fate.is_over() {
@@ -390,7 +393,7 @@ async fn keep_express(client: redis::Client, is_resp2: bool, caller: Handle, lan
                 }
             }
             Ok(Err(error)) => {
-                tracing::debug!(error = explain(&error), "no connection of the caller's own yet")
+                tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
             }
             // The caller's runtime has ended.
             Err(_) => return,
