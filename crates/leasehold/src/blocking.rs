@@ -19,7 +19,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Loss, Token};
+use leasehold_core::{Kind, Loss, Token};
 use pollster::block_on;
 
 use crate::error::Error;
@@ -44,6 +44,29 @@ impl Client {
         Mutex(self.0.mutex(name))
     }
 
+    /// As [`crate::Client::semaphore`].
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// As [`crate::Client::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+        block_on(self.0.inspect(kind, name))
+    }
+
+    /// As [`crate::Client::force_release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+        block_on(self.0.force_release(kind, name))
+    }
+
     /// As [`crate::Client::list`].
     ///
     /// # Errors
@@ -63,47 +86,75 @@ impl Client {
     }
 }
 
-/// As [`crate::Mutex`].
-#[derive(Clone, Debug)]
-pub struct Mutex(crate::Mutex);
+/// The settings of a lock, and looking at it, for every kind; the waiting differs by its names.
+macro_rules! kind {
+    ($kind:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $kind(crate::$kind);
+
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::ttl`].")]
+            #[must_use]
+            pub fn ttl(self, ttl: Duration) -> Self {
+                Self(self.0.ttl(ttl))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::auto_renew`].")]
+            #[must_use]
+            pub fn auto_renew(self, renews: bool) -> Self {
+                Self(self.0.auto_renew(renews))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::longest_hold`].")]
+            #[must_use]
+            pub fn longest_hold(self, hold: Duration) -> Self {
+                Self(self.0.longest_hold(hold))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
+            #[must_use]
+            pub fn max_waiters(self, max_waiters: u32) -> Self {
+                Self(self.0.max_waiters(max_waiters))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
+            #[must_use]
+            pub fn note(self, note: impl Into<String>) -> Self {
+                Self(self.0.note(note))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::inspect`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn inspect(&self) -> Result<LockView, Error> {
+                block_on(self.0.inspect())
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::force_release`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+                block_on(self.0.force_release())
+            }
+        }
+    };
+}
+
+kind!(Mutex);
+kind!(Semaphore);
 
 impl Mutex {
-    /// As [`crate::Mutex::ttl`].
-    #[must_use]
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// As [`crate::Mutex::auto_renew`].
-    #[must_use]
-    pub fn auto_renew(self, renews: bool) -> Self {
-        Self(self.0.auto_renew(renews))
-    }
-
-    /// As [`crate::Mutex::longest_hold`].
-    #[must_use]
-    pub fn longest_hold(self, hold: Duration) -> Self {
-        Self(self.0.longest_hold(hold))
-    }
-
-    /// As [`crate::Mutex::at_least`].
-    #[must_use]
-    pub fn at_least(self, at_least: Duration) -> Self {
-        Self(self.0.at_least(at_least))
-    }
-
-    /// As [`crate::Mutex::max_waiters`].
-    #[must_use]
-    pub fn max_waiters(self, max_waiters: u32) -> Self {
-        Self(self.0.max_waiters(max_waiters))
-    }
-
-    /// As [`crate::Mutex::note`].
-    #[must_use]
-    pub fn note(self, note: impl Into<String>) -> Self {
-        Self(self.0.note(note))
-    }
-
     /// As [`crate::Mutex::lock`].
     ///
     /// # Errors
@@ -130,23 +181,34 @@ impl Mutex {
     pub fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
         Ok(block_on(self.0.lock_timeout(limit))?.map(Guard))
     }
+}
 
-    /// As [`crate::Mutex::inspect`].
+impl Semaphore {
+    /// As [`crate::Semaphore::acquire`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn inspect(&self) -> Result<LockView, Error> {
-        block_on(self.0.inspect())
+    pub fn acquire(&self, permits: u32) -> Result<Guard, Error> {
+        block_on(self.0.acquire(permits)).map(Guard)
     }
 
-    /// As [`crate::Mutex::force_release`].
+    /// As [`crate::Semaphore::try_acquire`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn force_release(&self) -> Result<Vec<HolderView>, Error> {
-        block_on(self.0.force_release())
+    pub fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_acquire(permits))?.map(Guard))
+    }
+
+    /// As [`crate::Semaphore::acquire_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire_timeout(&self, permits: u32, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.acquire_timeout(permits, limit))?.map(Guard))
     }
 }
 

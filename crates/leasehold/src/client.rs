@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use leasehold_core::{Answer, ClientId, Command, Kind, Name, Reply, Resource};
+use leasehold_core::{Answer, ClientId, Command, Kind, Name, NameError, Reply, Resource};
 use tokio::sync::oneshot;
 
 use crate::about::About;
@@ -13,10 +13,11 @@ use crate::clock;
 use crate::driver;
 use crate::error::{Error, ErrorKind};
 use crate::mutex::Mutex;
+use crate::semaphore::Semaphore;
 use crate::session::Session;
 use crate::store::{self, Inbox, Store, StoreError};
 use crate::url::StoreUrl;
-use crate::view::LockView;
+use crate::view::{HolderView, LockView};
 
 /// One process's connection to a store. Cloning is cheap, and all clones are one client.
 ///
@@ -74,12 +75,12 @@ impl Handle {
         }
     }
 
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<crate::HolderView>, Error> {
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
         let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
         match answer.reply {
             Reply::Forced(holders) => {
                 tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| crate::HolderView::new(holder, answer.at, self.session.id);
+                let view = |holder| HolderView::new(holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
             }
             reply => Err(self.unexpected(&resource, &reply)),
@@ -162,6 +163,11 @@ impl Client {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
+    /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(self.handle.clone(), name.as_ref(), permits)
+    }
+
     /// What is held or waited for in this store, in the order of the names.
     ///
     /// # Errors
@@ -185,6 +191,28 @@ impl Client {
             }
         }
         Ok(views)
+    }
+
+    /// Who holds and who waits, for a lock of any kind.
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for the name; `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+        self.handle.inspect(resource_of(kind, name.as_ref())?).await
+    }
+
+    /// Takes a lock of any kind away from whoever holds it, as [`Mutex::force_release`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::inspect`].
+    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+        self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
     /// Gives back everything that this client holds or waits for, also in its clones, and waits until the store has
@@ -222,9 +250,9 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A mutex's resource, when the name can be one.
-pub(crate) fn mutex_resource(name: &str) -> Result<Resource, leasehold_core::NameError> {
-    Ok(Resource { kind: Kind::Mutex, name: Name::new(name)? })
+/// What is locked, when the name can be one.
+pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
+    Ok(Resource { kind, name: Name::new(name)? })
 }
 
 fn random_id() -> Result<ClientId, Error> {

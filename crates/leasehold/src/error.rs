@@ -3,6 +3,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use leasehold_core::NameError;
+
 /// Why something could not be done: what happened, to which lock, on which store.
 ///
 /// Contention is not an error: `try_lock` and `lock_timeout` answer `None`. The predicates say what a program
@@ -36,8 +38,8 @@ impl Error {
         self
     }
 
-    /// The caller asked for something that can't be: a bad name, an absurd ttl, an unknown store.
-    /// Nothing was sent.
+    /// The caller asked for something that can't be: a bad name, an absurd ttl, an unknown store, another number of
+    /// permits than those who use the semaphore. Nothing was changed.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         self.0.kind == ErrorKind::Invalid
@@ -77,6 +79,12 @@ impl Error {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.kind == ErrorKind::Closed
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(error: NameError) -> Self {
+        Self::new(ErrorKind::Invalid, error.to_string()).with_source(error)
     }
 }
 

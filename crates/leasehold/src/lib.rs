@@ -33,7 +33,9 @@ mod clock;
 mod driver;
 mod error;
 mod guard;
+mod lock;
 mod mutex;
+mod semaphore;
 mod session;
 mod store;
 #[cfg(test)]
@@ -47,7 +49,9 @@ pub use client::Client;
 pub use error::Error;
 pub use guard::Guard;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
-pub use mutex::{MAX_TTL, MIN_TTL, Mutex};
+pub use lock::{MAX_TTL, MIN_TTL};
+pub use mutex::Mutex;
+pub use semaphore::Semaphore;
 pub use url::SCHEMES;
 pub use view::{HolderView, LockView, WaiterView};
 

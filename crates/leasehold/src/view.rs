@@ -14,7 +14,7 @@ pub struct LockView {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How much weight it bears: 1 for a mutex; 0 when nobody uses it.
+    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore; 0 when nobody uses it.
     pub capacity: u32,
     /// How much of that is taken.
     pub in_use: u32,
@@ -34,6 +34,10 @@ pub struct HolderView {
     pub client: String,
     /// The token of its grant.
     pub token: Token,
+    /// How much of the capacity it takes: its permits, for a semaphore.
+    pub weight: u32,
+    /// The owner that it named, if any: its acquisitions share the lock.
+    pub owner: Option<String>,
     /// How long it has held the lock.
     pub held_for: Duration,
     /// How much longer, unless it renews.
@@ -54,6 +58,8 @@ pub struct WaiterView {
     pub client: String,
     /// 1 for the next one.
     pub place: usize,
+    /// How much of the capacity it wants.
+    pub weight: u32,
     /// How long it has waited.
     pub waiting_for: Duration,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
@@ -84,6 +90,8 @@ impl HolderView {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
+            weight: holder.weight,
+            owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
             kept: holder.kept,
@@ -98,6 +106,7 @@ impl WaiterView {
         Self {
             client: waiter.acquisition.client.to_string(),
             place,
+            weight: waiter.weight,
             waiting_for: at.since(waiter.since),
             passed_over: waiter.passed_over,
             about: About::decode(&waiter.metadata),
