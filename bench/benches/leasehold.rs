@@ -56,6 +56,7 @@ impl Model {
             ttl,
             reserve: 0,
             wait: None,
+            replaces: None,
             metadata,
         };
         self.apply(&acquire.into());

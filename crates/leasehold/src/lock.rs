@@ -149,6 +149,7 @@ impl Lock {
             ttl: terms.ttl,
             reserve: 0,
             wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
+            replaces: None,
             metadata: self.about.clone(),
         };
         let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });

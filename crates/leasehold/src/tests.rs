@@ -183,6 +183,7 @@ impl Stage {
             ttl: Duration::from_secs(600),
             reserve: 0,
             wait: None,
+            replaces: None,
             metadata: Arc::from(""),
         };
         let answer = self.store.run(&lock_name(), &acquire.into()).unwrap();
