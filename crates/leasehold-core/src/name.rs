@@ -92,11 +92,13 @@ pub enum Kind {
     Mutex,
     /// A number of permits that holders share.
     Semaphore,
+    /// Many readers, or one writer.
+    ReadWrite,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore];
+    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
@@ -104,6 +106,7 @@ impl Kind {
         match self {
             Self::Mutex => "mutex",
             Self::Semaphore => "semaphore",
+            Self::ReadWrite => "rw",
         }
     }
 

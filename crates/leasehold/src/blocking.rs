@@ -15,6 +15,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use leasehold_core::{Kind, Loss, Token};
 use pollster::block_on;
 
 use crate::error::Error;
+use crate::lock::Lock;
 use crate::view::{HolderView, LockView};
 
 /// As [`crate::Client`].
@@ -47,6 +49,11 @@ impl Client {
     /// As [`crate::Client::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// As [`crate::Client::rw_lock`].
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rw_lock(name))
     }
 
     /// As [`crate::Client::inspect`].
@@ -153,6 +160,7 @@ macro_rules! kind {
 
 kind!(Mutex);
 kind!(Semaphore);
+kind!(RwLock);
 
 impl Mutex {
     /// As [`crate::Mutex::lock`].
@@ -209,6 +217,89 @@ impl Semaphore {
     /// As there.
     pub fn acquire_timeout(&self, permits: u32, limit: Duration) -> Result<Option<Guard>, Error> {
         Ok(block_on(self.0.acquire_timeout(permits, limit))?.map(Guard))
+    }
+}
+
+impl RwLock {
+    /// As [`crate::RwLock::read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read(&self) -> Result<Guard, Error> {
+        block_on(self.0.read()).map(Guard)
+    }
+
+    /// As [`crate::RwLock::try_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_read(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_read())?.map(Guard))
+    }
+
+    /// As [`crate::RwLock::read_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.read_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::RwLock::write`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write(&self) -> Result<WriteGuard, Error> {
+        block_on(self.0.write()).map(WriteGuard::of)
+    }
+
+    /// As [`crate::RwLock::try_write`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
+        Ok(block_on(self.0.try_write())?.map(WriteGuard::of))
+    }
+
+    /// As [`crate::RwLock::write_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_timeout(&self, limit: Duration) -> Result<Option<WriteGuard>, Error> {
+        Ok(block_on(self.0.write_timeout(limit))?.map(WriteGuard::of))
+    }
+
+    /// As [`crate::RwLock::upgradable_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgradable_read(&self) -> Result<UpgradableGuard, Error> {
+        block_on(self.0.upgradable_read()).map(UpgradableGuard::of)
+    }
+
+    /// As [`crate::RwLock::try_upgradable_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_upgradable_read(&self) -> Result<Option<UpgradableGuard>, Error> {
+        Ok(block_on(self.0.try_upgradable_read())?.map(UpgradableGuard::of))
+    }
+
+    /// As [`crate::RwLock::upgradable_read_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgradable_read_timeout(&self, limit: Duration) -> Result<Option<UpgradableGuard>, Error> {
+        Ok(block_on(self.0.upgradable_read_timeout(limit))?.map(UpgradableGuard::of))
     }
 }
 
@@ -284,5 +375,95 @@ impl Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// A guard that can be exchanged for another one.
+macro_rules! exchangeable {
+    ($guard:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($guard), "`].")]
+        #[must_use = "the lock is given back when the guard is dropped"]
+        #[derive(Debug)]
+        pub struct $guard {
+            guard: Guard,
+            lock: Lock,
+        }
+
+        impl $guard {
+            fn of(guard: crate::$guard) -> Self {
+                Self { guard: Guard(guard.guard), lock: guard.lock }
+            }
+
+            fn inner(self) -> crate::$guard {
+                crate::$guard { guard: self.guard.0, lock: self.lock }
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($guard), "::downgrade`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn downgrade(self) -> Result<Guard, Error> {
+                block_on(self.inner().downgrade()).map(Guard)
+            }
+
+            /// As [`crate::Guard::release`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release(self) -> Result<(), Error> {
+                self.guard.release()
+            }
+
+            /// As [`crate::Guard::release_within`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release_within(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_within(limit)
+            }
+        }
+
+        impl Deref for $guard {
+            type Target = Guard;
+
+            fn deref(&self) -> &Guard {
+                &self.guard
+            }
+        }
+    };
+}
+
+exchangeable!(WriteGuard);
+exchangeable!(UpgradableGuard);
+
+impl UpgradableGuard {
+    /// As [`crate::UpgradableGuard::upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade(self) -> Result<WriteGuard, Error> {
+        block_on(self.inner().upgrade()).map(WriteGuard::of)
+    }
+
+    /// As [`crate::UpgradableGuard::try_upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
+        Ok(block_on(self.inner().try_upgrade())?.map(WriteGuard::of).map_err(Self::of))
+    }
+
+    /// As [`crate::UpgradableGuard::upgrade_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
+        Ok(block_on(self.inner().upgrade_timeout(limit))?.map(WriteGuard::of).map_err(Self::of))
     }
 }

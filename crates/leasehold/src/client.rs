@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use leasehold_core::{Answer, ClientId, Command, Kind, Name, NameError, Reply, Resource};
+use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
 use tokio::sync::oneshot;
 
 use crate::about::About;
@@ -13,6 +13,7 @@ use crate::clock;
 use crate::driver;
 use crate::error::{Error, ErrorKind};
 use crate::mutex::Mutex;
+use crate::rw::RwLock;
 use crate::semaphore::Semaphore;
 use crate::session::Session;
 use crate::store::{self, Inbox, Store, StoreError};
@@ -80,7 +81,7 @@ impl Handle {
         match answer.reply {
             Reply::Forced(holders) => {
                 tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| HolderView::new(holder, answer.at, self.session.id);
+                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
             }
             reply => Err(self.unexpected(&resource, &reply)),
@@ -93,6 +94,10 @@ impl Handle {
 
     pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
         self.error(ErrorKind::Unavailable, resource, message)
+    }
+
+    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
+        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
     }
 
     pub(crate) fn closed(&self) -> Error {
@@ -166,6 +171,11 @@ impl Client {
     /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore::new(self.handle.clone(), name.as_ref(), permits)
+    }
+
+    /// Many readers, or one writer. As [`Self::mutex`], nothing is sent.
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.handle.clone(), name.as_ref())
     }
 
     /// What is held or waited for in this store, in the order of the names.

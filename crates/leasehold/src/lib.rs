@@ -35,6 +35,7 @@ mod error;
 mod guard;
 mod lock;
 mod mutex;
+mod rw;
 mod semaphore;
 mod session;
 mod store;
@@ -51,9 +52,10 @@ pub use guard::Guard;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use lock::{MAX_TTL, MIN_TTL};
 pub use mutex::Mutex;
+pub use rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use semaphore::Semaphore;
 pub use url::SCHEMES;
-pub use view::{HolderView, LockView, WaiterView};
+pub use view::{HolderView, LockView, Mode, WaiterView};
 
 /// The README's example is a test too.
 #[cfg(doctest)]

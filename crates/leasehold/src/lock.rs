@@ -9,8 +9,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, NameError, Outcome, Owner, Patience, Refusal, Resource, Token,
-    WaitFor,
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, NameError, Outcome, Owner, Patience, Refusal, Resource,
+    Token, WaitFor,
 };
 use tracing::Instrument as _;
 
@@ -45,6 +45,30 @@ pub(crate) struct Lock {
     note_bytes: usize,
 }
 
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.debug("Lock", f)
+    }
+}
+
+/// For how long an attempt waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    No,
+    For(Duration),
+    ForEver,
+}
+
+impl Wait {
+    fn deadline(self) -> Option<LocalTime> {
+        match self {
+            Self::No | Self::For(Duration::ZERO) => None,
+            Self::For(limit) => Some(clock::local() + limit),
+            Self::ForEver => Some(LocalTime::NEVER),
+        }
+    }
+}
+
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let about = handle.encoded_about.clone();
@@ -69,17 +93,30 @@ impl Lock {
     }
 
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
-        let guard = self.acquire(weight, Some(LocalTime::NEVER)).await?;
+        let guard = self.acquire(weight, None, Wait::ForEver).await?;
         guard.ok_or_else(|| self.handle.closed())
     }
 
     pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None).await
+        self.acquire(weight, None, Wait::No).await
     }
 
     pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
-        let deadline = (!limit.is_zero()).then(|| clock::local() + limit);
-        self.acquire(weight, deadline).await
+        self.acquire(weight, None, Wait::For(limit)).await
+    }
+
+    /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
+    /// is to be told ([`Guard::replaced`]).
+    pub(crate) async fn replace(
+        &self,
+        held: &Guard,
+        weight: u32,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
+        if let Some(loss) = held.loss() {
+            return Err(self.handle.lost(self.checked_resource()?, loss));
+        }
+        self.acquire(weight, Some(held), wait).await
     }
 
     pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
@@ -100,11 +137,16 @@ impl Lock {
 
     // --- One attempt -----------------------------------------------------------------------------
 
-    async fn acquire(&self, weight: u32, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
+    async fn acquire(
+        &self,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
         let ended = async {
-            let (attempt, errand) = self.begin(resource, weight, deadline)?;
+            let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
             let ended = attempt.finish(errand).await;
             Ok::<_, Error>((attempt, ended))
         };
@@ -120,6 +162,7 @@ impl Lock {
                 let what = format!("{} wait already", self.max_waiters);
                 Err(self.handle.error(ErrorKind::QueueFull, resource, what))
             }
+            Outcome::Refused(Refusal::NotHeld) => Err(self.handle.lost(resource, Loss::Gone)),
             Outcome::Refused(refusal) => {
                 Err(self.handle.error(ErrorKind::Invalid, resource, explain(refusal)))
             }
@@ -135,11 +178,12 @@ impl Lock {
         &'a self,
         resource: &'a Arc<Resource>,
         weight: u32,
+        replaces: Option<&Guard>,
         deadline: Option<LocalTime>,
     ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
         let session = &self.handle.session;
         let rhythm = self.handle.store.rhythm();
-        let terms = LeaseTerms { ttl: self.shortest_ttl(), ..self.terms };
+        let terms = self.terms(replaces, clock::local());
         let acquisition = session.next_acquisition();
         let command = Acquire {
             acquisition,
@@ -149,7 +193,7 @@ impl Lock {
             ttl: terms.ttl,
             reserve: 0,
             wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
-            replaces: None,
+            replaces: replaces.map(Guard::sequence),
             metadata: self.about.clone(),
         };
         let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });
@@ -161,9 +205,14 @@ impl Lock {
         ))
     }
 
-    /// A lease is never asked for longer than the hold may last.
-    fn shortest_ttl(&self) -> Duration {
-        self.terms.longest_hold.map_or(self.terms.ttl, |hold| hold.min(self.terms.ttl))
+    /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
+    fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
+        let mut terms = self.terms;
+        if let (Some(held), Some(_)) = (replaces, terms.longest_hold) {
+            terms.longest_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        }
+        terms.ttl = terms.longest_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms
     }
 
     // --- What can't be ---------------------------------------------------------------------------

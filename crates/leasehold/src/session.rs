@@ -289,6 +289,19 @@ impl Session {
         began.unwrap_or((None, Some(Loss::Closed)))
     }
 
+    /// When the longest hold of this lease is over; never without one.
+    pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
+        self.state().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
+    }
+
+    /// Another lease has taken the place of this one, and nobody stands for it any more.
+    pub(crate) fn replaced(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| {
+            entry.is_wanted = false;
+            entry.replaced(now);
+        });
+    }
+
     /// Nobody stands for this entry any more: it gives back whatever it has, and goes once that is done.
     pub(crate) fn forget(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
         self.step(sequence, now, |entry| {

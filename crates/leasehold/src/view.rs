@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_core::{ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
 
 use crate::about::About;
+use crate::rw::mode_of;
 
 /// Who holds a lock and who waits for it, at one moment of the store's clock.
 #[derive(Clone, Debug)]
@@ -14,7 +15,8 @@ pub struct LockView {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore; 0 when nobody uses it.
+    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore, more than readers can use up for a
+    /// read-write lock; 0 when nobody uses it.
     pub capacity: u32,
     /// How much of that is taken.
     pub in_use: u32,
@@ -36,6 +38,8 @@ pub struct HolderView {
     pub token: Token,
     /// How much of the capacity it takes: its permits, for a semaphore.
     pub weight: u32,
+    /// What it does with a read-write lock.
+    pub mode: Option<Mode>,
     /// The owner that it named, if any: its acquisitions share the lock.
     pub owner: Option<String>,
     /// How long it has held the lock.
@@ -60,6 +64,8 @@ pub struct WaiterView {
     pub place: usize,
     /// How much of the capacity it wants.
     pub weight: u32,
+    /// What it wants to do with a read-write lock.
+    pub mode: Option<Mode>,
     /// How long it has waited.
     pub waiting_for: Duration,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
@@ -68,6 +74,24 @@ pub struct WaiterView {
     pub about: About,
     /// It is an attempt of the client that asked.
     pub is_ours: bool,
+}
+
+/// What somebody does, or wants to do, with a read-write lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// It reads.
+    Read,
+    /// It reads, and may want to write.
+    UpgradableRead,
+    /// It writes.
+    Write,
+}
+
+impl Mode {
+    fn of(kind: Kind, weight: u32) -> Option<Self> {
+        (kind == Kind::ReadWrite).then(|| mode_of(weight))
+    }
 }
 
 impl LockView {
@@ -79,18 +103,25 @@ impl LockView {
             capacity: view.capacity,
             in_use: view.in_use,
             last_token: view.last_token,
-            holders: view.holders.iter().map(|holder| HolderView::new(holder, at, asker)).collect(),
-            waiters: waiters.map(|(index, waiter)| WaiterView::new(index + 1, &waiter, at, asker)).collect(),
+            holders: view
+                .holders
+                .iter()
+                .map(|holder| HolderView::new(resource.kind, holder, at, asker))
+                .collect(),
+            waiters: waiters
+                .map(|(index, waiter)| WaiterView::new(resource.kind, index + 1, &waiter, at, asker))
+                .collect(),
         }
     }
 }
 
 impl HolderView {
-    pub(crate) fn new(holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
+    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
             weight: holder.weight,
+            mode: Mode::of(kind, holder.weight),
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
@@ -102,11 +133,12 @@ impl HolderView {
 }
 
 impl WaiterView {
-    fn new(place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+    fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
             place,
             weight: waiter.weight,
+            mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
             passed_over: waiter.passed_over,
             about: About::decode(&waiter.metadata),

@@ -228,6 +228,15 @@ impl Entry {
         }
     }
 
+    /// Another lease has taken the place of this one: there is nothing to give back, but a delayed `Acquire` must not take
+    /// it anew.
+    pub(super) fn replaced(&mut self, now: LocalTime) {
+        match &self.stage {
+            Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(Given::Back),
+            _ => self.let_go(now),
+        }
+    }
+
     /// A release whose sender may be gone.
     pub(super) fn send_again(&mut self, now: LocalTime) {
         if let Stage::Owed { again_at, .. } = &mut self.stage {
@@ -315,6 +324,13 @@ impl Entry {
             LeaseState::Lost(loss) => Err(loss),
             LeaseState::Released => Err(Loss::Closed),
             LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
+        }
+    }
+
+    pub(super) fn ends_at(&self) -> LocalTime {
+        match &self.stage {
+            Stage::Lease { machine, .. } => machine.ends_at(),
+            _ => LocalTime::NEVER,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod rw;
 mod semaphore;
 mod suite;
 
@@ -103,6 +104,7 @@ macro_rules! stores {
             mod $store {
                 $crate::suite::tests!($scheme);
                 $crate::semaphore::tests!($scheme);
+                $crate::rw::tests!($scheme);
             }
         )*
     };
@@ -111,7 +113,7 @@ macro_rules! stores {
 stores! { memory: "memory" sqlite: "sqlite" redis: "redis" redis_unix: "redis+unix" }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
