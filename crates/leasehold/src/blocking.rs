@@ -51,6 +51,11 @@ impl Client {
         Semaphore(self.0.semaphore(name, permits))
     }
 
+    /// As [`crate::Client::reentrant`].
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
+        Reentrant(self.0.reentrant(name, owner))
+    }
+
     /// As [`crate::Client::rw_lock`].
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock(self.0.rw_lock(name))
@@ -159,6 +164,7 @@ macro_rules! kind {
 }
 
 kind!(Mutex);
+kind!(Reentrant);
 kind!(Semaphore);
 kind!(RwLock);
 
@@ -217,6 +223,53 @@ impl Semaphore {
     /// As there.
     pub fn acquire_timeout(&self, permits: u32, limit: Duration) -> Result<Option<Guard>, Error> {
         Ok(block_on(self.0.acquire_timeout(permits, limit))?.map(Guard))
+    }
+}
+
+impl Reentrant {
+    /// As [`crate::Reentrant::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock(&self) -> Result<Guard, Error> {
+        block_on(self.0.lock()).map(Guard)
+    }
+
+    /// As [`crate::Reentrant::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_lock(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_lock())?.map(Guard))
+    }
+
+    /// As [`crate::Reentrant::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.lock_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::Reentrant::hold_count`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn hold_count(&self) -> Result<usize, Error> {
+        block_on(self.0.hold_count())
+    }
+
+    /// As [`crate::Reentrant::release_all`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_all(&self) -> Result<usize, Error> {
+        block_on(self.0.release_all())
     }
 }
 

@@ -13,6 +13,7 @@ use crate::clock;
 use crate::driver;
 use crate::error::{Error, ErrorKind};
 use crate::mutex::Mutex;
+use crate::reentrant::Reentrant;
 use crate::rw::RwLock;
 use crate::semaphore::Semaphore;
 use crate::session::Session;
@@ -59,7 +60,7 @@ impl Drop for Handle {
 
 impl Handle {
     /// What this command came to, without any attempt or lease of this client being concerned.
-    async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
+    pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
         let answered = match self.store.call_now(&resource, &command) {
             Some(answered) => answered,
@@ -104,7 +105,7 @@ impl Handle {
         Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
     }
 
-    fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
+    pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
         self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
     }
 }
@@ -166,6 +167,12 @@ impl Client {
     /// control characters) is reported when it is used.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex::new(self.handle.clone(), name.as_ref())
+    }
+
+    /// The mutex of that name for somebody who may hold it more than once, from several tasks or processes. As
+    /// [`Self::mutex`], nothing is sent.
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
+        Reentrant::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
     /// This many permits that holders share. As [`Self::mutex`], nothing is sent.

@@ -25,6 +25,7 @@ pub(crate) enum ErrorKind {
     Lost,
     Timeout,
     QueueFull,
+    NotOwner,
     Closed,
 }
 
@@ -73,6 +74,12 @@ impl Error {
     #[must_use]
     pub fn is_queue_full(&self) -> bool {
         self.0.kind == ErrorKind::QueueFull
+    }
+
+    /// Somebody else holds the lock, or nobody: an owner gives back only its own.
+    #[must_use]
+    pub fn is_not_owner(&self) -> bool {
+        self.0.kind == ErrorKind::NotOwner
     }
 
     /// The client was closed.

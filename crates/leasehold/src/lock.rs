@@ -9,8 +9,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, NameError, Outcome, Owner, Patience, Refusal, Resource,
-    Token, WaitFor,
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome, Owner, Patience,
+    Refusal, Resource, Token, WaitFor,
 };
 use tracing::Instrument as _;
 
@@ -137,7 +137,7 @@ impl Lock {
 
     // --- One attempt -----------------------------------------------------------------------------
 
-    async fn acquire(
+    pub(crate) async fn acquire(
         &self,
         weight: u32,
         replaces: Option<&Guard>,
@@ -221,11 +221,18 @@ impl Lock {
         self.resource.as_ref().map_err(|error| Error::from(*error))
     }
 
-    fn check(&self, weight: u32) -> Result<&Arc<Resource>, Error> {
+    pub(crate) fn check(&self, weight: u32) -> Result<&Arc<Resource>, Error> {
         let resource = self.checked_resource()?;
         let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
         if weight == 0 || weight > self.capacity {
             return invalid(format!("of {} permits, {weight} can't be had", self.capacity));
+        }
+        if let Some(owner) = &self.owner {
+            // What is no name for a lock is none for an owner.
+            Name::new(owner.as_str()).map_err(|_| {
+                let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
+                self.handle.error(ErrorKind::Invalid, resource, what)
+            })?;
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {

@@ -132,6 +132,18 @@ impl HolderView {
     }
 }
 
+impl HolderView {
+    /// In a few words, for a message.
+    pub(crate) fn who(&self) -> String {
+        let owner = self.owner.as_ref().map(|owner| format!("owner {owner:?}"));
+        let process = match (&self.about.host, self.about.pid) {
+            (Some(host), Some(pid)) => format!("{host:?} pid {pid}"),
+            _ => format!("client {}", self.client),
+        };
+        owner.map_or_else(|| process.clone(), |owner| format!("{owner}, {process}"))
+    }
+}
+
 impl WaiterView {
     fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
         Self {

@@ -1,5 +1,6 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod reentrant;
 mod rw;
 mod semaphore;
 mod suite;
@@ -105,6 +106,7 @@ macro_rules! stores {
                 $crate::suite::tests!($scheme);
                 $crate::semaphore::tests!($scheme);
                 $crate::rw::tests!($scheme);
+                $crate::reentrant::tests!($scheme);
             }
         )*
     };
