@@ -57,6 +57,7 @@ impl Model {
             ttl,
             reserve: 0,
             wait: None,
+            replaces: None,
             metadata,
         };
         self.apply(&acquire.into());

@@ -377,6 +377,7 @@ mod tests {
             ttl: TTL,
             reserve: 0,
             wait,
+            replaces: None,
             metadata: Arc::from(""),
         };
         AcquireMachine::new(command, patience, at(0))

@@ -52,6 +52,9 @@ pub struct Acquire {
     pub reserve: u32,
     /// Whether to queue when it can't be had at once.
     pub wait: Option<WaitFor>,
+    /// The lease that this one takes the place of, in one step: that of the same client with this sequence number,
+    /// neither of them with a named owner. What it weighs counts as free, and the attempt stands before all who wait.
+    pub replaces: Option<u64>,
     /// What others are shown about this holder or waiter. Its meaning is the caller's.
     pub metadata: Arc<str>,
 }
@@ -168,11 +171,14 @@ pub enum Refusal {
         /// The capacity in use.
         in_use: u32,
     },
-    /// The owner holds it with less weight, and waiting for the rest would wait for itself.
+    /// The owner holds it with less weight, or the lease to be replaced weighs less, and waiting for the rest could
+    /// mean to wait for itself.
     HeavierReentry {
         /// The weight it holds.
         held: u32,
     },
+    /// The lease that it was to take the place of is not held.
+    NotHeld,
 }
 
 /// Something a store tells a client unasked.

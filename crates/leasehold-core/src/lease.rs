@@ -112,6 +112,12 @@ impl LeaseMachine {
         self.acquisition
     }
 
+    /// When the longest hold is over; never without one.
+    #[must_use]
+    pub const fn ends_at(&self) -> LocalTime {
+        self.ends_at
+    }
+
     /// The state at `now`. It needs no event to become lost.
     #[must_use]
     pub fn state(&self, now: LocalTime) -> LeaseState {

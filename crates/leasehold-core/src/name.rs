@@ -90,17 +90,23 @@ impl core::error::Error for NameError {}
 pub enum Kind {
     /// One holder at a time.
     Mutex,
+    /// A number of permits that holders share.
+    Semaphore,
+    /// Many readers, or one writer.
+    ReadWrite,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex];
+    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Mutex => "mutex",
+            Self::Semaphore => "semaphore",
+            Self::ReadWrite => "rw",
         }
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{Header, Lease, Rows, Table, Turn, Waiter, apply, sweep};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Now, Owner, Push, PushKind, Release, Renew, Reply,
-    StoreTime, View, WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Now, Owner, Push, PushKind, Refusal, Release, Renew,
+    Reply, StoreTime, View, WaitFor,
 };
 use proptest::prelude::*;
 
@@ -29,8 +29,17 @@ fn acquire(acquisition: Acquisition, capacity: u32, weight: u32, wait: bool) -> 
         ttl: TTL,
         reserve: 0,
         wait: wait.then_some(WaitFor { entry_ttl: ENTRY_TTL, max_queue: 1_000 }),
+        replaces: None,
         metadata: Arc::from(""),
     })
+}
+
+/// Added to the sequence number of a lease for the attempt that is to take its place.
+const REPLACING: u64 = 6;
+
+fn replace(old: Acquisition, new: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
+    let Command::Acquire(command) = acquire(new, capacity, weight, wait) else { unreachable!() };
+    Command::from(Acquire { replaces: Some(old.sequence), ..Acquire::clone(&command) })
 }
 
 fn release(acquisition: Acquisition) -> Command {
@@ -98,6 +107,7 @@ fn cases() -> u32 {
 #[derive(Clone, Debug)]
 enum Op {
     Acquire { client: u128, sequence: u64, weight: u32, wait: bool, owner: Option<u8> },
+    Replace { client: u128, sequence: u64, weight: u32, wait: bool },
     Renew { client: u128, sequence: u64, reserve: u32 },
     Release { client: u128, sequence: u64, at_least_s: u64, tombstone_s: u64 },
     Force,
@@ -107,13 +117,18 @@ enum Op {
 }
 
 fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
-    let who = || (0..CLIENTS, 0..6_u64);
+    let who = || (0..CLIENTS, 0..REPLACING);
+    // What took another's place is renewed, released and replaced too.
+    let either = || (0..CLIENTS, 0..2 * REPLACING);
     let op = prop_oneof![
         8 => (who(), 1..=capacity, any::<bool>(), proptest::option::weighted(0.2, 0..2_u8)).prop_map(
             |((client, sequence), weight, wait, owner)| Op::Acquire { client, sequence, weight, wait, owner }
         ),
-        4 => (who(), 0..3_u32).prop_map(|((client, sequence), reserve)| Op::Renew { client, sequence, reserve }),
-        5 => (who(), prop_oneof![9 => Just(0), 1 => 0..20_u64], prop_oneof![3 => Just(0), 1 => 1..9_u64]).prop_map(
+        3 => (who(), 1..=capacity, any::<bool>()).prop_map(
+            |((client, sequence), weight, wait)| Op::Replace { client, sequence, weight, wait }
+        ),
+        4 => (either(), 0..3_u32).prop_map(|((client, sequence), reserve)| Op::Renew { client, sequence, reserve }),
+        5 => (either(), prop_oneof![9 => Just(0), 1 => 0..20_u64], prop_oneof![3 => Just(0), 1 => 1..9_u64]).prop_map(
             |((client, sequence), at_least_s, tombstone_s)| Op::Release { client, sequence, at_least_s, tombstone_s }
         ),
         1 => Just(Op::Force),
@@ -133,6 +148,9 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
             let mut command = Acquire::clone(&command);
             command.owner = owner.map(|owner| Owner::new(&owner.to_string()));
             Command::from(command)
+        }
+        Op::Replace { client, sequence, weight, wait } => {
+            replace(id(client, sequence), id(client, sequence + REPLACING), capacity, weight, wait)
         }
         Op::Renew { client, sequence, reserve } => {
             Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
@@ -214,7 +232,9 @@ fn nobody_overtakes<R>(
         let shares = |other: &leasehold_core::Holder| {
             other.acquisition != holder.acquisition && other.token == holder.token
         };
-        if !is_new || after.holders.iter().any(shares) {
+        // A holder that takes more is before all who wait.
+        let has_held = holder.acquisition.sequence >= REPLACING;
+        if !is_new || has_held || after.holders.iter().any(shares) {
             continue;
         }
         for waiter in &before.waiters {
@@ -558,6 +578,67 @@ fn a_delayed_acquire_that_arrives_after_its_release_takes_nothing() {
     assert_eq!(world.run(&cancel), Reply::NotHeld);
     assert_eq!(world.run(&acquire(id(0, 0), 1, 1, true)), Reply::Cancelled);
     assert!(world.view().holders.is_empty());
+}
+
+#[test]
+fn a_holder_that_takes_less_lets_those_behind_it_in_and_keeps_its_token() {
+    let mut world = World::new();
+    let (write, read) = (id(0, 0), id(0, 1));
+    let Reply::Granted(grant) = world.run(&acquire(write, 9, 9, false)) else { panic!() };
+    for client in 1..4 {
+        world.run(&acquire(id(client, 0), 9, 1, true));
+    }
+    let Reply::Granted(after) = world.run(&replace(write, read, 9, 1, false)) else { panic!() };
+    assert_eq!(after.tokens.first, grant.tokens.first);
+    assert_eq!((world.view().in_use, world.view().holders.len()), (4, 4));
+    assert_eq!(world.run(&renew(write)), Reply::NotHeld);
+    assert!(matches!(world.run(&replace(write, read, 9, 1, false)), Reply::Granted(_)), "it may be repeated");
+}
+
+#[test]
+fn a_holder_that_waits_for_more_stands_before_everybody_and_gets_a_new_token() {
+    let mut world = World::new();
+    let (read, upgradable, write) = (id(0, 0), id(1, 0), id(1, 1));
+    world.run(&acquire(read, 9, 1, false));
+    let Reply::Granted(grant) = world.run(&acquire(upgradable, 9, 5, false)) else { panic!() };
+    world.run(&acquire(id(2, 0), 9, 9, true));
+    assert!(
+        matches!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Queued(queued) if queued.head.is_some())
+    );
+    assert_eq!(world.view().waiters[0].acquisition, write);
+    world.pushes.clear();
+    world.run(&release(read));
+    let [pushed, next] = &world.pushes[..] else { panic!("{:?}", world.pushes) };
+    assert!(pushed.acquisition == write && next.acquisition == id(2, 0));
+    assert!(matches!(pushed.kind, PushKind::Granted(new) if new.tokens.first > grant.tokens.first));
+    assert_eq!(world.view().holders.len(), 1);
+}
+
+#[test]
+fn what_is_to_take_the_place_of_a_lease_that_is_gone_is_refused() {
+    let mut world = World::new();
+    let (read, upgradable, write) = (id(0, 0), id(1, 0), id(1, 1));
+    assert_eq!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Refused(Refusal::NotHeld));
+    world.run(&acquire(read, 9, 1, false));
+    world.run(&acquire(upgradable, 9, 5, false));
+    world.run(&replace(upgradable, write, 9, 9, true));
+    world.pushes.clear();
+    world.run(&Command::ForceRelease);
+    let told = world.pushes.iter().any(|push| push.acquisition == write && push.kind == PushKind::Revoked);
+    assert!(told && world.view().holders.is_empty() && world.view().waiters.is_empty());
+    assert_eq!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Refused(Refusal::NotHeld));
+}
+
+#[test]
+fn two_that_hold_a_little_can_t_wait_for_each_other_to_take_more() {
+    let mut world = World::new();
+    for client in 0..2 {
+        world.run(&acquire(id(client, 0), 9, 1, false));
+    }
+    let refused = Reply::Refused(Refusal::HeavierReentry { held: 1 });
+    assert_eq!(world.run(&replace(id(0, 0), id(0, 1), 9, 9, true)), refused);
+    assert_eq!(world.run(&replace(id(0, 0), id(0, 1), 9, 9, false)), Reply::Busy);
+    assert_eq!(world.view().holders.len(), 2);
 }
 
 #[test]

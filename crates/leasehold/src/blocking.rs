@@ -15,14 +15,16 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::ops::Deref;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Loss, Token};
+use leasehold_core::{Kind, Loss, Token};
 use pollster::block_on;
 
 use crate::error::Error;
+use crate::lock::Lock;
 use crate::view::{HolderView, LockView};
 
 /// As [`crate::Client`].
@@ -45,6 +47,39 @@ impl Client {
         Mutex(self.0.mutex(name))
     }
 
+    /// As [`crate::Client::semaphore`].
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// As [`crate::Client::reentrant`].
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
+        Reentrant(self.0.reentrant(name, owner))
+    }
+
+    /// As [`crate::Client::rw_lock`].
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rw_lock(name))
+    }
+
+    /// As [`crate::Client::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+        block_on(self.0.inspect(kind, name))
+    }
+
+    /// As [`crate::Client::force_release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+        block_on(self.0.force_release(kind, name))
+    }
+
     /// As [`crate::Client::list`].
     ///
     /// # Errors
@@ -64,47 +99,77 @@ impl Client {
     }
 }
 
-/// As [`crate::Mutex`].
-#[derive(Clone, Debug)]
-pub struct Mutex(crate::Mutex);
+/// The settings of a lock, and looking at it, for every kind; the waiting differs by its names.
+macro_rules! kind {
+    ($kind:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $kind(crate::$kind);
+
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::ttl`].")]
+            #[must_use]
+            pub fn ttl(self, ttl: Duration) -> Self {
+                Self(self.0.ttl(ttl))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::auto_renew`].")]
+            #[must_use]
+            pub fn auto_renew(self, renews: bool) -> Self {
+                Self(self.0.auto_renew(renews))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::longest_hold`].")]
+            #[must_use]
+            pub fn longest_hold(self, hold: Duration) -> Self {
+                Self(self.0.longest_hold(hold))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
+            #[must_use]
+            pub fn max_waiters(self, max_waiters: u32) -> Self {
+                Self(self.0.max_waiters(max_waiters))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
+            #[must_use]
+            pub fn note(self, note: impl Into<String>) -> Self {
+                Self(self.0.note(note))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::inspect`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn inspect(&self) -> Result<LockView, Error> {
+                block_on(self.0.inspect())
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::force_release`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+                block_on(self.0.force_release())
+            }
+        }
+    };
+}
+
+kind!(Mutex);
+kind!(Reentrant);
+kind!(Semaphore);
+kind!(RwLock);
 
 impl Mutex {
-    /// As [`crate::Mutex::ttl`].
-    #[must_use]
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// As [`crate::Mutex::auto_renew`].
-    #[must_use]
-    pub fn auto_renew(self, renews: bool) -> Self {
-        Self(self.0.auto_renew(renews))
-    }
-
-    /// As [`crate::Mutex::longest_hold`].
-    #[must_use]
-    pub fn longest_hold(self, hold: Duration) -> Self {
-        Self(self.0.longest_hold(hold))
-    }
-
-    /// As [`crate::Mutex::at_least`].
-    #[must_use]
-    pub fn at_least(self, at_least: Duration) -> Self {
-        Self(self.0.at_least(at_least))
-    }
-
-    /// As [`crate::Mutex::max_waiters`].
-    #[must_use]
-    pub fn max_waiters(self, max_waiters: u32) -> Self {
-        Self(self.0.max_waiters(max_waiters))
-    }
-
-    /// As [`crate::Mutex::note`].
-    #[must_use]
-    pub fn note(self, note: impl Into<String>) -> Self {
-        Self(self.0.note(note))
-    }
-
     /// As [`crate::Mutex::lock`].
     ///
     /// # Errors
@@ -131,23 +196,164 @@ impl Mutex {
     pub fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
         Ok(block_on(self.0.lock_timeout(limit))?.map(Guard))
     }
+}
 
-    /// As [`crate::Mutex::inspect`].
+impl Semaphore {
+    /// As [`crate::Semaphore::acquire`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn inspect(&self) -> Result<LockView, Error> {
-        block_on(self.0.inspect())
+    pub fn acquire(&self, permits: u32) -> Result<Guard, Error> {
+        block_on(self.0.acquire(permits)).map(Guard)
     }
 
-    /// As [`crate::Mutex::force_release`].
+    /// As [`crate::Semaphore::try_acquire`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn force_release(&self) -> Result<Vec<HolderView>, Error> {
-        block_on(self.0.force_release())
+    pub fn try_acquire(&self, permits: u32) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_acquire(permits))?.map(Guard))
+    }
+
+    /// As [`crate::Semaphore::acquire_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire_timeout(&self, permits: u32, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.acquire_timeout(permits, limit))?.map(Guard))
+    }
+}
+
+impl Reentrant {
+    /// As [`crate::Reentrant::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock(&self) -> Result<Guard, Error> {
+        block_on(self.0.lock()).map(Guard)
+    }
+
+    /// As [`crate::Reentrant::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_lock(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_lock())?.map(Guard))
+    }
+
+    /// As [`crate::Reentrant::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.lock_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::Reentrant::hold_count`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn hold_count(&self) -> Result<usize, Error> {
+        block_on(self.0.hold_count())
+    }
+
+    /// As [`crate::Reentrant::release_all`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_all(&self) -> Result<usize, Error> {
+        block_on(self.0.release_all())
+    }
+}
+
+impl RwLock {
+    /// As [`crate::RwLock::read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read(&self) -> Result<Guard, Error> {
+        block_on(self.0.read()).map(Guard)
+    }
+
+    /// As [`crate::RwLock::try_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_read(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_read())?.map(Guard))
+    }
+
+    /// As [`crate::RwLock::read_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.read_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::RwLock::write`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write(&self) -> Result<WriteGuard, Error> {
+        block_on(self.0.write()).map(WriteGuard::of)
+    }
+
+    /// As [`crate::RwLock::try_write`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
+        Ok(block_on(self.0.try_write())?.map(WriteGuard::of))
+    }
+
+    /// As [`crate::RwLock::write_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_timeout(&self, limit: Duration) -> Result<Option<WriteGuard>, Error> {
+        Ok(block_on(self.0.write_timeout(limit))?.map(WriteGuard::of))
+    }
+
+    /// As [`crate::RwLock::upgradable_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgradable_read(&self) -> Result<UpgradableGuard, Error> {
+        block_on(self.0.upgradable_read()).map(UpgradableGuard::of)
+    }
+
+    /// As [`crate::RwLock::try_upgradable_read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_upgradable_read(&self) -> Result<Option<UpgradableGuard>, Error> {
+        Ok(block_on(self.0.try_upgradable_read())?.map(UpgradableGuard::of))
+    }
+
+    /// As [`crate::RwLock::upgradable_read_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgradable_read_timeout(&self, limit: Duration) -> Result<Option<UpgradableGuard>, Error> {
+        Ok(block_on(self.0.upgradable_read_timeout(limit))?.map(UpgradableGuard::of))
     }
 }
 
@@ -223,5 +429,95 @@ impl Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// A guard that can be exchanged for another one.
+macro_rules! exchangeable {
+    ($guard:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($guard), "`].")]
+        #[must_use = "the lock is given back when the guard is dropped"]
+        #[derive(Debug)]
+        pub struct $guard {
+            guard: Guard,
+            lock: Lock,
+        }
+
+        impl $guard {
+            fn of(guard: crate::$guard) -> Self {
+                Self { guard: Guard(guard.guard), lock: guard.lock }
+            }
+
+            fn inner(self) -> crate::$guard {
+                crate::$guard { guard: self.guard.0, lock: self.lock }
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($guard), "::downgrade`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn downgrade(self) -> Result<Guard, Error> {
+                block_on(self.inner().downgrade()).map(Guard)
+            }
+
+            /// As [`crate::Guard::release`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release(self) -> Result<(), Error> {
+                self.guard.release()
+            }
+
+            /// As [`crate::Guard::release_within`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release_within(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_within(limit)
+            }
+        }
+
+        impl Deref for $guard {
+            type Target = Guard;
+
+            fn deref(&self) -> &Guard {
+                &self.guard
+            }
+        }
+    };
+}
+
+exchangeable!(WriteGuard);
+exchangeable!(UpgradableGuard);
+
+impl UpgradableGuard {
+    /// As [`crate::UpgradableGuard::upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade(self) -> Result<WriteGuard, Error> {
+        block_on(self.inner().upgrade()).map(WriteGuard::of)
+    }
+
+    /// As [`crate::UpgradableGuard::try_upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
+        Ok(block_on(self.inner().try_upgrade())?.map(WriteGuard::of).map_err(Self::of))
+    }
+
+    /// As [`crate::UpgradableGuard::upgrade_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
+        Ok(block_on(self.inner().upgrade_timeout(limit))?.map(WriteGuard::of).map_err(Self::of))
     }
 }

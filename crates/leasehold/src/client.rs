@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use leasehold_core::{Answer, ClientId, Command, Kind, Name, Reply, Resource};
+use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
@@ -14,10 +14,13 @@ use crate::clock;
 use crate::driver;
 use crate::error::{Error, ErrorKind};
 use crate::mutex::Mutex;
+use crate::reentrant::Reentrant;
+use crate::rw::RwLock;
+use crate::semaphore::Semaphore;
 use crate::session::Session;
 use crate::store::{self, Inbox, Store, StoreError};
 use crate::url::StoreUrl;
-use crate::view::LockView;
+use crate::view::{HolderView, LockView};
 
 /// One process's connection to a store. Cloning is cheap, and all clones are one client.
 ///
@@ -58,7 +61,7 @@ impl Drop for Handle {
 
 impl Handle {
     /// What this command came to, without any attempt or lease of this client being concerned.
-    async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
+    pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
         let answered = match self.store.call_now(&resource, &command) {
             Some(answered) => answered,
@@ -75,12 +78,12 @@ impl Handle {
         }
     }
 
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<crate::HolderView>, Error> {
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
         let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
         match answer.reply {
             Reply::Forced(holders) => {
                 tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| crate::HolderView::new(holder, answer.at, self.session.id);
+                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
             }
             reply => Err(self.unexpected(&resource, &reply)),
@@ -95,11 +98,15 @@ impl Handle {
         self.error(ErrorKind::Unavailable, resource, message)
     }
 
+    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
+        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
+    }
+
     pub(crate) fn closed(&self) -> Error {
         Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
     }
 
-    fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
+    pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
         self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
     }
 }
@@ -178,6 +185,22 @@ impl Client {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
+    /// The mutex of that name for somebody who may hold it more than once, from several tasks or processes. As
+    /// [`Self::mutex`], nothing is sent.
+    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
+        Reentrant::new(self.handle.clone(), name.as_ref(), owner.as_ref())
+    }
+
+    /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(self.handle.clone(), name.as_ref(), permits)
+    }
+
+    /// Many readers, or one writer. As [`Self::mutex`], nothing is sent.
+    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.handle.clone(), name.as_ref())
+    }
+
     /// What is held or waited for in this store, in the order of the names.
     ///
     /// # Errors
@@ -201,6 +224,28 @@ impl Client {
             }
         }
         Ok(views)
+    }
+
+    /// Who holds and who waits, for a lock of any kind.
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for the name; `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// It only reads.
+    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+        self.handle.inspect(resource_of(kind, name.as_ref())?).await
+    }
+
+    /// Takes a lock of any kind away from whoever holds it, as [`Mutex::force_release`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::inspect`].
+    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+        self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
     /// Gives back everything that this client holds or waits for, also in its clones, and waits until the store has
@@ -238,9 +283,9 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A mutex's resource, when the name can be one.
-pub(crate) fn mutex_resource(name: &str) -> Result<Resource, leasehold_core::NameError> {
-    Ok(Resource { kind: Kind::Mutex, name: Name::new(name)? })
+/// What is locked, when the name can be one.
+pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
+    Ok(Resource { kind, name: Name::new(name)? })
 }
 
 fn random_id() -> Result<ClientId, Error> {

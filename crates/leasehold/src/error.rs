@@ -3,6 +3,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use leasehold_core::NameError;
+
 /// Why something could not be done: what happened, to which lock, on which store.
 ///
 /// Contention is not an error: `try_lock` and `lock_timeout` answer `None`. The predicates say what a program
@@ -23,6 +25,7 @@ pub(crate) enum ErrorKind {
     Lost,
     Timeout,
     QueueFull,
+    NotOwner,
     Closed,
 }
 
@@ -36,8 +39,8 @@ impl Error {
         self
     }
 
-    /// The caller asked for something that can't be: a bad name, an absurd ttl, an unknown store.
-    /// Nothing was sent.
+    /// The caller asked for something that can't be: a bad name, an absurd ttl, an unknown store, another number of
+    /// permits than those who use the semaphore. Nothing was changed.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         self.0.kind == ErrorKind::Invalid
@@ -73,10 +76,22 @@ impl Error {
         self.0.kind == ErrorKind::QueueFull
     }
 
+    /// Somebody else holds the lock, or nobody: an owner gives back only its own.
+    #[must_use]
+    pub fn is_not_owner(&self) -> bool {
+        self.0.kind == ErrorKind::NotOwner
+    }
+
     /// The client was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.kind == ErrorKind::Closed
+    }
+}
+
+impl From<NameError> for Error {
+    fn from(error: NameError) -> Self {
+        Self::new(ErrorKind::Invalid, error.to_string()).with_source(error)
     }
 }
 

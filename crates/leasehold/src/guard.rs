@@ -34,6 +34,16 @@ impl Guard {
         Self { handle, sequence, resource, token, is_over: false }
     }
 
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Another lease has taken the place of this one.
+    pub(crate) fn replaced(mut self) {
+        self.handle.session.replaced(self.sequence, clock::local());
+        self.is_over = true;
+    }
+
     /// The lock's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -245,12 +255,12 @@ impl Guard {
         .await
     }
 
-    fn loss(&self) -> Option<Loss> {
+    pub(crate) fn loss(&self) -> Option<Loss> {
         self.handle.session.remaining(self.sequence, clock::local()).err()
     }
 
     fn lost_error(&self, loss: Loss) -> Error {
-        self.handle.error(ErrorKind::Lost, &self.resource, format_args!("the lease was lost: {loss}"))
+        self.handle.lost(&self.resource, loss)
     }
 
     pub(crate) fn sleep(&self, span: Duration) -> Sleep {

@@ -33,7 +33,11 @@ mod clock;
 mod driver;
 mod error;
 mod guard;
+mod lock;
 mod mutex;
+mod reentrant;
+mod rw;
+mod semaphore;
 mod session;
 mod store;
 #[cfg(test)]
@@ -47,9 +51,13 @@ pub use client::Client;
 pub use error::Error;
 pub use guard::Guard;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
-pub use mutex::{MAX_TTL, MIN_TTL, Mutex};
+pub use lock::{MAX_TTL, MIN_TTL};
+pub use mutex::Mutex;
+pub use reentrant::Reentrant;
+pub use rw::{RwLock, UpgradableGuard, WriteGuard};
+pub use semaphore::Semaphore;
 pub use url::SCHEMES;
-pub use view::{HolderView, LockView, WaiterView};
+pub use view::{HolderView, LockView, Mode, WaiterView};
 
 /// The README's example is a test too.
 #[cfg(doctest)]

@@ -17,13 +17,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Patience,
-    Push, Resource,
+    Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Owner,
+    Patience, Push, Resource, Token,
 };
 use tokio::sync::Notify;
 
 use crate::clock;
-use crate::store::{Answered, Inbox};
+use crate::store::Answered;
+pub(crate) use crate::store::Inbox;
 use entry::{Entry, News};
 
 pub(crate) use entry::{Given, Renewal};
@@ -168,8 +169,9 @@ impl Session {
         now: LocalTime,
     ) -> Result<Option<Errand>, Closed> {
         let sequence = command.acquisition.sequence;
+        let owner = command.owner.clone();
         let machine = AcquireMachine::new(command, patience, now);
-        let mut entry = Box::new(Entry::new(resource, terms, at_least, machine));
+        let mut entry = Box::new(Entry::new(resource, owner, terms, at_least, machine));
         let mut after = After::default();
         let errand = {
             let mut state = self.state();
@@ -233,6 +235,22 @@ impl Session {
         self.state().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
     }
 
+    /// Why a lease of this owner is lost that a guard still stands for; also if the owner was granted this token since.
+    pub(crate) fn loss_of_owner(
+        &self,
+        resource: &Resource,
+        owner: &Owner,
+        granted: Option<Token>,
+        now: LocalTime,
+    ) -> Option<Loss> {
+        // All of the table, which is no longer than what one client holds.
+        let state = self.state();
+        let mut theirs = state.entries.values().filter(|entry| {
+            entry.is_wanted && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
+        });
+        theirs.find_map(|entry| entry.loss(now, granted))
+    }
+
     pub(crate) fn poll_lost(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Loss> {
         watch.retired.clear();
         let mut state = self.state();
@@ -287,6 +305,19 @@ impl Session {
             (entry.poll_transmit(sequence, now), loss)
         });
         began.unwrap_or((None, Some(Loss::Closed)))
+    }
+
+    /// When the longest hold of this lease is over; never without one.
+    pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
+        self.state().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
+    }
+
+    /// Another lease has taken the place of this one, and nobody stands for it any more.
+    pub(crate) fn replaced(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| {
+            entry.is_wanted = false;
+            entry.replaced(now);
+        });
     }
 
     /// Nobody stands for this entry any more: it gives back whatever it has, and goes once that is done.

@@ -142,18 +142,20 @@ async fn yield_once() {
 
 /// A client over a scripted store, and somebody else who uses the same lock.
 struct Stage {
+    resource: Resource,
     store: Arc<Scripted>,
     client: Client,
 }
 
 const OTHER: ClientId = ClientId::new(1);
 
-fn lock_name() -> Resource {
-    Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }
-}
-
 impl Stage {
     fn new() -> Self {
+        Self::of(Kind::Mutex)
+    }
+
+    fn of(kind: Kind) -> Self {
+        let resource = Resource { kind, name: Name::new("a").unwrap() };
         let inner = Memory::open("");
         let store = Arc::new(Scripted { inner, script: Mutex::default(), delayed: Mutex::default() });
         let opened = store.clone();
@@ -162,7 +164,7 @@ impl Stage {
             Ok::<_, Error>(opened as Arc<dyn Store>)
         };
         let client = block_on(Client::with_store(StoreUrl::Memory { name: String::new() }, open)).unwrap();
-        Self { store, client }
+        Self { resource, store, client }
     }
 
     /// Its releases are sent again after half a ttl.
@@ -175,28 +177,33 @@ impl Stage {
     }
 
     fn other_takes_it(&self) {
+        self.other_takes(1, 1);
+    }
+
+    fn other_takes(&self, capacity: u32, weight: u32) {
         let acquire = Acquire {
             acquisition: Acquisition { client: OTHER, sequence: 1 },
             owner: None,
-            capacity: 1,
-            weight: 1,
+            capacity,
+            weight,
             ttl: Duration::from_secs(600),
             reserve: 0,
             wait: None,
+            replaces: None,
             metadata: Arc::from(""),
         };
-        let answer = self.store.run(&lock_name(), &acquire.into()).unwrap();
+        let answer = self.store.run(&self.resource, &acquire.into()).unwrap();
         assert!(matches!(answer.reply, Reply::Granted(_)));
     }
 
     fn other_gives_it_back(&self) {
         let acquisition = Acquisition { client: OTHER, sequence: 1 };
         let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
-        let _ = self.store.run(&lock_name(), &Command::Release(release));
+        let _ = self.store.run(&self.resource, &Command::Release(release));
     }
 
     fn view(&self) -> View {
-        let answer = self.store.run(&lock_name(), &Command::Inspect).unwrap();
+        let answer = self.store.run(&self.resource, &Command::Inspect).unwrap();
         let Reply::View(view) = answer.reply else { panic!("{answer:?}") };
         view
     }
@@ -321,6 +328,39 @@ fn a_release_future_dropped_at_any_await_point_leaves_nothing() {
         .flat_map(|limit| every_pair().flat_map(move |fates| (0..4).map(move |polls| (fates, polls, limit))))
         .collect();
     run_together(&cases, |(fates, polls, limit)| drop_release(fates, polls, limit));
+}
+
+/// Polls an upgrade this often and drops it, while another reader is there, leaves, or never was.
+fn drop_upgrade(scene: Scene, fates: [Fate; 2], polls: u32) {
+    let stage = Stage::of(Kind::ReadWrite);
+    let lock = stage.client.rw_lock("a").ttl(Duration::from_secs(2));
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    if !matches!(scene, Scene::Free) {
+        stage.other_takes(u32::MAX, 1);
+    }
+    stage.script(&fates);
+    {
+        let mut future = pin!(guard.upgrade());
+        for poll in 0..polls {
+            if poll == 2 && matches!(scene, Scene::HandedOver) {
+                stage.other_gives_it_back();
+            }
+            if poll_once(future.as_mut()).is_ready() {
+                break;
+            }
+        }
+    }
+    stage.assert_nothing_is_left(&format!("{scene:?}, upgrade with {fates:?}, dropped after {polls} polls"));
+}
+
+#[test]
+fn an_upgrade_future_dropped_at_any_await_point_leaves_nothing() {
+    let scenes = [Scene::Free, Scene::Held, Scene::HandedOver];
+    let cases: Vec<_> = scenes
+        .into_iter()
+        .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
+        .collect();
+    run_together(&cases, |(scene, fates, polls)| drop_upgrade(scene, fates, polls));
 }
 
 #[test]

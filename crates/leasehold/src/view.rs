@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_core::{ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
 
 use crate::about::About;
+use crate::rw::mode_of;
 
 /// Who holds a lock and who waits for it, at one moment of the store's clock.
 #[derive(Clone, Debug)]
@@ -14,7 +15,8 @@ pub struct LockView {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How much weight it bears: 1 for a mutex; 0 when nobody uses it.
+    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore, more than readers can use up for a
+    /// read-write lock; 0 when nobody uses it.
     pub capacity: u32,
     /// How much of that is taken.
     pub in_use: u32,
@@ -34,6 +36,12 @@ pub struct HolderView {
     pub client: String,
     /// The token of its grant.
     pub token: Token,
+    /// How much of the capacity it takes: its permits, for a semaphore.
+    pub weight: u32,
+    /// What it does with a read-write lock.
+    pub mode: Option<Mode>,
+    /// The owner that it named, if any: its acquisitions share the lock.
+    pub owner: Option<String>,
     /// How long it has held the lock.
     pub held_for: Duration,
     /// How much longer, unless it renews.
@@ -54,6 +62,10 @@ pub struct WaiterView {
     pub client: String,
     /// 1 for the next one.
     pub place: usize,
+    /// How much of the capacity it wants.
+    pub weight: u32,
+    /// What it wants to do with a read-write lock.
+    pub mode: Option<Mode>,
     /// How long it has waited.
     pub waiting_for: Duration,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
@@ -62,6 +74,24 @@ pub struct WaiterView {
     pub about: About,
     /// It is an attempt of the client that asked.
     pub is_ours: bool,
+}
+
+/// What somebody does, or wants to do, with a read-write lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// It reads.
+    Read,
+    /// It reads, and may want to write.
+    UpgradableRead,
+    /// It writes.
+    Write,
+}
+
+impl Mode {
+    fn of(kind: Kind, weight: u32) -> Option<Self> {
+        (kind == Kind::ReadWrite).then(|| mode_of(weight))
+    }
 }
 
 impl LockView {
@@ -73,17 +103,26 @@ impl LockView {
             capacity: view.capacity,
             in_use: view.in_use,
             last_token: view.last_token,
-            holders: view.holders.iter().map(|holder| HolderView::new(holder, at, asker)).collect(),
-            waiters: waiters.map(|(index, waiter)| WaiterView::new(index + 1, &waiter, at, asker)).collect(),
+            holders: view
+                .holders
+                .iter()
+                .map(|holder| HolderView::new(resource.kind, holder, at, asker))
+                .collect(),
+            waiters: waiters
+                .map(|(index, waiter)| WaiterView::new(resource.kind, index + 1, &waiter, at, asker))
+                .collect(),
         }
     }
 }
 
 impl HolderView {
-    pub(crate) fn new(holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
+    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
+            weight: holder.weight,
+            mode: Mode::of(kind, holder.weight),
+            owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
             kept: holder.kept,
@@ -93,11 +132,25 @@ impl HolderView {
     }
 }
 
+impl HolderView {
+    /// In a few words, for a message.
+    pub(crate) fn who(&self) -> String {
+        let owner = self.owner.as_ref().map(|owner| format!("owner {owner:?}"));
+        let process = match (&self.about.host, self.about.pid) {
+            (Some(host), Some(pid)) => format!("{host:?} pid {pid}"),
+            _ => format!("client {}", self.client),
+        };
+        owner.map_or_else(|| process.clone(), |owner| format!("{owner}, {process}"))
+    }
+}
+
 impl WaiterView {
-    fn new(place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+    fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
             place,
+            weight: waiter.weight,
+            mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
             passed_over: waiter.passed_over,
             about: About::decode(&waiter.metadata),

@@ -1,7 +1,7 @@
 -- Take a lease, or a place in the queue for one.
 --
 -- ARGV  2 acquisition  3 has owner (0, 1)  4 owner  5 capacity  6 weight  7 ttl  8 reserve  9 waits (0, 1)
---       10 entry ttl  11 longest queue  12 metadata
+--       10 entry ttl  11 longest queue  12 metadata  13 sequence number of the lease to replace, or nothing
 -- Returns the time, and
 --       1 first token, last token, lasts   granted
 --       2 0                                queued
@@ -11,14 +11,16 @@
 --       5                                  the queue is full
 --       6 1 capacity                       refused: the weight is none or too much
 --       6 2 capacity in use                refused: another capacity is in use
---       6 3 weight held                    refused: the owner holds it with less weight
+--       6 3 weight held                    refused: it holds with less weight, and may not wait for more
+--       6 4 0                              refused: the lease to replace is not held
 
 local id = ARGV[2]
 local has_owner, owner = tonumber(ARGV[3]), ARGV[4]
 local capacity, weight, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local replaces = ARGV[13]
 
-local function granted_at_once(token, last)
-  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = now,
+local function lease_at_once(token, last, granted_at)
+  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
     expires_at = now + ttl, claimed = 1, kept = 0, metadata = ARGV[12] })
   return { now, 1, token, last, ttl }
 end
@@ -47,13 +49,8 @@ local function look_again(w)
 end
 
 local function known_attempt()
-  for i = 1, #pushes do
-    local p = pushes[i]
-    if p.id == id and p.kind == 1 then
-      table.remove(pushes, i)
-      return { now, 1, p.a, p.b, p.c }
-    end
-  end
+  local granted = take_back_grant(id)
+  if granted then return { now, 1, granted.a, granted.b, granted.c } end
   if h.tombstones > 0 and redis.call('ZSCORE', KEYS[9], id) then return { now, 4 } end
   local l = h.leases > 0 and lease(id)
   if l then
@@ -66,31 +63,54 @@ end
 
 local function enqueue()
   if h.waiters >= tonumber(ARGV[11]) then return { now, 5 } end
-  local place = h.next_place
+  local number = h.next_place
+  local place = replaces ~= '' and number or BEHIND_HOLDERS + number
   local deadline = now + tonumber(ARGV[10])
   put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = tonumber(ARGV[8]), since = now, deadline = deadline, parked = 0, metadata = ARGV[12] })
-  h.next_place = place + 1
+    reserve = tonumber(ARGV[8]), replaces = replaces, since = now, deadline = deadline, parked = 0, metadata = ARGV[12] })
+  h.next_place = number + 1
   h.waiters = h.waiters + 1
   soonest_expiry(deadline)
   return queued(place)
+end
+
+local function replace(held)
+  local further = math.max(weight - held.weight, 0)
+  if not fits(further) then
+    if ARGV[9] == '0' then return { now, 3 } end
+    if held.weight > math.floor(h.capacity / 2) then return enqueue() end
+    return { now, 6, 3, held.weight }
+  end
+  make_way(held)
+  local token, last = held.token, held.token
+  if further > 0 then token, last = next_tokens(tonumber(ARGV[8])) end
+  local reply = lease_at_once(token, last, held.granted_at)
+  head_was_told_wrong()
+  grant()
+  return reply
 end
 
 local function acquire()
   local known = known_attempt()
   if known then return known end
   if weight == 0 or weight > capacity then return { now, 6, 1, capacity } end
+  local replaced = replaces ~= '' and has_owner == 0 and replaceable(id, replaces)
+  if replaces ~= '' and not replaced then return { now, 6, 4, 0 } end
   if h.leases == 0 and h.waiters == 0 then
     h.capacity = capacity
   elseif h.capacity ~= capacity then
     return { now, 6, 2, h.capacity }
   end
+  if replaced then return replace(replaced) end
   local held = held_by(has_owner, owner)
   if held then
     if weight > held.weight then return { now, 6, 3, held.weight } end
-    return granted_at_once(held.token, held.token)
+    return lease_at_once(held.token, held.token, now)
   end
-  if h.waiters == h.parked and fits(weight) then return granted_at_once(next_tokens(tonumber(ARGV[8]))) end
+  if h.waiters == h.parked and fits(weight) then
+    local token, last = next_tokens(tonumber(ARGV[8]))
+    return lease_at_once(token, last, now)
+  end
   if ARGV[9] == '0' then return { now, 3 } end
   return enqueue()
 end

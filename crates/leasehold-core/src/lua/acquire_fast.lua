@@ -1,7 +1,7 @@
 -- The usual case of `acquire.lua`, before the rules are even read: nobody holds it and nobody waits, so there is a header
 -- at most. It does and returns what the rules would.
 
-if (not raw or #raw == 96) and ARGV[3] == '0' then
+if (not raw or #raw == 96) and ARGV[3] == '0' and ARGV[13] == '' then
   local in_header = '>dddddddddddd'
   local last_token, next_place, head, leases, waiters, tombstones, latest = 0, 1, 0, 0, 0, 0, 0
   local _

@@ -21,11 +21,12 @@
 local CLAIM_WINDOW = 3000000
 local REMEMBER_TOKEN = 3600000000
 local NEVER = 9007199254740991
+local BEHIND_HOLDERS = 1099511627776
 
 local HEADER = '>dddddddddddd'
 local HEADER_BYTES = 96
 local LEASE = '>c24ddddBBBI2c0I2c0'
-local WAITER = '>c24ddddddBBI2c0I2c0'
+local WAITER = '>c24ddddddBBI2c0I2c0Bc0'
 
 local asker = nil
 local queue_moved = false
@@ -58,13 +59,14 @@ end
 
 local function pack_waiter(waiter)
   return struct.pack(WAITER, waiter.id, waiter.place, waiter.weight, waiter.ttl, waiter.reserve, waiter.since,
-    waiter.deadline, waiter.parked, waiter.has_owner, #waiter.owner, waiter.owner, #waiter.metadata, waiter.metadata)
+    waiter.deadline, waiter.parked, waiter.has_owner, #waiter.owner, waiter.owner, #waiter.metadata, waiter.metadata,
+    #waiter.replaces, waiter.replaces)
 end
 
 local function unpack_waiter(text)
   local w = {}
-  w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.parked, w.has_owner, w.owner, w.metadata =
-    struct.unpack(WAITER, text)
+  w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.parked, w.has_owner, w.owner, w.metadata,
+    w.replaces = struct.unpack(WAITER, text)
   return w
 end
 
@@ -310,6 +312,37 @@ local function held_by(has_owner, owner)
   end
 end
 
+local function held_lease(id)
+  if h.leases == 0 then return nil end
+  local l = lease(id)
+  if l and l.kept == 0 then return l end
+end
+
+local function take_back_grant(id)
+  for i = 1, #pushes do
+    local p = pushes[i]
+    if p.id == id and p.kind == 1 then
+      table.remove(pushes, i)
+      return p
+    end
+  end
+end
+
+local function make_way(l)
+  take_back_grant(l.id)
+  remove_lease(l)
+end
+
+local function replaceable(id, sequence)
+  local l = held_lease(client_of(id) .. sequence)
+  if l and l.has_owner == 0 then return l end
+end
+
+local function head_was_told_wrong()
+  h.head = 0
+  queue_moved = true
+end
+
 local function next_tokens(reserve)
   local token = math.max(h.last_token + 1, now)
   h.last_token = token + reserve
@@ -317,16 +350,28 @@ local function next_tokens(reserve)
   return token, h.last_token
 end
 
+-- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
+local function held_already(w)
+  if w.replaces == '' then return held_by(w.has_owner, w.owner), false end
+  local held = replaceable(w.id, w.replaces)
+  return held, not held
+end
+
 local function lease_to_waiter(w, held)
   local lasts = math.min(w.ttl, CLAIM_WINDOW)
+  local granted_at = now
   local token, last
-  if held then
+  if held and w.replaces == '' then
     token, last = held.token, held.token
   else
     token, last = next_tokens(w.reserve)
   end
-  add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token, granted_at = now,
-    expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })
+  if held and w.replaces ~= '' then
+    make_way(held)
+    granted_at = held.granted_at
+  end
+  add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
+    granted_at = granted_at, expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })
   return token, last, lasts
 end
 
@@ -334,9 +379,12 @@ local function grant()
   while h.waiters > h.parked do
     local w = first_ready_waiter()
     if not w then break end
-    local held = held_by(w.has_owner, w.owner)
-    if not fits(math.max(w.weight - (held and held.weight or 0), 0)) then break end
-    if asker ~= w.id and not is_there(w.id) then
+    local held, is_gone = held_already(w)
+    if not is_gone and not fits(math.max(w.weight - (held and held.weight or 0), 0)) then break end
+    if is_gone then
+      remove_waiter(w)
+      push(w.id, 3)
+    elseif asker ~= w.id and not is_there(w.id) then
       set_parked(w.id, 1)
       unpark_asker(w.id)
     else
@@ -360,12 +408,6 @@ local function tell_head()
     h.head = w.place
     push(w.id, 2, head_hint())
   end
-end
-
-local function held_lease(id)
-  if h.leases == 0 then return nil end
-  local l = lease(id)
-  if l and l.kept == 0 then return l end
 end
 
 -- A client that takes or keeps something is awake.

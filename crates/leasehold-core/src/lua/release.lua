@@ -15,8 +15,7 @@ local function give_back(l)
   l.claimed = 1
   l.expires_at = keep_until
   add_lease(l)
-  h.head = 0
-  queue_moved = true
+  head_was_told_wrong()
 end
 
 local function release()

@@ -6,7 +6,8 @@
 //!
 //! The rules, each of them a property in `tests/model.rs`:
 //!
-//! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters.
+//! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters, and a holder that waits for
+//!   more: only one that has more than half of the capacity may, so that no two can wait for each other.
 //! - **Own expiry.** Each lease, each place in the queue and each tombstone ends at its own time. That is
 //!   decided by comparing times, by whichever command comes next, so the table needs no timer.
 //! - **Who is there.** A waiter whose client is absent, or which let a claim window lapse, is *parked* with
@@ -27,7 +28,8 @@
 //!     let ttl = Duration::from_secs(10);
 //!     let (capacity, weight, reserve) = (1, 1, 0);
 //!     let metadata = "".into();
-//!     let acquire = Acquire { acquisition, owner: None, capacity, weight, ttl, reserve, wait: None, metadata };
+//!     let (owner, wait, replaces) = (None, None, None);
+//!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
 //!     let turn = Turn { now, is_there: &mut |_| true, pushes: &mut Vec::new() };
 //!     apply(&mut table, turn, &acquire.into()).unwrap().reply
@@ -60,6 +62,9 @@ pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 /// How long the last token is remembered after its last use, so that a wall clock which is stepped
 /// back by less than this can't make a token fall.
 pub const REMEMBER_TOKEN: Duration = Duration::from_secs(3600);
+
+/// Where the queue begins for all who do not hold: places below it are for holders that wait for more.
+const BEHIND_HOLDERS: u64 = 1 << 40;
 
 /// The world around one command: the time, who is there, and where pushes go.
 pub struct Turn<'a> {
@@ -207,8 +212,13 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn grant(&mut self) -> Result<(), R::Error> {
         while self.header.waiters > self.header.parked {
             let Some(waiter) = self.rows.first_ready_waiter()? else { break };
-            let held = self.held_by(waiter.owner.as_ref())?;
-            // An owner that holds already adds only what goes beyond its present weight.
+            let Some(held) = self.held_already(&waiter)? else {
+                // It is told to ask again, and then learns that what it was to take the place of is gone.
+                self.remove_waiter(&waiter)?;
+                self.push(waiter.acquisition, PushKind::Revoked);
+                continue;
+            };
+            // Whoever holds already adds only what goes beyond its present weight.
             let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
             if !self.fits(further) {
                 break;
@@ -226,18 +236,32 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
+    /// What a waiter holds of the resource already, if anything. None if it was to take the place of a lease that is
+    /// gone.
+    fn held_already(&mut self, waiter: &Waiter) -> Result<Option<Option<Lease>>, R::Error> {
+        match waiter.replaces {
+            None => Ok(Some(self.held_by(waiter.owner.as_ref())?)),
+            Some(sequence) => Ok(self.replaceable(waiter.acquisition.client, sequence)?.map(Some)),
+        }
+    }
+
     fn lease_to_waiter(&mut self, waiter: &Waiter, held: Option<&Lease>) -> Result<Grant, R::Error> {
         let lasts = waiter.ttl.min(CLAIM_WINDOW);
+        let mut granted_at = self.now();
         let tokens = match held {
-            Some(held) => TokenRange { first: held.token, last: held.token },
-            None => self.next_tokens(waiter.reserve),
+            Some(held) if waiter.replaces.is_none() => TokenRange { first: held.token, last: held.token },
+            _ => self.next_tokens(waiter.reserve),
         };
+        if let Some(held) = held.filter(|_| waiter.replaces.is_some()) {
+            self.make_way(held)?;
+            granted_at = held.granted_at;
+        }
         self.add_lease(Lease {
             acquisition: waiter.acquisition,
             owner: waiter.owner.clone(),
             weight: waiter.weight,
             token: tokens.first,
-            granted_at: self.now(),
+            granted_at,
             expires_at: self.now() + lasts,
             claimed: false,
             kept: false,
@@ -275,10 +299,22 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if acquire.weight == 0 || acquire.weight > acquire.capacity {
             return Ok(Reply::Refused(Refusal::Weight { capacity: acquire.capacity }));
         }
+        let replaced = match acquire.replaces {
+            Some(sequence) if acquire.owner.is_none() => {
+                self.replaceable(acquire.acquisition.client, sequence)?
+            }
+            _ => None,
+        };
+        if acquire.replaces.is_some() && replaced.is_none() {
+            return Ok(Reply::Refused(Refusal::NotHeld));
+        }
         if self.header.leases == 0 && self.header.waiters == 0 {
             self.header.capacity = acquire.capacity;
         } else if self.header.capacity != acquire.capacity {
             return Ok(Reply::Refused(Refusal::Capacity { in_use: self.header.capacity }));
+        }
+        if let Some(held) = replaced {
+            return self.replace(acquire, &held);
         }
         if let Some(held) = self.held_by(acquire.owner.as_ref())? {
             return self.reenter(acquire, &held);
@@ -286,7 +322,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         let somebody_stands_before = self.header.waiters > self.header.parked;
         if !somebody_stands_before && self.fits(acquire.weight) {
             let tokens = self.next_tokens(acquire.reserve);
-            return self.lease_at_once(acquire, tokens);
+            return self.lease_at_once(acquire, tokens, self.now());
         }
         match acquire.wait {
             None => Ok(Reply::Busy),
@@ -360,16 +396,49 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if acquire.weight > held.weight {
             return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
         }
-        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token })
+        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token }, self.now())
     }
 
-    fn lease_at_once(&mut self, acquire: &Acquire, tokens: TokenRange) -> Result<Reply, R::Error> {
+    /// Takes the place of a lease. With less weight it is still the same critical section, with the same token; with
+    /// more it is another one. In both cases the hold goes on, and counts since its beginning.
+    fn replace(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
+        let further = acquire.weight.saturating_sub(held.weight);
+        if !self.fits(further) {
+            return match acquire.wait {
+                None => Ok(Reply::Busy),
+                Some(wait) if held.weight > self.header.capacity / 2 => self.enqueue(acquire, wait),
+                Some(_) => Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight })),
+            };
+        }
+        self.make_way(held)?;
+        let tokens = match further {
+            0 => TokenRange { first: held.token, last: held.token },
+            _ => self.next_tokens(acquire.reserve),
+        };
+        let reply = self.lease_at_once(acquire, tokens, held.granted_at)?;
+        self.head_was_told_wrong();
+        self.grant()?;
+        Ok(reply)
+    }
+
+    /// Ends a lease whose place another takes. If it was granted just now, nobody needs to hear of it any more.
+    fn make_way(&mut self, held: &Lease) -> Result<(), R::Error> {
+        self.take_back_grant(held.acquisition);
+        self.remove_lease(held)
+    }
+
+    fn lease_at_once(
+        &mut self,
+        acquire: &Acquire,
+        tokens: TokenRange,
+        granted_at: StoreTime,
+    ) -> Result<Reply, R::Error> {
         self.add_lease(Lease {
             acquisition: acquire.acquisition,
             owner: acquire.owner.clone(),
             weight: acquire.weight,
             token: tokens.first,
-            granted_at: self.now(),
+            granted_at,
             expires_at: self.now() + acquire.ttl,
             claimed: true,
             kept: false,
@@ -382,7 +451,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if self.header.waiters >= wait.max_queue {
             return Ok(Reply::QueueFull);
         }
-        let place = self.header.next_place;
+        let number = self.header.next_place;
+        let place = if acquire.replaces.is_some() { number } else { BEHIND_HOLDERS + number };
         let deadline = self.now() + wait.entry_ttl;
         self.rows.put_waiter(Waiter {
             place,
@@ -391,6 +461,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             weight: acquire.weight,
             ttl: acquire.ttl,
             reserve: acquire.reserve,
+            replaces: acquire.replaces,
             since: self.now(),
             deadline,
             parked: false,
@@ -456,9 +527,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         lease.claimed = true;
         lease.expires_at = keep_until;
         self.add_lease(lease)?;
-        // It ends at another time than the head was told.
-        self.header.head = 0;
-        self.queue_moved = true;
+        self.head_was_told_wrong();
         Ok(())
     }
 
@@ -535,6 +604,12 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             return Ok(None);
         }
         Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.kept))
+    }
+
+    /// The lease that another attempt of its client can take the place of.
+    fn replaceable(&mut self, client: ClientId, sequence: u64) -> Result<Option<Lease>, R::Error> {
+        let lease = self.held_lease(Acquisition { client, sequence })?;
+        Ok(lease.filter(|lease| lease.owner.is_none()))
     }
 
     /// The live lease of a named owner that a further acquisition joins.
@@ -618,6 +693,12 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     fn soonest_expiry(&mut self, expiry: StoreTime) {
         self.header.next_expiry = self.header.next_expiry.min(expiry);
+    }
+
+    /// A lease that it waits for ends at another time than it was told.
+    fn head_was_told_wrong(&mut self) {
+        self.header.head = 0;
+        self.queue_moved = true;
     }
 
     fn push(&mut self, acquisition: Acquisition, kind: PushKind) {

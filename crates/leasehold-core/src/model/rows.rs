@@ -106,6 +106,8 @@ pub struct Waiter {
     pub ttl: Duration,
     /// How many tokens to set aside with the grant.
     pub reserve: u32,
+    /// The lease of its client, by sequence number, that its own takes the place of.
+    pub replaces: Option<u64>,
     /// Since when.
     pub since: StoreTime,
     /// The place is given up when the clock reaches this.

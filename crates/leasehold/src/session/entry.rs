@@ -5,8 +5,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Push, PushKind,
-    Release, Reply, Resource, drift_margin,
+    AcquireMachine, Command, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Owner, Push,
+    PushKind, Release, Reply, Resource, Token, drift_margin,
 };
 
 use super::Errand;
@@ -36,6 +36,8 @@ pub(crate) enum Renewal {
 
 pub(super) struct Entry {
     pub(super) resource: Arc<Resource>,
+    /// Who holds, where the caller named somebody.
+    pub(super) owner: Option<Owner>,
     terms: LeaseTerms,
     at_least: Duration,
     stage: Stage,
@@ -89,12 +91,14 @@ enum Stage {
 impl Entry {
     pub(super) fn new(
         resource: Arc<Resource>,
+        owner: Option<Owner>,
         terms: LeaseTerms,
         at_least: Duration,
         machine: AcquireMachine,
     ) -> Self {
         Self {
             resource,
+            owner,
             terms,
             at_least,
             stage: Stage::Attempt(machine),
@@ -228,6 +232,15 @@ impl Entry {
         }
     }
 
+    /// Another lease has taken the place of this one: there is nothing to give back, but a delayed `Acquire` must not take
+    /// it anew.
+    pub(super) fn replaced(&mut self, now: LocalTime) {
+        match &self.stage {
+            Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(Given::Back),
+            _ => self.let_go(now),
+        }
+    }
+
     /// A release whose sender may be gone.
     pub(super) fn send_again(&mut self, now: LocalTime) {
         if let Stage::Owed { again_at, .. } = &mut self.stage {
@@ -315,6 +328,23 @@ impl Entry {
             LeaseState::Lost(loss) => Err(loss),
             LeaseState::Released => Err(Loss::Closed),
             LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
+        }
+    }
+
+    pub(super) fn ends_at(&self) -> LocalTime {
+        match &self.stage {
+            Stage::Lease { machine, .. } => machine.ends_at(),
+            _ => LocalTime::NEVER,
+        }
+    }
+
+    /// Why a lease that a guard stands for is lost: also if its owner was granted another token since.
+    pub(super) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
+        match machine.state(now) {
+            LeaseState::Lost(loss) => Some(loss),
+            _ => granted.filter(|token| *token != grant.tokens.first).map(|_| Loss::Gone),
         }
     }
 

@@ -193,6 +193,7 @@ mod tests {
             ttl: Duration::from_secs(10),
             reserve: 0,
             wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 10 }),
+            replaces: None,
             metadata: Arc::from(""),
         })
     }

@@ -4,60 +4,48 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Guard, LockView, Loss, Mutex};
+use leasehold::{Guard, Kind, LockView, Loss, Mutex};
 
-use super::Store;
+use super::{SOON, Store, pair};
 
 macro_rules! tests {
-    ($store:ident, $scheme:literal) => {
-        mod $store {
-            $crate::suite::tests! { $scheme:
-                one_holds_and_the_other_does_not
-                tokens_rise_from_grant_to_grant_and_from_client_to_client
-                waiters_get_it_in_the_order_in_which_they_queued
-                a_release_reaches_the_next_waiter_at_once
-                a_waiter_gives_up_in_time_and_leaves_no_place
-                a_dropped_lock_future_leaves_no_place
-                a_dropped_guard_gives_back
-                a_guard_dropped_in_a_panic_gives_back
-                a_guard_dropped_outside_of_any_runtime_gives_back
-                a_short_lease_is_renewed_for_as_long_as_its_guard_lives
-                a_pushed_lease_outlives_its_claim_window
-                a_lease_without_renewal_is_lost_in_time
-                a_lease_can_be_renewed_by_hand
-                the_longest_hold_ends_a_lease_that_is_renewed
-                a_lock_taken_by_force_is_lost_and_goes_to_the_next
-                at_least_keeps_others_out_after_the_release
-                work_is_cut_short_by_the_loss
-                work_that_outlives_its_lease_is_no_success
-                closing_gives_everything_back
-                what_goes_with_its_last_handle_is_given_back
-                bad_input_is_refused_and_leaves_nothing
-                a_full_queue_takes_nobody
-                who_holds_and_who_waits_can_be_seen
-                many_tasks_of_many_clients_count_exactly
-                a_thousand_waiters_of_one_client_all_get_their_turn
-                a_release_with_a_limit_waits_for_the_store
-                a_guard_says_when_little_is_left
-                the_blocking_face_does_the_same
-                two_names_are_two_locks
-            }
+    ($scheme:literal) => {
+        $crate::on_store! { suite $scheme:
+            one_holds_and_the_other_does_not
+            tokens_rise_from_grant_to_grant_and_from_client_to_client
+            waiters_get_it_in_the_order_in_which_they_queued
+            a_release_reaches_the_next_waiter_at_once
+            a_waiter_gives_up_in_time_and_leaves_no_place
+            a_dropped_lock_future_leaves_no_place
+            a_dropped_guard_gives_back
+            a_guard_dropped_in_a_panic_gives_back
+            a_guard_dropped_outside_of_any_runtime_gives_back
+            a_short_lease_is_renewed_for_as_long_as_its_guard_lives
+            a_pushed_lease_outlives_its_claim_window
+            a_lease_without_renewal_is_lost_in_time
+            a_lease_can_be_renewed_by_hand
+            the_longest_hold_ends_a_lease_that_is_renewed
+            a_lock_taken_by_force_is_lost_and_goes_to_the_next
+            at_least_keeps_others_out_after_the_release
+            work_is_cut_short_by_the_loss
+            work_that_outlives_its_lease_is_no_success
+            closing_gives_everything_back
+            what_goes_with_its_last_handle_is_given_back
+            bad_input_is_refused_and_leaves_nothing
+            a_full_queue_takes_nobody
+            who_holds_and_who_waits_can_be_seen
+            many_tasks_of_many_clients_count_exactly
+            a_thousand_waiters_of_one_client_all_get_their_turn
+            a_release_with_a_limit_waits_for_the_store
+            a_guard_says_when_little_is_left
+            the_blocking_face_does_the_same
+            two_names_are_two_locks
         }
-    };
-    ($scheme:literal: $($test:ident)*) => {
-        $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() {
-                let store = $crate::Store::new($scheme);
-                let limit = std::time::Duration::from_secs(60);
-                tokio::time::timeout(limit, $crate::suite::$test(store)).await.expect("it ends in a minute");
-            }
-        )*
     };
 }
 pub(crate) use tests;
 
-const SOON: Duration = Duration::from_secs(10);
+pub(crate) const KIND: Kind = Kind::Mutex;
 
 /// Looks until it is so.
 async fn until(mutex: &Mutex, is_so: impl Fn(&LockView) -> bool) -> LockView {
@@ -83,10 +71,6 @@ async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
     let task = tokio::spawn(async move { waiting.lock().await.expect("it is granted") });
     until(mutex, |view| view.waiters.len() > before).await;
     task
-}
-
-async fn pair(store: &Store) -> (Client, Client) {
-    (store.client().await, store.client().await)
 }
 
 pub(crate) async fn one_holds_and_the_other_does_not(store: Store) {

@@ -101,6 +101,7 @@ fn push_acquire(args: &mut Vec<Vec<u8>>, acquire: &Acquire) {
         acquire.wait.map_or((Duration::ZERO, 0), |wait| (wait.entry_ttl, wait.max_queue));
     args.extend([number(u32::from(acquire.wait.is_some())), micros(entry_ttl), number(max_queue)]);
     args.push(acquire.metadata.as_bytes().to_vec());
+    args.push(acquire.replaces.map_or_else(Vec::new, |sequence| sequence.to_be_bytes().to_vec()));
 }
 
 /// 24 bytes that sort as the numbers do.
@@ -158,6 +159,7 @@ fn reply(list: &Reader<'_>) -> Option<Reply> {
             (1, capacity) => Refusal::Weight { capacity },
             (2, in_use) => Refusal::Capacity { in_use },
             (3, held) => Refusal::HeavierReentry { held },
+            (4, _) => Refusal::NotHeld,
             _ => return None,
         }),
         7 => {

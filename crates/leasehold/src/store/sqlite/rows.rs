@@ -70,8 +70,8 @@ macro_rules! select_lease {
 macro_rules! select_waiter {
     ($rest:literal) => {
         concat!(
-            "SELECT place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata
-            FROM waiter WHERE resource = ? ",
+            "SELECT place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata,
+            replaces FROM waiter WHERE resource = ? ",
             $rest
         )
     };
@@ -212,7 +212,7 @@ impl Rows for SqliteRows<'_> {
         let (client, sequence) = key(waiter.acquisition);
         let id = self.id()?;
         self.run(
-            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 id,
                 Number(waiter.place),
@@ -225,7 +225,8 @@ impl Rows for SqliteRows<'_> {
                 Time(waiter.since),
                 Time(waiter.deadline),
                 waiter.parked,
-                &*waiter.metadata
+                &*waiter.metadata,
+                waiter.replaces.map(Number)
             ],
         )?;
         Ok(())
@@ -321,6 +322,7 @@ fn read_waiter(row: &Row<'_>) -> Result<Waiter> {
         deadline: row.get::<_, Time>(8)?.0,
         parked: row.get(9)?,
         metadata: Arc::from(row.get_ref(10)?.as_str()?),
+        replaces: row.get::<_, Option<Number>>(11)?.map(|sequence| sequence.0),
     })
 }
 

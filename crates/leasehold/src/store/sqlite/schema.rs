@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind};
 const APPLICATION_ID: i32 = 0x4c53_4844;
 
 /// Counted up when a table changes its form.
-const LAYOUT: i32 = 1;
+const LAYOUT: i32 = 2;
 
 /// The bytes of a page.
 const PAGE: u32 = 1024;
@@ -45,7 +45,7 @@ pub(super) const TABLES: &str = "
     CREATE TABLE waiter (
         resource INTEGER NOT NULL, place INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
         weight INTEGER NOT NULL, ttl INTEGER NOT NULL, reserve INTEGER NOT NULL, since INTEGER NOT NULL,
-        deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL,
+        deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL, replaces INTEGER,
         PRIMARY KEY (resource, place)
     ) WITHOUT ROWID;
     CREATE UNIQUE INDEX waiter_attempt ON waiter (resource, client, sequence);

@@ -30,6 +30,7 @@ fn acquire(acquisition: Acquisition, wait: bool) -> Command {
         ttl: TTL,
         reserve: 0,
         wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 100 }),
+        replaces: None,
         metadata: Arc::from("somebody"),
     })
 }
@@ -58,8 +59,9 @@ enum Step {
 fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let who = || (0..4_u128, 0..5_u64).prop_map(|(client, sequence)| id(client, sequence));
     let owner = proptest::option::weighted(0.3, 0..2_u8);
-    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64).prop_map(
-        move |(acquisition, weight, wait, owner, reserve, ttl)| {
+    let replaces = proptest::option::weighted(0.2, 0..5_u64);
+    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
+        move |(acquisition, weight, wait, owner, reserve, ttl, replaces)| {
             Step::Do(Command::from(Acquire {
                 acquisition,
                 owner: owner.map(|owner| Owner::new(&owner.to_string())),
@@ -68,6 +70,7 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
                 ttl: Duration::from_secs(ttl + 1),
                 reserve,
                 wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 6 }),
+                replaces,
                 metadata: Arc::from("ä\0b"),
             }))
         },
@@ -83,7 +86,29 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             tombstone: Duration::from_secs(tombstone * 4),
         }))
     });
-    let step = prop_oneof![
+    // A holder that waits for more: too rare in what is drawn step by step.
+    let waits_for_more =
+        (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
+            let ask = |client: u128, sequence, weight, replaces| {
+                Step::Do(Command::from(Acquire {
+                    acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
+                    owner: None,
+                    capacity,
+                    weight,
+                    ttl: Duration::from_secs(4),
+                    reserve: 1,
+                    wait: Some(WaitFor { entry_ttl: TTL, max_queue: 6 }),
+                    replaces,
+                    metadata: Arc::from(""),
+                }))
+            };
+            vec![
+                ask(client, 0, weight, None),
+                ask(client + others, 0, 1, None),
+                ask(client, 1, more, Some(0)),
+            ]
+        });
+    let one = prop_oneof![
         8 => acquire,
         4 => renew,
         5 => release,
@@ -93,7 +118,8 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..4_u128).prop_map(Step::Leave),
         1 => (0..4_u128).prop_map(Step::Return),
     ];
-    proptest::collection::vec(step, 1..60)
+    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more];
+    proptest::collection::vec(some, 1..60).prop_map(|some| some.concat())
 }
 
 /// Both do the same, and must say the same.

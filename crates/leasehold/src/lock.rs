@@ -1,0 +1,403 @@
+//! What every kind of lock is made of: one attempt at a lease in one resource's table, and its settings.
+//!
+//! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome, Owner, Patience,
+    Refusal, Resource, Token, WaitFor,
+};
+use tracing::Instrument as _;
+
+use crate::about::MAX_NOTE_BYTES;
+use crate::client::{Handle, resource_of, unanswered};
+use crate::clock;
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::session::{Closed, Ended, Errand};
+use crate::view::{HolderView, LockView};
+
+/// The shortest ttl: below it a renewal could not be repeated in time.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// The longest ttl, and the longest that a released lock can be kept.
+pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
+const DEFAULT_TTL: Duration = Duration::from_secs(10);
+const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// A resource, and how its leases are asked for.
+#[derive(Clone)]
+pub(crate) struct Lock {
+    pub(crate) handle: Arc<Handle>,
+    resource: Result<Arc<Resource>, NameError>,
+    /// How much weight the resource bears.
+    pub(crate) capacity: u32,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) terms: LeaseTerms,
+    pub(crate) at_least: Duration,
+    pub(crate) max_waiters: u32,
+    about: Arc<str>,
+    note_bytes: usize,
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.debug("Lock", f)
+    }
+}
+
+/// For how long an attempt waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    No,
+    For(Duration),
+    ForEver,
+}
+
+impl Wait {
+    fn deadline(self) -> Option<LocalTime> {
+        match self {
+            Self::No | Self::For(Duration::ZERO) => None,
+            Self::For(limit) => Some(clock::local() + limit),
+            Self::ForEver => Some(LocalTime::NEVER),
+        }
+    }
+}
+
+impl Lock {
+    pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
+        let about = handle.encoded_about.clone();
+        Self {
+            handle,
+            resource: resource_of(kind, name).map(Arc::new),
+            capacity,
+            owner: None,
+            terms: LeaseTerms { ttl: DEFAULT_TTL, renews: true, longest_hold: None },
+            at_least: Duration::ZERO,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            about,
+            note_bytes: 0,
+        }
+    }
+
+    pub(crate) fn set_note(&mut self, note: String) {
+        let mut about = self.handle.about.clone();
+        self.note_bytes = note.len();
+        about.note = Some(note);
+        self.about = about.encode();
+    }
+
+    pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
+        let guard = self.acquire(weight, None, Wait::ForEver).await?;
+        guard.ok_or_else(|| self.handle.closed())
+    }
+
+    pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, Wait::No).await
+    }
+
+    pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, Wait::For(limit)).await
+    }
+
+    /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
+    /// is to be told ([`Guard::replaced`]).
+    pub(crate) async fn replace(
+        &self,
+        held: &Guard,
+        weight: u32,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
+        if let Some(loss) = held.loss() {
+            return Err(self.handle.lost(self.checked_resource()?, loss));
+        }
+        self.acquire(weight, Some(held), wait).await
+    }
+
+    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+        let resource = self.checked_resource()?;
+        self.handle.inspect((**resource).clone()).await
+    }
+
+    pub(crate) async fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+        let resource = self.checked_resource()?;
+        self.handle.force_release((**resource).clone()).await
+    }
+
+    /// As the kinds print themselves.
+    pub(crate) fn debug(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.resource.as_ref().map(|resource| resource.name.as_str());
+        write!(f, "{kind}({name:?} on {})", self.handle.url)
+    }
+
+    // --- One attempt -----------------------------------------------------------------------------
+
+    pub(crate) async fn acquire(
+        &self,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
+        let resource = self.check(weight)?;
+        let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        let ended = async {
+            let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
+            let ended = attempt.finish(errand).await;
+            Ok::<_, Error>((attempt, ended))
+        };
+        let (attempt, (outcome, trouble)) = ended.instrument(span).await?;
+        if let Outcome::Granted { grant, .. } = outcome {
+            let token = grant.tokens.first;
+            tracing::debug!(%resource, %token, "a lease was granted");
+            return Ok(Some(attempt.into_guard(token)));
+        }
+        match outcome {
+            Outcome::Granted { .. } | Outcome::NotGranted => Ok(None),
+            Outcome::QueueFull => {
+                let what = format!("{} wait already", self.max_waiters);
+                Err(self.handle.error(ErrorKind::QueueFull, resource, what))
+            }
+            Outcome::Refused(Refusal::NotHeld) => Err(self.handle.lost(resource, Loss::Gone)),
+            Outcome::Refused(refusal) => {
+                Err(self.handle.error(ErrorKind::Invalid, resource, explain(refusal)))
+            }
+            Outcome::Cancelled => Err(self.handle.closed()),
+            Outcome::Failed => {
+                let message = trouble.as_deref().unwrap_or("the answer came too late to be of use");
+                Err(self.handle.unavailable(resource, message))
+            }
+        }
+    }
+
+    fn begin<'a>(
+        &'a self,
+        resource: &'a Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        deadline: Option<LocalTime>,
+    ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
+        let session = &self.handle.session;
+        let rhythm = self.handle.store.rhythm();
+        let terms = self.terms(replaces, clock::local());
+        let acquisition = session.next_acquisition();
+        let command = Acquire {
+            acquisition,
+            owner: self.owner.clone(),
+            capacity: self.capacity,
+            weight,
+            ttl: terms.ttl,
+            reserve: 0,
+            wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
+            replaces: replaces.map(Guard::sequence),
+            metadata: self.about.clone(),
+        };
+        let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });
+        let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
+        let errand = began.map_err(|Closed| self.handle.closed())?;
+        Ok((
+            Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
+            errand,
+        ))
+    }
+
+    /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
+    fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
+        let mut terms = self.terms;
+        if let (Some(held), Some(_)) = (replaces, terms.longest_hold) {
+            terms.longest_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        }
+        terms.ttl = terms.longest_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms
+    }
+
+    // --- What can't be ---------------------------------------------------------------------------
+
+    pub(crate) fn checked_resource(&self) -> Result<&Arc<Resource>, Error> {
+        self.resource.as_ref().map_err(|error| Error::from(*error))
+    }
+
+    pub(crate) fn check(&self, weight: u32) -> Result<&Arc<Resource>, Error> {
+        let resource = self.checked_resource()?;
+        let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
+        if weight == 0 || weight > self.capacity {
+            return invalid(format!("of {} permits, {weight} can't be had", self.capacity));
+        }
+        if let Some(owner) = &self.owner {
+            // What is no name for a lock is none for an owner.
+            Name::new(owner.as_str()).map_err(|_| {
+                let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
+                self.handle.error(ErrorKind::Invalid, resource, what)
+            })?;
+        }
+        let ttl = self.terms.ttl;
+        if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
+            return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {ttl:?}"));
+        }
+        if let Some(hold) = self.terms.longest_hold
+            && hold < MIN_TTL
+        {
+            return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+        }
+        if self.at_least > MAX_TTL {
+            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
+        }
+        if self.note_bytes > MAX_NOTE_BYTES {
+            return invalid(format!(
+                "a note has at most {MAX_NOTE_BYTES} bytes, this one has {}",
+                self.note_bytes
+            ));
+        }
+        Ok(resource)
+    }
+}
+
+/// The settings of a lock, and looking at it: the same for every kind.
+macro_rules! settings {
+    ($kind:ident) => {
+        impl $kind {
+            /// How long the lease runs without renewal: 10 s unless set, 100 ms to 30 days. It is what a holder that
+            /// dies costs those behind it.
+            #[must_use]
+            pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
+                self.0.terms.ttl = ttl;
+                self
+            }
+
+            /// Whether the lease is renewed, at a third of its ttl, for as long as the guard lives. It is unless set.
+            #[must_use]
+            pub fn auto_renew(mut self, renews: bool) -> Self {
+                self.0.terms.renews = renews;
+                self
+            }
+
+            /// Ends the lease this long after the grant, however well renewals go: for work that may hang.
+            #[must_use]
+            pub fn longest_hold(mut self, hold: std::time::Duration) -> Self {
+                self.0.terms.longest_hold = Some(hold);
+                self
+            }
+
+            /// Keeps what was taken until this long after the grant, also when it is released before. For work that
+            /// must not run twice although the clocks that start it differ.
+            #[must_use]
+            pub fn at_least(mut self, at_least: std::time::Duration) -> Self {
+                self.0.at_least = at_least;
+                self
+            }
+
+            /// How many may wait for this lock; beyond that, waiting fails with `is_queue_full`. 100,000 unless set.
+            #[must_use]
+            pub fn max_waiters(mut self, max_waiters: u32) -> Self {
+                self.0.max_waiters = max_waiters;
+                self
+            }
+
+            /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
+            #[must_use]
+            pub fn note(mut self, note: impl Into<String>) -> Self {
+                self.0.set_note(note.into());
+                self
+            }
+
+            /// Who holds the lock and who waits for it.
+            ///
+            /// # Errors
+            ///
+            /// `is_invalid` for the name; `is_unavailable`.
+            pub async fn inspect(&self) -> Result<$crate::LockView, $crate::Error> {
+                self.0.inspect().await
+            }
+
+            /// Takes the lock away from whoever holds it, and gives it to those next in the queue. The holders learn
+            /// that they have lost; until then old and new ones work, and only their tokens tell them apart.
+            ///
+            /// # Errors
+            ///
+            /// As [`Self::inspect`].
+            pub async fn force_release(&self) -> Result<Vec<$crate::HolderView>, $crate::Error> {
+                self.0.force_release().await
+            }
+        }
+
+        impl std::fmt::Debug for $kind {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.debug(stringify!($kind), f)
+            }
+        }
+    };
+}
+pub(crate) use settings;
+
+fn explain(refusal: Refusal) -> String {
+    match refusal {
+        Refusal::Capacity { in_use } => {
+            format!("it is in use with {in_use} permits: everybody must name the same number")
+        }
+        Refusal::Weight { capacity } => {
+            format!("more than its {capacity} permits, or none, can't be had")
+        }
+        other => format!("the store refused: {other:?}"),
+    }
+}
+
+/// An attempt under way. Dropped, it gives back whatever it has or may come to have.
+struct Attempt<'a> {
+    handle: &'a Arc<Handle>,
+    resource: &'a Arc<Resource>,
+    sequence: u64,
+    is_taken: bool,
+}
+
+impl Attempt<'_> {
+    /// Sends the first command, and waits for the end. Further commands are the driver's.
+    async fn finish(&self, errand: Option<Errand>) -> Ended {
+        let (session, store) = (&self.handle.session, &self.handle.store);
+        let mut call = None;
+        if let Some(errand) = errand {
+            match store.call_now(self.resource, &errand.command) {
+                Some(answered) => {
+                    let outcome = session.absorb(&errand, clock::local(), &answered);
+                    if let Some(granted @ Outcome::Granted { .. }) = outcome {
+                        return (granted, None);
+                    }
+                }
+                None => {
+                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
+                    call = Some((errand, sent));
+                }
+            }
+        }
+        let mut watch = session.watch(self.sequence);
+        poll_fn(|context| {
+            if let Some((errand, sent)) = &mut call
+                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
+            {
+                let answered = answers.pop().unwrap_or_else(unanswered);
+                session.absorb(errand, clock::local(), &answered);
+                call = None;
+            }
+            // The deadline may come before the answer.
+            session.poll_ended(&mut watch, context)
+        })
+        .await
+    }
+
+    /// A guard stands for the lease from now on.
+    fn into_guard(mut self, token: Token) -> Guard {
+        self.is_taken = true;
+        Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            self.handle.let_go(self.resource, self.sequence);
+        }
+    }
+}

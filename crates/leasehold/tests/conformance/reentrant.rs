@@ -1,0 +1,188 @@
+//! A mutex whose holder is named, and may take it again.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Kind, Loss};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($scheme:literal) => {
+        $crate::on_store! { reentrant $scheme:
+            an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it
+            an_owner_that_holds_enters_before_those_who_wait
+            an_acquisition_that_dies_leaves_the_others_of_its_owner
+            an_owner_gives_back_only_its_own
+            an_owner_that_has_forgotten_gives_back_all_that_it_held
+            after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone
+            the_longest_hold_of_an_owner_ends_each_acquisition
+            an_owner_that_can_t_be_is_refused
+            owners_can_be_seen
+            the_blocking_face_enters_again
+        }
+    };
+}
+pub(crate) use tests;
+
+const KIND: Kind = Kind::Mutex;
+
+pub(crate) async fn an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it(store: Store) {
+    let (one, other) = pair(&store).await;
+    let (here, there) = (one.reentrant("a", "us"), other.reentrant("a", "us"));
+    let first = here.lock().await.unwrap();
+    let second = there.try_lock().await.unwrap().expect("it is the same owner");
+    let third = tokio::spawn(async move { here.lock_timeout(SOON).await }).await.unwrap().unwrap().unwrap();
+    assert!(first.token() == second.token() && second.token() == third.token());
+    assert_eq!(there.hold_count().await.unwrap(), 3);
+    let them = other.reentrant("a", "them");
+    let waiting = queue(&one, KIND, "a", async move { them.lock().await }).await;
+    for guard in [first, third] {
+        guard.release().await.unwrap();
+        assert!(one.mutex("a").try_lock().await.unwrap().is_none());
+    }
+    assert_eq!(there.hold_count().await.unwrap(), 1);
+    let token = second.token();
+    second.release().await.unwrap();
+    assert!(waiting.await.unwrap().token() > token);
+}
+
+pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Store) {
+    let (one, other) = pair(&store).await;
+    let outer = one.reentrant("a", "us").lock().await.unwrap();
+    let mutex = other.mutex("a");
+    let waiting = queue(&one, KIND, "a", async move { mutex.lock().await }).await;
+    let inner = tokio::time::timeout(SOON, one.reentrant("a", "us").lock()).await.expect("at once").unwrap();
+    drop((outer, inner));
+    drop(waiting.await.unwrap());
+}
+
+pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(store: Store) {
+    let (one, other) = pair(&store).await;
+    let living = one.reentrant("a", "us").lock().await.unwrap();
+    let dying = other.reentrant("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
+    let dying = dying.lock().await.unwrap();
+    assert_eq!(dying.lost().await, Loss::Expired);
+    until(&one, KIND, "a", |view| view.holders.len() == 1).await;
+    assert!(living.is_held() && other.mutex("a").try_lock().await.unwrap().is_none());
+}
+
+pub(crate) async fn an_owner_gives_back_only_its_own(store: Store) {
+    let (one, other) = pair(&store).await;
+    let them = other.reentrant("a", "them");
+    let error = them.release_all().await.unwrap_err();
+    assert!(error.is_not_owner() && error.to_string().contains("nobody"), "{error}");
+    let ours = one.reentrant("a", "us").lock().await.unwrap();
+    let error = them.release_all().await.unwrap_err();
+    assert!(error.is_not_owner(), "{error}");
+    let (message, pid) = (error.to_string(), std::process::id().to_string());
+    assert!(message.contains("owner \"us\"") && message.contains(&pid), "it says who holds it: {message}");
+    assert!(ours.renew().await.is_ok(), "nothing was changed");
+    ours.release().await.unwrap();
+    let plain = one.mutex("a").lock().await.unwrap();
+    assert!(them.release_all().await.unwrap_err().is_not_owner());
+    plain.release().await.unwrap();
+}
+
+pub(crate) async fn an_owner_that_has_forgotten_gives_back_all_that_it_held(store: Store) {
+    let (one, other) = pair(&store).await;
+    let (here, there) = (one.reentrant("a", "us"), other.reentrant("a", "us"));
+    let guards = (here.lock().await.unwrap(), there.lock().await.unwrap());
+    assert_eq!(there.release_all().await.unwrap(), 2);
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some());
+    let loss = tokio::time::timeout(SOON, guards.1.lost()).await.expect("the same client learns it at once");
+    assert_eq!(loss, Loss::Gone);
+    assert!(guards.0.renew().await.unwrap_err().is_lost());
+    assert_eq!(here.hold_count().await.unwrap(), 0);
+}
+
+pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone(store: Store) {
+    let (one, other) = pair(&store).await;
+    let lock = one.reentrant("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
+    let outer = lock.lock().await.unwrap();
+    assert_eq!(outer.lost().await, Loss::Expired);
+    for error in [
+        lock.lock().await.unwrap_err(),
+        lock.try_lock().await.unwrap_err(),
+        lock.lock_timeout(SOON).await.unwrap_err(),
+    ] {
+        assert!(error.is_lost(), "{error}");
+    }
+    // Nothing was taken: once the old lease has ended in the store too, nobody holds it.
+    until(&one, KIND, "a", |view| view.holders.is_empty()).await;
+    assert!(one.reentrant("a", "them").try_lock().await.unwrap().is_some(), "another owner may");
+    drop(outer);
+    let outer = one.reentrant("a", "us").lock().await.unwrap();
+    // A loss of which only the store knows, since nobody is told that what was taken is free again.
+    other.reentrant("a", "us").release_all().await.unwrap();
+    let error = one.reentrant("a", "us").lock().await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    drop(outer);
+    until(&one, KIND, "a", |view| view.holders.is_empty()).await;
+}
+
+pub(crate) async fn the_longest_hold_of_an_owner_ends_each_acquisition(store: Store) {
+    let (one, other) = pair(&store).await;
+    let hold = Duration::from_millis(600);
+    let began = Instant::now();
+    let lock = one.reentrant("a", "us").ttl(Duration::from_millis(400)).longest_hold(hold);
+    let outer = lock.lock().await.unwrap();
+    let waiting = queue(&other, KIND, "a", {
+        let mutex = other.mutex("a");
+        async move { mutex.lock().await }
+    })
+    .await;
+    assert_eq!(outer.lost().await, Loss::LongestHold);
+    assert!(waiting.await.unwrap().is_held());
+    assert!(began.elapsed() >= hold - Duration::from_millis(50), "it ended after {:?}", began.elapsed());
+}
+
+pub(crate) async fn an_owner_that_can_t_be_is_refused(store: Store) {
+    let client = store.client().await;
+    for owner in ["", "a\nb", &"x".repeat(513)] {
+        let lock = client.reentrant("a", owner);
+        let error = lock.lock().await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains("an owner is"), "{error}");
+        assert!(lock.hold_count().await.unwrap_err().is_invalid());
+        assert!(lock.release_all().await.unwrap_err().is_invalid());
+    }
+    assert!(client.list().await.unwrap().is_empty());
+    assert!(client.reentrant("a", "x".repeat(512)).try_lock().await.unwrap().is_some());
+}
+
+pub(crate) async fn owners_can_be_seen(store: Store) {
+    let client = store.client().await;
+    let _guards = (
+        client.reentrant("a", "ä us").lock().await.unwrap(),
+        client.reentrant("a", "ä us").lock().await.unwrap(),
+    );
+    let view = client.inspect(KIND, "a").await.unwrap();
+    assert_eq!((view.holders.len(), view.in_use), (2, 1));
+    assert!(view.holders.iter().all(|holder| holder.owner.as_deref() == Some("ä us")));
+}
+
+pub(crate) async fn the_blocking_face_enters_again(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let lock = client.reentrant("a", "us").ttl(Duration::from_secs(5));
+        let (outer, inner) = (lock.lock()?, lock.try_lock()?);
+        assert!(inner.is_some() && lock.lock_timeout(Duration::from_millis(10))?.is_some());
+        assert!(client.reentrant("a", "them").release_all().unwrap_err().is_not_owner());
+        until_count(&lock, 2)?;
+        assert_eq!(lock.release_all()?, 2);
+        assert_eq!(outer.lost_within(SOON), Some(Loss::Gone));
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}
+
+/// What was dropped is given back by the client's thread.
+fn until_count(lock: &leasehold::blocking::Reentrant, count: usize) -> Result<(), Error> {
+    let give_up = Instant::now() + SOON;
+    while lock.hold_count()? != count {
+        assert!(Instant::now() < give_up, "the count is {}", lock.hold_count()?);
+        std::thread::yield_now();
+    }
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! Many readers, or one writer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, Kind, Loss, Mode, RwLock};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($scheme:literal) => {
+        $crate::on_store! { rw $scheme:
+            readers_share_and_a_writer_is_alone
+            a_waiting_writer_is_not_overtaken_and_readers_side_by_side_start_together
+            readers_and_writers_never_meet
+            a_writer_that_becomes_a_reader_lets_readers_in_and_keeps_its_token
+            an_upgradable_reader_becomes_a_writer_before_everybody_who_waits
+            an_upgrade_that_is_not_to_be_had_hands_the_guard_back
+            an_upgrade_that_is_dropped_leaves_nothing
+            a_lost_lease_becomes_nothing_else
+            a_lease_that_is_lost_while_it_waits_for_more_ends_the_waiting
+            a_reader_that_dies_delays_a_writer_for_its_own_ttl_only
+            the_longest_hold_goes_on_over_an_exchange
+            readers_and_writers_can_be_seen
+            five_thousand_readers_cost_what_ten_do
+            neither_readers_nor_writers_starve
+            the_blocking_face_reads_and_writes
+        }
+    };
+}
+pub(crate) use tests;
+
+pub(crate) const KIND: Kind = Kind::ReadWrite;
+
+fn is_long() -> bool {
+    std::env::var_os("LEASEHOLD_TEST_LONG").is_some()
+}
+
+async fn until_free(client: &Client) {
+    until(client, KIND, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
+}
+
+pub(crate) async fn readers_share_and_a_writer_is_alone(store: Store) {
+    let (one, other) = pair(&store).await;
+    let (mine, theirs) = (one.rw_lock("a"), other.rw_lock("a"));
+    let readers = (mine.read().await.unwrap(), theirs.read().await.unwrap());
+    assert!(readers.0.token() < readers.1.token());
+    assert!(theirs.try_write().await.unwrap().is_none());
+    assert!(theirs.write_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    readers.0.release().await.unwrap();
+    readers.1.release().await.unwrap();
+    let writer = theirs.write().await.unwrap();
+    assert!(writer.is_held() && writer.name() == "a");
+    assert!(mine.try_read().await.unwrap().is_none() && mine.try_write().await.unwrap().is_none());
+    assert!(mine.read_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    assert!(mine.try_upgradable_read().await.unwrap().is_none());
+    writer.release().await.unwrap();
+    assert!(mine.try_write().await.unwrap().is_some());
+}
+
+pub(crate) async fn a_waiting_writer_is_not_overtaken_and_readers_side_by_side_start_together(store: Store) {
+    let (one, other) = pair(&store).await;
+    let first = one.rw_lock("a").read().await.unwrap();
+    let lock = other.rw_lock("a");
+    let writer = queue(&one, KIND, "a", async move { lock.write().await }).await;
+    assert!(one.rw_lock("a").try_read().await.unwrap().is_none(), "it would overtake the writer");
+    let mut readers = Vec::new();
+    for client in [&one, &other, &one] {
+        let lock = client.rw_lock("a");
+        readers.push(queue(&one, KIND, "a", async move { lock.read().await }).await);
+    }
+    first.release().await.unwrap();
+    let writer = writer.await.unwrap();
+    assert_eq!(one.inspect(KIND, "a").await.unwrap().waiters.len(), 3);
+    writer.release().await.unwrap();
+    until(&one, KIND, "a", |view| view.holders.len() == 3 && view.waiters.is_empty()).await;
+    for reader in readers {
+        assert!(reader.await.unwrap().is_held());
+    }
+}
+
+pub(crate) async fn readers_and_writers_never_meet(store: Store) {
+    // Readers count up from zero, a writer makes it minus one.
+    let inside = Arc::new(AtomicI32::new(0));
+    let together = Arc::new(AtomicI32::new(0));
+    let mut tasks = Vec::new();
+    for number in 0..8 {
+        let lock = store.client().await.rw_lock("a");
+        let (inside, together) = (inside.clone(), together.clone());
+        tasks.push(tokio::spawn(async move {
+            for round in 0..30 {
+                if (number + round) % 4 == 0 {
+                    let guard = lock.write().await.unwrap();
+                    assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 0, "a writer is alone");
+                    tokio::task::yield_now().await;
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                } else {
+                    let guard = lock.read().await.unwrap();
+                    let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(readers > 0, "no writer is there");
+                    together.fetch_max(readers, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(together.load(Ordering::SeqCst) > 1, "readers were together");
+}
+
+pub(crate) async fn a_writer_that_becomes_a_reader_lets_readers_in_and_keeps_its_token(store: Store) {
+    let (one, other) = pair(&store).await;
+    let writer = one.rw_lock("a").write().await.unwrap();
+    let token = writer.token();
+    let lock = other.rw_lock("a");
+    let reader = queue(&one, KIND, "a", async move { lock.read().await }).await;
+    let lock = other.rw_lock("a");
+    let next = queue(&one, KIND, "a", async move { lock.write().await }).await;
+    let guard = writer.downgrade().await.unwrap();
+    assert_eq!(guard.token(), token);
+    let reader = tokio::time::timeout(SOON, reader).await.expect("it starts at once").unwrap();
+    let view = one.inspect(KIND, "a").await.unwrap();
+    assert_eq!((view.holders.len(), view.waiters.len()), (2, 1), "the writer behind it waits");
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    reader.release().await.unwrap();
+    assert!(next.await.unwrap().token() > token);
+    until_free(&one).await;
+}
+
+pub(crate) async fn an_upgradable_reader_becomes_a_writer_before_everybody_who_waits(store: Store) {
+    let (one, other) = pair(&store).await;
+    let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
+    let token = upgradable.token();
+    let reader = other.rw_lock("a").read().await.unwrap();
+    assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_none(), "there is one at most");
+    let lock = other.rw_lock("a");
+    let later = queue(&one, KIND, "a", async move { lock.write().await }).await;
+    let writer = queue(&one, KIND, "a", async move { upgradable.upgrade().await }).await;
+    let view = one.inspect(KIND, "a").await.unwrap();
+    assert!(view.waiters[0].is_ours && !view.waiters[1].is_ours, "it is the next");
+    assert!(other.rw_lock("a").try_read().await.unwrap().is_none());
+    reader.release().await.unwrap();
+    let writer = writer.await.unwrap();
+    assert!(writer.token() > token && writer.is_held());
+    let view = one.inspect(KIND, "a").await.unwrap();
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
+    // It outlives the window in which a pushed lease is to be claimed.
+    writer.renew().await.unwrap();
+    assert!(writer.remaining() > Duration::from_secs(9));
+    writer.release().await.unwrap();
+    later.await.unwrap().release().await.unwrap();
+    until_free(&one).await;
+}
+
+pub(crate) async fn an_upgrade_that_is_not_to_be_had_hands_the_guard_back(store: Store) {
+    let (one, other) = pair(&store).await;
+    let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
+    let reader = other.rw_lock("a").read().await.unwrap();
+    let token = upgradable.token();
+    let upgradable = upgradable.try_upgrade().await.unwrap().unwrap_err();
+    let limit = Duration::from_millis(50);
+    let upgradable = upgradable.upgrade_timeout(limit).await.unwrap().unwrap_err();
+    assert!(upgradable.is_held() && upgradable.token() == token);
+    until(&one, KIND, "a", |view| view.waiters.is_empty()).await;
+    assert!(other.rw_lock("a").try_read().await.unwrap().is_some(), "readers come in again");
+    reader.release().await.unwrap();
+    let writer = upgradable.try_upgrade().await.unwrap().unwrap();
+    let reader = writer.downgrade().await.unwrap();
+    reader.release().await.unwrap();
+    let upgradable = one.rw_lock("a").upgradable_read_timeout(limit).await.unwrap().unwrap();
+    let reader = upgradable.downgrade().await.unwrap();
+    assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_some());
+    reader.release().await.unwrap();
+    until_free(&one).await;
+}
+
+pub(crate) async fn an_upgrade_that_is_dropped_leaves_nothing(store: Store) {
+    let (one, other) = pair(&store).await;
+    let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
+    let reader = other.rw_lock("a").read().await.unwrap();
+    let upgrade = queue(&one, KIND, "a", async move { upgradable.upgrade().await }).await;
+    upgrade.abort();
+    until(&one, KIND, "a", |view| view.holders.len() == 1 && view.waiters.is_empty()).await;
+    reader.release().await.unwrap();
+    until_free(&one).await;
+}
+
+pub(crate) async fn a_lost_lease_becomes_nothing_else(store: Store) {
+    let (one, other) = pair(&store).await;
+    let lock = one.rw_lock("a");
+    // Taken away, which only the store knows: it says so.
+    let writer = lock.write().await.unwrap();
+    other.rw_lock("a").force_release().await.unwrap();
+    assert!(writer.downgrade().await.unwrap_err().is_lost());
+    let upgradable = lock.upgradable_read().await.unwrap();
+    other.rw_lock("a").force_release().await.unwrap();
+    assert!(upgradable.upgrade().await.unwrap_err().is_lost());
+    // Run out, which its holder knows by itself.
+    let writer = lock.ttl(Duration::from_millis(200)).auto_renew(false).write().await.unwrap();
+    assert_eq!(writer.lost().await, Loss::Expired);
+    let next = other.rw_lock("a").write().await.unwrap();
+    let error = writer.downgrade().await.unwrap_err();
+    assert!(error.is_lost() && error.to_string().contains("rw \"a\" on "), "{error}");
+    let view = one.inspect(KIND, "a").await.unwrap();
+    assert!(view.holders.len() == 1 && view.holders[0].token == next.token(), "{view:?}");
+}
+
+pub(crate) async fn a_lease_that_is_lost_while_it_waits_for_more_ends_the_waiting(store: Store) {
+    let (one, other) = pair(&store).await;
+    let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
+    let _reader = other.rw_lock("a").read().await.unwrap();
+    let upgrade = tokio::spawn(upgradable.upgrade());
+    until(&one, KIND, "a", |view| view.waiters.len() == 1).await;
+    other.rw_lock("a").force_release().await.unwrap();
+    let ended: Result<_, Error> = tokio::time::timeout(SOON, upgrade).await.expect("it ends").unwrap();
+    assert!(ended.unwrap_err().is_lost());
+    until_free(&one).await;
+}
+
+pub(crate) async fn a_reader_that_dies_delays_a_writer_for_its_own_ttl_only(store: Store) {
+    let (one, other) = pair(&store).await;
+    let living = one.rw_lock("a").read().await.unwrap();
+    let dead = one.rw_lock("a").ttl(Duration::from_millis(400)).auto_renew(false).read().await.unwrap();
+    let lock = other.rw_lock("a");
+    let writer = queue(&one, KIND, "a", async move { lock.write().await }).await;
+    living.release().await.unwrap();
+    let began = Instant::now();
+    let writer = tokio::time::timeout(SOON, writer).await.expect("it is served").unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
+    assert!(writer.is_held() && !dead.is_held());
+}
+
+pub(crate) async fn the_longest_hold_goes_on_over_an_exchange(store: Store) {
+    let client = store.client().await;
+    let hold = Duration::from_millis(1_200);
+    let began = Instant::now();
+    let writer = client.rw_lock("a").longest_hold(hold).write().await.unwrap();
+    assert!(tokio::time::timeout(hold / 2, writer.lost()).await.is_err());
+    let reader = writer.downgrade().await.unwrap();
+    assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::LongestHold);
+    assert!(began.elapsed() < hold + hold / 4, "it ended after {:?}", began.elapsed());
+}
+
+pub(crate) async fn readers_and_writers_can_be_seen(store: Store) {
+    let (one, other) = pair(&store).await;
+    let reader = one.rw_lock("a").read().await.unwrap();
+    let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
+    let lock = other.rw_lock("a");
+    let waiting = queue(&one, KIND, "a", async move { lock.write().await }).await;
+    let views = other.list().await.unwrap();
+    let [view] = &views[..] else { panic!("{views:?}") };
+    assert_eq!(view.kind, KIND);
+    let modes: Vec<_> = view.holders.iter().map(|holder| holder.mode).collect();
+    assert_eq!(modes, [Some(Mode::Read), Some(Mode::UpgradableRead)]);
+    assert_eq!(view.waiters[0].mode, Some(Mode::Write));
+    drop((reader, upgradable));
+    drop(waiting.await.unwrap());
+    let _guard = one.mutex("b").lock().await.unwrap();
+    assert_eq!(one.mutex("b").inspect().await.unwrap().holders[0].mode, None);
+}
+
+/// How long one more reader takes to come and go.
+async fn cost_of_a_reader(lock: &RwLock) -> Duration {
+    let began = Instant::now();
+    lock.read().await.unwrap().release().await.unwrap();
+    began.elapsed()
+}
+
+fn median(mut spans: Vec<Duration>) -> Duration {
+    spans.sort_unstable();
+    spans[spans.len() / 2]
+}
+
+pub(crate) async fn five_thousand_readers_cost_what_ten_do(store: Store) {
+    let many = if is_long() { 5_000 } else { 500 };
+    let (one, other) = pair(&store).await;
+    let mut readers = Vec::new();
+    for (name, count) in [("few", 10), ("many", many)] {
+        // No renewals in between.
+        let lock = one.rw_lock(name).ttl(Duration::from_secs(600));
+        for _ in 0..count {
+            readers.push(lock.read().await.unwrap());
+        }
+    }
+    let (mut beside_few, mut beside_many) = (Vec::new(), Vec::new());
+    for _ in 0..500 {
+        beside_few.push(cost_of_a_reader(&other.rw_lock("few")).await);
+        beside_many.push(cost_of_a_reader(&other.rw_lock("many")).await);
+    }
+    let (few, full) = (median(beside_few), median(beside_many));
+    println!("a reader beside 10 takes {few:?}, beside {many} {full:?}");
+    assert!(full < few * 2, "beside 10 {few:?}, beside {many} {full:?}");
+}
+
+/// Takes and gives back until then, and says how often, and what the longest wait was.
+async fn go_round(lock: RwLock, writes: bool, end: Instant) -> (u32, Duration) {
+    let (mut count, mut longest) = (0, Duration::ZERO);
+    while Instant::now() < end {
+        let began = Instant::now();
+        let guard = if writes { None } else { Some(lock.read().await.unwrap()) };
+        let writer = if writes { Some(lock.write().await.unwrap()) } else { None };
+        longest = longest.max(began.elapsed());
+        count += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        drop((guard, writer));
+    }
+    (count, longest)
+}
+
+pub(crate) async fn neither_readers_nor_writers_starve(store: Store) {
+    let span = Duration::from_secs(if is_long() { 30 } else { 1 });
+    let end = Instant::now() + span;
+    let mut tasks = Vec::new();
+    for number in 0..12 {
+        // Eight readers and four writers, so that there always are some of each.
+        let writes = number % 3 == 0;
+        let lock = store.client().await.rw_lock("a");
+        tasks.push((writes, tokio::spawn(go_round(lock, writes, end))));
+    }
+    let (mut least, mut longest) = (u32::MAX, [Duration::ZERO; 2]);
+    for (writes, task) in tasks {
+        let (count, wait) = task.await.unwrap();
+        least = least.min(count);
+        let longest = &mut longest[usize::from(writes)];
+        *longest = wait.max(*longest);
+    }
+    println!("in {span:?} the longest wait of a reader was {:?}, of a writer {:?}", longest[0], longest[1]);
+    assert!(longest[0].max(longest[1]) < Duration::from_secs(2), "{longest:?}");
+    assert!(least > 5, "everybody had several turns");
+}
+
+pub(crate) async fn the_blocking_face_reads_and_writes(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let lock = client.rw_lock("a").ttl(Duration::from_secs(5));
+        let (one, other) = (lock.read()?, lock.read()?);
+        assert!(lock.try_write()?.is_none() && lock.write_timeout(Duration::from_millis(10))?.is_none());
+        one.release()?;
+        other.release()?;
+        let upgradable = lock.upgradable_read()?;
+        let reader = lock.try_read()?;
+        let upgradable = upgradable.try_upgrade()?.unwrap_err();
+        let upgradable = upgradable.upgrade_timeout(Duration::from_millis(10))?.unwrap_err();
+        drop(reader);
+        let writer = upgradable.upgrade()?;
+        assert!(writer.is_held() && lock.try_read()?.is_none());
+        writer.downgrade()?.release()?;
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}

@@ -1,0 +1,173 @@
+//! Permits that holders share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leasehold::{Kind, Semaphore};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($scheme:literal) => {
+        $crate::on_store! { semaphore $scheme:
+            permits_are_shared_up_to_their_number
+            a_waiter_for_many_permits_is_not_overtaken_by_one_for_few
+            one_release_of_many_permits_starts_everybody_who_fits
+            permits_of_the_dead_come_back_one_by_one
+            numbers_of_permits_that_can_t_be_are_refused
+            two_that_disagree_about_the_number_of_permits_are_told_so
+            never_are_more_permits_out_than_there_are
+            permits_can_be_seen
+            the_blocking_face_takes_permits
+        }
+    };
+}
+pub(crate) use tests;
+
+pub(crate) const KIND: Kind = Kind::Semaphore;
+
+pub(crate) async fn permits_are_shared_up_to_their_number(store: Store) {
+    let (one, other) = pair(&store).await;
+    let (mine, theirs) = (one.semaphore("a", 3), other.semaphore("a", 3));
+    let two = mine.acquire(2).await.unwrap();
+    let third = theirs.acquire(1).await.unwrap();
+    assert!(two.token() < third.token());
+    assert!(theirs.try_acquire(1).await.unwrap().is_none());
+    assert!(theirs.acquire_timeout(1, Duration::from_millis(50)).await.unwrap().is_none());
+    two.release().await.unwrap();
+    assert!(theirs.try_acquire(3).await.unwrap().is_none());
+    assert!(theirs.try_acquire(2).await.unwrap().is_some());
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
+}
+
+pub(crate) async fn a_waiter_for_many_permits_is_not_overtaken_by_one_for_few(store: Store) {
+    let (one, other) = pair(&store).await;
+    let semaphore = one.semaphore("a", 2);
+    let held = semaphore.acquire(1).await.unwrap();
+    let both = other.semaphore("a", 2);
+    let waiting = queue(&one, KIND, "a", async move { both.acquire(2).await }).await;
+    assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "one permit is free, and not its turn");
+    held.release().await.unwrap();
+    let both = waiting.await.unwrap();
+    assert!(semaphore.try_acquire(1).await.unwrap().is_none());
+    both.release().await.unwrap();
+    assert!(semaphore.try_acquire(1).await.unwrap().is_some());
+}
+
+pub(crate) async fn one_release_of_many_permits_starts_everybody_who_fits(store: Store) {
+    let (one, other) = pair(&store).await;
+    let all = one.semaphore("a", 3).acquire(3).await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        let semaphore = other.semaphore("a", 3);
+        waiting.push(queue(&one, KIND, "a", async move { semaphore.acquire(1).await }).await);
+    }
+    all.release().await.unwrap();
+    let view = until(&one, KIND, "a", |view| view.holders.len() == 3).await;
+    assert_eq!((view.in_use, view.waiters.len()), (3, 1));
+    let fourth = waiting.pop().unwrap();
+    let mut guards = Vec::new();
+    for waiting in waiting {
+        guards.push(waiting.await.unwrap());
+    }
+    drop(guards.pop());
+    drop(fourth.await.unwrap());
+}
+
+pub(crate) async fn permits_of_the_dead_come_back_one_by_one(store: Store) {
+    let (one, other) = pair(&store).await;
+    let long = one.semaphore("a", 2).acquire(1).await.unwrap();
+    let short = one.semaphore("a", 2).ttl(Duration::from_millis(300)).auto_renew(false);
+    let short = short.acquire(1).await.unwrap();
+    let next = tokio::time::timeout(SOON, other.semaphore("a", 2).acquire(1)).await.unwrap().unwrap();
+    assert!(!short.is_held() && long.is_held() && next.is_held());
+}
+
+pub(crate) async fn numbers_of_permits_that_can_t_be_are_refused(store: Store) {
+    let client = store.client().await;
+    let refused = async |semaphore: Semaphore, permits| {
+        for error in [
+            semaphore.acquire(permits).await.unwrap_err(),
+            semaphore.try_acquire(permits).await.unwrap_err(),
+            semaphore.acquire_timeout(permits, SOON).await.unwrap_err(),
+        ] {
+            assert!(error.is_invalid() && error.to_string().contains("semaphore \"a\" on "), "{error}");
+            assert!(error.to_string().contains("permits"), "{error}");
+        }
+    };
+    refused(client.semaphore("a", 3), 0).await;
+    refused(client.semaphore("a", 3), 4).await;
+    refused(client.semaphore("a", 0), 0).await;
+    refused(client.semaphore("a", 0), 1).await;
+    assert!(client.list().await.unwrap().is_empty());
+}
+
+pub(crate) async fn two_that_disagree_about_the_number_of_permits_are_told_so(store: Store) {
+    let (one, other) = pair(&store).await;
+    let held = one.semaphore("a", 3).acquire(1).await.unwrap();
+    let error = other.semaphore("a", 4).acquire(1).await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("in use with 3 permits"), "{error}");
+    let view = other.inspect(KIND, "a").await.unwrap();
+    assert_eq!((view.capacity, view.holders.len(), view.waiters.len()), (3, 1, 0));
+    held.release().await.unwrap();
+    assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "nobody uses it any more");
+}
+
+pub(crate) async fn never_are_more_permits_out_than_there_are(store: Store) {
+    const PERMITS: u32 = 5;
+    let out = Arc::new(AtomicU32::new(0));
+    let most = Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for number in 0..3_u32 {
+        let client = store.client().await;
+        for task in 0..4_u32 {
+            let (semaphore, out, most) = (client.semaphore("a", PERMITS), out.clone(), most.clone());
+            tasks.push(tokio::spawn(async move {
+                for round in 0..15 {
+                    let permits = (number + task + round) % PERMITS + 1;
+                    let guard = semaphore.acquire(permits).await.unwrap();
+                    let now = out.fetch_add(permits, Ordering::SeqCst) + permits;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    out.fetch_sub(permits, Ordering::SeqCst);
+                    guard.release().await.unwrap();
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all of them were out at once, and never more");
+}
+
+pub(crate) async fn permits_can_be_seen(store: Store) {
+    let (one, other) = pair(&store).await;
+    let _two = one.semaphore("a", 3).acquire(2).await.unwrap();
+    let semaphore = other.semaphore("a", 3);
+    let _waiting = queue(&one, KIND, "a", async move { semaphore.acquire(3).await }).await;
+    let views = one.list().await.unwrap();
+    let [view] = &views[..] else { panic!("{views:?}") };
+    assert_eq!((view.kind, view.capacity, view.in_use), (KIND, 3, 2));
+    assert_eq!((view.holders[0].weight, view.waiters[0].weight), (2, 3));
+    assert!(view.holders[0].owner.is_none());
+    let taken = other.semaphore("a", 3).force_release().await.unwrap();
+    assert_eq!(taken.len(), 1);
+}
+
+pub(crate) async fn the_blocking_face_takes_permits(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let semaphore = client.semaphore("a", 2).ttl(Duration::from_secs(5));
+        let both = semaphore.acquire(2)?;
+        assert!(semaphore.try_acquire(1)?.is_none());
+        assert!(semaphore.acquire_timeout(1, Duration::from_millis(10))?.is_none());
+        both.release()?;
+        assert!(semaphore.try_acquire(1)?.is_some());
+        client.close()
+    };
+    let worked: Result<(), leasehold::Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}
