@@ -7,6 +7,7 @@
 
 #![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
 
+mod certificates;
 mod cluster;
 mod port;
 mod program;
@@ -14,6 +15,7 @@ mod sentinels;
 mod server;
 mod wait;
 
+pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
 pub use program::Flavor;
 pub use sentinels::Sentinels;

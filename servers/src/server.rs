@@ -12,6 +12,7 @@ use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind,
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::certificates::Pair;
 use crate::port::Port;
 use crate::program::Flavor;
 use crate::wait::{LIMIT, wait_for};
@@ -44,12 +45,12 @@ impl Builder {
         self
     }
 
-    /// Speaks TLS only on its port, with this certificate and key, and knows clients by this authority. It asks
+    /// Speaks TLS only on its port, with this certificate, and knows clients by this authority. It asks
     /// clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
-    pub fn tls(mut self, certificate: &Path, key: &Path, authority: &Path) -> Self {
+    pub fn tls(mut self, pair: &Pair, authority: &Path) -> Self {
         self.has_tls = true;
-        self.setting("tls-cert-file", &certificate.display().to_string())
-            .setting("tls-key-file", &key.display().to_string())
+        self.setting("tls-cert-file", &pair.certificate.display().to_string())
+            .setting("tls-key-file", &pair.key.display().to_string())
             .setting("tls-ca-cert-file", &authority.display().to_string())
             .setting("tls-auth-clients", "no")
     }
