@@ -191,9 +191,13 @@ impl Server {
     /// Where clients connect, with the password: `redis://`, `rediss://` or `redis+unix://`.
     #[must_use]
     pub fn url(&self) -> String {
-        let Some(port) = &self.port else { return self.socket_url() };
+        self.port.as_ref().map_or_else(|| self.socket_url(), |port| self.url_at(port.number()))
+    }
+
+    /// The same, as if it were on this port.
+    pub(crate) fn url_at(&self, port: u16) -> String {
         let scheme = if self.shape.has_tls { "rediss" } else { "redis" };
-        format!("{scheme}://{}127.0.0.1:{}", self.login(), port.number())
+        format!("{scheme}://{}127.0.0.1:{port}", self.login())
     }
 
     /// The address of its Unix socket, with the password.
