@@ -29,11 +29,13 @@ pub fn run(report: &mut Report) {
     runtime().block_on(async {
         sequential(report, &server.url(), "one after the other, on loopback", PAIRS, ROUNDS, &[1.4, 1.25])
             .await;
-        //PROXY let proxy = leasehold_servers::Proxy::new(server.port());
-        //PROXY proxy.delay(std::time::Duration::from_micros(500));
-        //PROXY let url = format!("redis://127.0.0.1:{}", proxy.port());
-        //PROXY sequential(report, &url, "one after the other, 1 ms further away", SLOW_PAIRS, SLOW_ROUNDS, &[1.03])
-        //PROXY            .await;
+        let proxy = leasehold_servers::Proxy::before(&server);
+        let half = std::time::Duration::from_micros(500);
+        proxy.delay_requests(half);
+        proxy.delay_replies(half);
+        let url = proxy.url();
+        sequential(report, &url, "one after the other, 1 ms further away", SLOW_PAIRS, SLOW_ROUNDS, &[1.03])
+            .await;
         for tasks in [64, 1_000] {
             crowd(report, &server.url(), tasks).await;
         }

@@ -7,15 +7,19 @@
 
 #![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
 
+mod certificates;
 mod cluster;
 mod port;
 mod program;
+mod proxy;
 mod sentinels;
 mod server;
 mod wait;
 
+pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
 pub use program::Flavor;
+pub use proxy::Proxy;
 pub use sentinels::Sentinels;
 pub use server::{Builder, Server};
 pub use wait::{LIMIT, wait_until};

@@ -22,10 +22,14 @@ impl Flavor {
 
     /// The path of its program.
     pub(crate) fn program(self) -> PathBuf {
+        self.program_in(&installed())
+    }
+
+    fn program_in(self, installed: &Path) -> PathBuf {
         let program = match self {
             Self::Redis7 => return PathBuf::from("redis-server"),
-            Self::Redis62 => installed().join("redis-6.2/redis-server"),
-            Self::Valkey9 => installed().join("valkey-9/valkey-server"),
+            Self::Redis62 => installed.join("redis-6.2/redis-server"),
+            Self::Valkey9 => installed.join("valkey-9/valkey-server"),
         };
         assert!(program.exists(), "{} is missing: scripts/test install", program.display());
         program
@@ -38,4 +42,16 @@ fn installed() -> PathBuf {
         || Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("servers"),
         PathBuf::from,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "redis-6.2/redis-server is missing: scripts/test install")]
+    fn a_program_that_is_missing_fails_with_what_installs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        Flavor::Redis62.program_in(folder.path());
+    }
 }

@@ -12,6 +12,7 @@ use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind,
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::certificates::Pair;
 use crate::port::Port;
 use crate::program::Flavor;
 use crate::wait::{LIMIT, wait_for};
@@ -44,12 +45,12 @@ impl Builder {
         self
     }
 
-    /// Speaks TLS only on its port, with this certificate and key, and knows clients by this authority. It asks
+    /// Speaks TLS only on its port, with this certificate, and knows clients by this authority. It asks
     /// clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
-    pub fn tls(mut self, certificate: &Path, key: &Path, authority: &Path) -> Self {
+    pub fn tls(mut self, pair: &Pair, authority: &Path) -> Self {
         self.has_tls = true;
-        self.setting("tls-cert-file", &certificate.display().to_string())
-            .setting("tls-key-file", &key.display().to_string())
+        self.setting("tls-cert-file", &pair.certificate.display().to_string())
+            .setting("tls-key-file", &pair.key.display().to_string())
             .setting("tls-ca-cert-file", &authority.display().to_string())
             .setting("tls-auth-clients", "no")
     }
@@ -190,9 +191,13 @@ impl Server {
     /// Where clients connect, with the password: `redis://`, `rediss://` or `redis+unix://`.
     #[must_use]
     pub fn url(&self) -> String {
-        let Some(port) = &self.port else { return self.socket_url() };
+        self.port.as_ref().map_or_else(|| self.socket_url(), |port| self.url_at(port.number()))
+    }
+
+    /// The same, as if it were on this port.
+    pub(crate) fn url_at(&self, port: u16) -> String {
         let scheme = if self.shape.has_tls { "rediss" } else { "redis" };
-        format!("{scheme}://{}127.0.0.1:{}", self.login(), port.number())
+        format!("{scheme}://{}127.0.0.1:{port}", self.login())
     }
 
     /// The address of its Unix socket, with the password.

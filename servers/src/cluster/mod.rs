@@ -173,13 +173,7 @@ impl Cluster {
 
     /// Has a master's replica take its place, and waits until every node knows. Which one that is.
     pub fn fail_over(&self, of: usize) -> usize {
-        let replica = self.replica_of(of);
-        // Sooner it would be told OK and nothing would happen: the master does not listen to one whom it doesn't know.
-        let (id, port) = (self.id(of), self.nodes[replica].port());
-        wait_until("the replica has caught up and every node knows of it", || {
-            is_followed(&self.nodes[of], 1)
-                && self.all_see(|view| view.of(port).is_some_and(|node| node.master.as_ref() == Some(&id)))
-        });
+        let replica = self.ready_replica_of(of);
         let mut asked: Option<Instant> = None;
         wait_until("the replica becomes a master and every node knows", || {
             // Masters that voted about this one just now refuse to, and the replica gives up without a word.
@@ -194,9 +188,20 @@ impl Cluster {
 
     /// Kills a master, and waits until its replica has taken its place and all slots are served. Which one that is.
     pub fn kill(&mut self, master: usize) -> usize {
-        let replica = self.replica_of(master);
+        let replica = self.ready_replica_of(master);
         self.nodes[master].stop();
         wait_until("the replica becomes a master and every node knows", || self.is_known_as_master(replica));
+        replica
+    }
+
+    /// A replica that can take over. A master pays no attention to one that it does not know yet.
+    fn ready_replica_of(&self, master: usize) -> usize {
+        let replica = self.replica_of(master);
+        let (id, port) = (self.id(master), self.nodes[replica].port());
+        wait_until("the replica has caught up and every node knows of it", || {
+            is_followed(&self.nodes[master], 1)
+                && self.all_see(|view| view.of(port).is_some_and(|node| node.master.as_ref() == Some(&id)))
+        });
         replica
     }
 

@@ -9,8 +9,8 @@ use leasehold::{Client, Error, Kind, Loss, Mode, RwLock};
 use super::{SOON, Store, pair, queue, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { rw $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how rw $what:
             readers_share_and_a_writer_is_alone
             a_waiting_writer_is_not_overtaken_and_readers_side_by_side_start_together
             readers_and_writers_never_meet

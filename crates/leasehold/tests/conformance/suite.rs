@@ -9,8 +9,8 @@ use leasehold::{Guard, Kind, LockView, Loss, Mutex};
 use super::{SOON, Store, pair};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { suite $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how suite $what:
             one_holds_and_the_other_does_not
             tokens_rise_from_grant_to_grant_and_from_client_to_client
             waiters_get_it_in_the_order_in_which_they_queued
