@@ -3,7 +3,8 @@
 //! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::client::{Handle, resource_of, unanswered};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::session::{Closed, Ended, Errand};
+use crate::session::{Closed, Ended, Errand, Sleep};
 use crate::view::{HolderView, LockView};
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
@@ -29,6 +30,9 @@ pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// How long whoever gave up waits for its place in the queue to be taken back.
+const WITHDRAWAL_LIMIT: Duration = Duration::from_millis(100);
 
 /// A resource, and how its leases are asked for.
 #[derive(Clone)]
@@ -157,7 +161,11 @@ impl Lock {
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
-            Outcome::Granted { .. } | Outcome::NotGranted => Ok(None),
+            Outcome::NotGranted => {
+                attempt.withdrawn().await;
+                Ok(None)
+            }
+            Outcome::Granted { .. } => Ok(None),
             Outcome::QueueFull => {
                 let what = format!("{} wait already", self.max_waiters);
                 Err(self.handle.error(ErrorKind::QueueFull, resource, what))
@@ -385,6 +393,19 @@ impl Attempt<'_> {
             session.poll_ended(&mut watch, context)
         })
         .await
+    }
+
+    /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
+    /// does not meet it. The driver sends it; a store that does not answer is not waited for.
+    async fn withdrawn(&self) {
+        let session = &self.handle.session;
+        let mut limit = pin!(Sleep::until(session, clock::local() + WITHDRAWAL_LIMIT));
+        let mut watch = session.watch(self.sequence);
+        poll_fn(|context| match session.poll_given(&mut watch, context) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending => limit.as_mut().poll(context),
+        })
+        .await;
     }
 
     /// A guard stands for the lease from now on.

@@ -22,13 +22,13 @@ struct Store {
 struct Place {
     url: String,
     servers: Servers,
+    _certificates: Option<Certificates>,
     _folder: tempfile::TempDir,
 }
 
 enum Servers {
     None,
-    One(Server),
-    Tls(Server, Certificates),
+    One(Box<Server>),
     Sentinels(Box<Sentinels>),
     Cluster(Box<Cluster>),
 }
@@ -38,7 +38,8 @@ impl Place {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let folder = tempfile::tempdir().expect("a temporary folder");
         let of = |flavor| Server::builder().flavor(flavor);
-        let on = |server: Server| (server.url(), Servers::One(server));
+        let on = |server: Server| (server.url(), Servers::One(Box::new(server)));
+        let mut certificates = None;
         let (url, servers) = match what {
             "memory" => {
                 (format!("memory:conformance-{}", COUNT.fetch_add(1, Ordering::Relaxed)), Servers::None)
@@ -47,16 +48,18 @@ impl Place {
             "redis" => on(Server::on_port()),
             "redis, protocol 2" => {
                 let server = Server::on_port();
-                (format!("{}?protocol=2", server.url()), Servers::One(server))
+                (format!("{}?protocol=2", server.url()), Servers::One(Box::new(server)))
             }
             "redis 6.2" => on(of(Flavor::Redis62).start()),
             "valkey 9" => on(of(Flavor::Valkey9).start()),
             "redis+unix" => on(Server::on_socket()),
             "rediss" => {
                 let files = Certificates::new();
-                let (pair, authority) = (&files.server, &files.authority);
-                let server = Server::builder().tls(&pair.certificate, &pair.key, authority).start();
-                (format!("{}?ca={}", server.url(), authority.display()), Servers::Tls(server, files))
+                let authority = &files.authority;
+                let server = Server::builder().tls(&files.server, authority).start();
+                let url = format!("{}?ca={}", server.url(), authority.display());
+                certificates = Some(files);
+                (url, Servers::One(Box::new(server)))
             }
             "redis-sentinel" => {
                 let sentinels = Sentinels::start();
@@ -72,14 +75,14 @@ impl Place {
             }
             other => panic!("no test knows how to start a {other}: store"),
         };
-        Arc::new(Self { url, servers, _folder: folder })
+        Arc::new(Self { url, servers, _certificates: certificates, _folder: folder })
     }
 
     /// Forgets what the last test has left.
     fn clear(&self) {
         match &self.servers {
             Servers::None => {}
-            Servers::One(server) | Servers::Tls(server, _) => drop(server.run(&["FLUSHALL"])),
+            Servers::One(server) => drop(server.run(&["FLUSHALL"])),
             Servers::Sentinels(sentinels) => drop(sentinels.master().run(&["FLUSHALL"])),
             Servers::Cluster(cluster) => {
                 for node in &cluster.nodes[..3] {
