@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Loss};
-use leasehold_servers::Server;
+use leasehold::{Client, Guard, Kind, Loss};
+use leasehold_servers::{Proxy, Server};
 use redis::Commands as _;
 use tokio::time::timeout;
 
@@ -186,4 +186,203 @@ async fn a_replica_is_not_written_to() {
     server.run(&["REPLICAOF", "127.0.0.1", "1"]);
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_kept_its_files_costs_nothing() {
+    let mut server = Server::builder().setting("appendonly", "yes").setting("appendfsync", "always").start();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.stop();
+    server.start();
+    until(async || guard.renew().await.is_ok()).await;
+    assert!(client_of(&server).await.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+/// The connections that are subscribed to something, or those that are not, without the test's own.
+fn connections(server: &Server, is_subscribed: bool) -> Vec<String> {
+    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
+    };
+    let ours =
+        list.lines().filter(|line| field(line, "lib-name=") != "redis-rs" && !line.contains("cmd=client"));
+    ours.filter(|line| (field(line, "sub=") != "0") == is_subscribed).map(|line| field(line, "id=")).collect()
+}
+
+#[tokio::test]
+async fn whichever_connection_is_killed_locks_and_waiters_go_on() {
+    for protocol in ["3", "2"] {
+        let server = Server::on_port();
+        let url = format!("{}?protocol={protocol}", server.url());
+        for (subscribed, others) in [(true, false), (false, true), (true, true)] {
+            let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+            let guard = one.mutex("a").lock().await.unwrap();
+            let mutex = other.mutex("a");
+            let waiting = tokio::spawn(async move { mutex.lock().await });
+            until_waiting(&one, 1).await;
+            let mut victims = if subscribed { connections(&server, true) } else { Vec::new() };
+            victims.extend(if others { connections(&server, false) } else { Vec::new() });
+            assert!(victims.len() >= 2, "both clients have one");
+            for id in victims {
+                // It may have gone by itself.
+                let _ = server.query::<i64>(&["CLIENT", "KILL", "ID", &id]);
+            }
+            // An idle connection that was cut is no reason for an error.
+            let free = one.mutex("free").lock().await.unwrap();
+            free.release().await.unwrap();
+            guard.renew().await.unwrap();
+            guard.release_within(SOON).await.unwrap();
+            let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
+            guard.release_within(SOON).await.unwrap();
+        }
+    }
+}
+
+/// A holder that is connected directly, and one who waits behind a proxy.
+async fn one_waits_behind(proxy: &Proxy, server: &Server) -> (Guard, tokio::task::JoinHandle<Guard>) {
+    let holder = client_of(server).await;
+    let guard = holder.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let mutex = Client::connect(&proxy.url()).await.unwrap().mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until_waiting(&holder, 1).await;
+    (guard, waiting)
+}
+
+#[tokio::test]
+async fn a_lost_push_costs_time_and_nothing_else() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (guard, waiting) = one_waits_behind(&proxy, &server).await;
+    proxy.swallow_messages(Some(b"leasehold"));
+    let token = guard.token();
+    guard.release().await.unwrap();
+    // The first in the queue knows when the present lease would have ended, and looks then.
+    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
+    assert!(proxy.swallowed() > 0, "the push was lost");
+    assert!(next.is_held() && next.token() > token);
+    next.renew().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_never_comes_is_an_error_and_leaves_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = client_of(&server).await;
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    proxy.swallow_replies(true);
+    let began = Instant::now();
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
+    // The server has granted it. It is given back at once, though that is not answered either.
+    until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    assert!(began.elapsed() < Duration::from_secs(8), "after {:?}", began.elapsed());
+    proxy.swallow_replies(false);
+    proxy.cut();
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+#[tokio::test]
+async fn a_command_that_arrives_after_its_attempt_was_given_up_takes_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = client_of(&server).await;
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mutex = client.mutex("a");
+    mutex.lock().await.unwrap().release().await.unwrap();
+    // The two ways to the server are two connections, so what goes by the other one can overtake it.
+    until(async || connections(&server, false).len() >= 2).await;
+    proxy.delay_requests(Duration::from_millis(700));
+    let late = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    proxy.delay_requests(Duration::ZERO);
+    late.abort();
+    let began = Instant::now();
+    // From before it arrives until after that, nobody holds it and nobody waits for it.
+    while began.elapsed() < Duration::from_secs(2) {
+        let view = watcher.inspect(Kind::Mutex, "a").await.unwrap();
+        assert!(view.holders.is_empty() && view.waiters.is_empty(), "{view:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let guard = watcher.mutex("a").try_lock().await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_throws_keys_away_is_warned_of() {
+    let server = Server::builder().setting("maxmemory-policy", "volatile-lru").start();
+    let client = client_of(&server).await;
+    let warnings = client.warnings();
+    assert!(
+        warnings.iter().any(|warning| warning.contains("volatile-lru") && warning.contains("noeviction"))
+    );
+    let sound = Server::on_socket();
+    assert_eq!(client_of(&sound).await.warnings(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn clients_that_would_not_see_each_other_s_locks_do_not_meet() {
+    let server = Server::on_socket();
+    client_of(&server).await;
+    server.run(&["SET", "leasehold:layout", "0"]);
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("layout 0"), "{error}");
+    server.run(&["DEL", "leasehold:layout"]);
+    client_of(&server).await;
+    let kept: i64 = server.query(&["TTL", "leasehold:layout"]).unwrap();
+    assert!(kept > 3_600, "it is remembered, but not for ever");
+}
+
+#[tokio::test]
+async fn a_server_that_loads_or_is_full_says_so() {
+    // Each key takes it 50 ms, and it hears its clients after each KiB.
+    let builder = Server::builder().setting("save", "3600 1").setting("rdbcompression", "no");
+    let builder = builder.setting("key-load-delay", "50000");
+    let mut server = builder.setting("loading-process-events-interval-bytes", "1024").start();
+    for number in 0..60 {
+        server.run(&["SET", &format!("filler:{number}"), &"x".repeat(1_024)]);
+    }
+    server.shut_down();
+    server.start_loading();
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(error.to_string().contains("loading its data"), "{error}");
+
+    let full = Server::builder().setting("maxclients", "3").start();
+    let error = async {
+        let mut clients = Vec::new();
+        loop {
+            match Client::connect(&full.url()).await {
+                Ok(client) => clients.push(client),
+                Err(error) => return error,
+            }
+            assert!(clients.len() < 4, "it takes no more than three connections");
+        }
+    };
+    let error = error.await;
+    let text = error.to_string();
+    assert!(text.contains("as many clients as it may"), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_addresses_are_told_in_time_and_without_the_password() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    proxy.refuse(true);
+    let nobody = format!("redis://me:hunter2@127.0.0.1:{}", proxy.port());
+    // No resolver accepts a label of 64 letters, so none is asked.
+    let unknown = format!("redis://me:hunter2@{}:6379", "a".repeat(64));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("redis://me:hunter2@{}", silent.local_addr().unwrap());
+    for (url, what) in
+        [(&nobody, "nobody listens"), (&unknown, "name is not known"), (&silent_url, "no answer within")]
+    {
+        let began = Instant::now();
+        let error = Client::connect(url).await.unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(7), "{url} took {:?}", began.elapsed());
+        let text = format!("{error} {error:?}");
+        assert!(error.is_unavailable() && text.contains(what) && text.contains("redis://"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
 }

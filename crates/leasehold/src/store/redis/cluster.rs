@@ -4,20 +4,25 @@
 //! batch whose keys are in several slots, and retries by itself what we know better how to repeat.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
 use leasehold_core::Failure;
 use redis::Value;
+use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::address::Credentials;
-use super::link::{Goal, Link, Terms};
+use super::link::{Goal, Lanes, Link, Terms};
 use super::script::Channels;
 use super::trouble::explain;
-use super::{CONNECT_LIMIT, REFRESH_PAUSE, keys, uncovered};
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, keys, uncovered};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -32,6 +37,8 @@ pub(super) struct Cluster {
     renewed: Arc<dyn Fn() + Send + Sync>,
     /// The nodes may have other slots than we think.
     outdated: Arc<Notify>,
+    /// How often connected nodes were asked.
+    asked: AtomicUsize,
 }
 
 /// Who is the master of each slot.
@@ -68,6 +75,7 @@ impl Cluster {
             terms,
             renewed,
             outdated: Arc::default(),
+            asked: AtomicUsize::new(0),
         };
         cluster.refresh().await?;
         Ok(cluster)
@@ -111,7 +119,8 @@ impl Cluster {
                 hear(channel, message);
             }
         };
-        Terms { hear: Arc::new(hear), ..terms }
+        let outdated = self.outdated.clone();
+        Terms { hear: Arc::new(hear), missed: Arc::new(move || outdated.notify_one()), ..terms }
     }
 
     /// The masters, each once.
@@ -153,9 +162,9 @@ impl Cluster {
     }
 
     /// Learns the slots anew, whenever there is reason to.
-    pub(super) async fn keep_fresh(&self) {
+    pub(super) async fn keep_fresh(&self, at_the_latest: Duration) {
         loop {
-            self.outdated.notified().await;
+            let _ = timeout(at_the_latest, self.outdated.notified()).await;
             if let Err(error) = self.refresh().await {
                 tracing::debug!(error.message, "the cluster's slots are not known yet");
                 self.outdated.notify_one();
@@ -166,10 +175,16 @@ impl Cluster {
     }
 
     async fn refresh(&self) -> Result<(), StoreError> {
-        let known = self.masters();
-        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
-        let asked = select_ok(known.iter().chain(seeds).cloned().map(|host| self.ask(host).boxed())).await;
-        let (ranges, _) = asked.map_err(|message| StoreError { failure: Failure::NotSent, message })?;
+        let ranges = match self.ask_a_friend().await {
+            Some(ranges) => ranges,
+            None => {
+                let known = self.masters();
+                let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
+                let asked =
+                    select_ok(known.iter().chain(seeds).cloned().map(|host| self.ask(host).boxed())).await;
+                asked.map_err(|message| StoreError { failure: Failure::NotSent, message })?.0
+            }
+        };
         let is_other = {
             let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
             let is_other = slots.ranges != ranges;
@@ -186,21 +201,41 @@ impl Cluster {
         Ok(())
     }
 
+    /// What a node says that we are connected to. It is another one each time, since one may be wrong.
+    async fn ask_a_friend(&self) -> Option<Vec<(u16, u16, Host)>> {
+        let mut friends: Vec<(Host, Arc<Lanes>)> = {
+            let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+            links.iter().filter_map(|(host, link)| Some((host.clone(), link.lanes_now()?))).collect()
+        };
+        friends.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
+        friends.rotate_left(first);
+        for (host, lanes) in friends {
+            if let Ok(ranges) = slots_by(lanes.home(), &host).await {
+                return Some(ranges);
+            }
+        }
+        None
+    }
+
     async fn ask(&self, host: Host) -> Result<Vec<(u16, u16, Host)>, String> {
         let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
         let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
         let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(CONNECT_LIMIT));
+            .set_response_timeout(Some(ANSWER_LIMIT));
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        let mut connection = connection.map_err(|error| say(explain(&error)))?;
-        let mut question = redis::cmd("CLUSTER");
-        let answer = question.arg("SLOTS").query_async(&mut connection).await;
-        let answer: Value = answer.map_err(|error| say(explain(&error)))?;
-        let ranges = ranges_of(&answer, &host).ok_or_else(|| say("it did not tell its slots".to_owned()))?;
-        if ranges.is_empty() { Err(say("no node has any slots".to_owned())) } else { Ok(ranges) }
+        slots_by(connection.map_err(|error| say(explain(&error)))?, &host).await.map_err(say)
     }
+}
+
+async fn slots_by(mut node: MultiplexedConnection, host: &Host) -> Result<Vec<(u16, u16, Host)>, String> {
+    let mut question = redis::cmd("CLUSTER");
+    let answer = question.arg("SLOTS").query_async(&mut node).await;
+    let answer: Value = answer.map_err(|error| explain(&error))?;
+    let ranges = ranges_of(&answer, host).ok_or("it did not tell its slots")?;
+    if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
 }
 
 /// What `CLUSTER SLOTS` says about masters. A node that does not know its own name means the one that was asked.

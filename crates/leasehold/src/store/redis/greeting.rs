@@ -21,6 +21,11 @@ pub(super) async fn greet(
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     // A replica, a full memory, another node of the cluster or a narrow ACL: whatever refuses these will refuse locks, and
     // say why, or does not matter.
+    if let Some(Err(error)) = answers.get(1)
+        && error.code() == Some("LOADING")
+    {
+        return Err(error.clone());
+    }
     if let Some(Ok(Value::BulkString(layout))) = answers.get(1)
         && layout != LAYOUT.as_bytes()
     {

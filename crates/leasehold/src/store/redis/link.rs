@@ -52,6 +52,8 @@ pub(super) struct Terms {
     pub(super) hear: Hear,
     /// The connection is new: what was told meanwhile was missed.
     pub(super) renewed: Arc<dyn Fn() + Send + Sync>,
+    /// There is no connection: perhaps the server has been replaced.
+    pub(super) missed: Arc<dyn Fn() + Send + Sync>,
     /// What an operator should know about the server.
     pub(super) warn: Arc<dyn Fn(String) + Send + Sync>,
     /// Of the runtime that the client was made in.
@@ -83,27 +85,51 @@ impl Link {
         Self { state, doubt, keeper: tokio::spawn(keeper.keep()).abort_handle() }
     }
 
+    /// The connections, if they are there now.
+    pub(super) fn lanes_now(&self) -> Option<Arc<Lanes>> {
+        match &*self.state.borrow() {
+            State::Up(lanes) => Some(lanes.clone()),
+            State::Dialing | State::Down(_) => None,
+        }
+    }
+
     /// The connections, once they are there. An error says that nothing was sent.
     pub(super) async fn lanes(&self) -> Result<Arc<Lanes>, StoreError> {
         self.lanes_within(ANSWER_LIMIT).await
     }
 
     pub(super) async fn lanes_within(&self, limit: Duration) -> Result<Arc<Lanes>, StoreError> {
-        if let State::Up(lanes) = &*self.state.borrow() {
-            return Ok(lanes.clone());
+        if let Some(lanes) = self.lanes_now() {
+            return Ok(lanes);
         }
         let mut state = self.state.clone();
         let decided = state.wait_for(|state| !matches!(state, State::Dialing));
         match timeout(limit, decided).await.map(|found| found.map(|state| state.clone())) {
             Ok(Ok(State::Up(lanes))) => Ok(lanes),
             Ok(Ok(State::Down(error))) => Err(error),
-            _ => Err(not_sent(format!("no answer within {limit:?}: check the host and the port"))),
+            _ => Err(not_sent(no_answer(limit))),
         }
+    }
+
+    /// One of these lanes' connections was lost: waits until it is known whether the other one is too, and what has become
+    /// of the link then; not for long.
+    pub(super) async fn settled(&self, lanes: &Arc<Lanes>) {
+        if !lanes.is_over() && lanes.answers().await {
+            return;
+        }
+        self.doubt();
+        let mut state = self.state.clone();
+        let is_settled = |state: &State| match state {
+            State::Dialing => false,
+            State::Down(_) => true,
+            State::Up(now) => !Arc::ptr_eq(now, lanes),
+        };
+        let _ = timeout(ANSWER_LIMIT, state.wait_for(is_settled)).await;
     }
 
     /// The server is not the master any more: another one is looked for.
     pub(super) fn seek(&self) {
-        if let State::Up(lanes) = &*self.state.borrow() {
+        if let Some(lanes) = self.lanes_now() {
             lanes.give_up();
         }
     }
@@ -118,6 +144,13 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.keeper.abort();
     }
+}
+
+const CLOSED_AT_ONCE: &str = "the server closes new connections: it may have as many clients as it may (maxclients), or \
+                              speak TLS only";
+
+fn no_answer(limit: Duration) -> String {
+    format!("no answer within {limit:?}: check the host and the port, and whether it is one for TLS")
 }
 
 fn not_sent(message: String) -> StoreError {
@@ -158,11 +191,20 @@ impl Lanes {
     }
 
     /// The caller's own connection where there is one.
-    pub(super) fn nearest(&self) -> MultiplexedConnection {
-        self.express().clone().unwrap_or_else(|| self.home.clone())
+    pub(super) fn express(&self) -> Option<MultiplexedConnection> {
+        self.express_slot().clone()
     }
 
-    fn express(&self) -> MutexGuard<'_, Option<MultiplexedConnection>> {
+    pub(super) fn nearest(&self) -> MultiplexedConnection {
+        self.express().unwrap_or_else(|| self.home.clone())
+    }
+
+    /// It turned out to be gone. The home connection does until there is another one.
+    pub(super) fn drop_express(&self) {
+        *self.express_slot() = None;
+    }
+
+    fn express_slot(&self) -> MutexGuard<'_, Option<MultiplexedConnection>> {
         self.express.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,6 +231,13 @@ impl Lanes {
         } else {
             self.slots().remove(&slot);
         }
+    }
+
+    /// Whether the home connection is any good.
+    async fn answers(&self) -> bool {
+        let answer = self.home().send_packed_command(&redis::cmd("PING")).await;
+        // What refuses to answer is there.
+        !answer.is_err_and(|error| error.code().is_none())
     }
 
     /// Nothing that comes over these connections is believed any more.
@@ -230,10 +279,12 @@ impl Keeper {
                     tracing::warn!("the connection was lost");
                     lanes.give_up();
                     self.state.send_replace(State::Dialing);
+                    (self.terms.missed)();
                 }
                 Err(error) => {
                     tracing::debug!(error.message, "not connected yet");
                     self.state.send_replace(State::Down(error));
+                    (self.terms.missed)();
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(*PAUSES.end());
                 }
@@ -279,6 +330,9 @@ impl Keeper {
                 }
                 Err(error) if error.kind() == ErrorKind::RESP3NotSupported && !self.is_resp2 => {
                     self.is_resp2 = true;
+                }
+                Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
+                    return Err(not_sent(CLOSED_AT_ONCE.to_owned()));
                 }
                 Err(error) => return Err(store_error(&error)),
             }
@@ -385,11 +439,11 @@ async fn keep_express(client: redis::Client, is_resp2: bool, caller: Handle, lan
         match caller.spawn(connect).await {
             Ok(Ok(connection)) => {
                 if let Some(lanes) = lanes.upgrade() {
-                    *lanes.express() = Some(connection);
+                    *lanes.express_slot() = Some(connection);
                 }
                 lost.notified().await;
                 if let Some(lanes) = lanes.upgrade() {
-                    *lanes.express() = None;
+                    lanes.drop_express();
                 }
             }
             Ok(Err(error)) => {

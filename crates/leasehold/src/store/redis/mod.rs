@@ -37,7 +37,7 @@ use crate::url::{Place, RedisUrl};
 use address::Credentials;
 use cluster::Cluster;
 use link::{Goal, Link, Terms};
-use script::Dialect;
+use script::{Channels, Dialect};
 use sentinel::Sentinels;
 
 /// How long an answer may take. Whether a command that is not answered took effect is unknown.
@@ -48,6 +48,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a cluster is left to itself before its slots are asked for again.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
+const REFRESH_ANYHOW: Duration = Duration::from_secs(10);
 
 /// Looking again costs a server something, and pushes are seldom lost.
 const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
@@ -112,9 +115,10 @@ impl Redis {
         };
         let refresher = match &nodes {
             Nodes::Server { .. } => None,
-            Nodes::Cluster { cluster, .. } => {
-                let cluster = cluster.clone();
-                Some(tokio::spawn(async move { cluster.keep_fresh().await }).abort_handle())
+            Nodes::Cluster { cluster, dialect, .. } => {
+                let (cluster, channels) = (cluster.clone(), dialect.channels);
+                let at_the_latest = if channels == Channels::Plain { REFRESH_ANYHOW } else { Duration::MAX };
+                Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
             }
         };
         let (runtime, caller) = (Handle::current(), caller.map(|caller| caller.id()));
@@ -169,6 +173,7 @@ fn terms(
                 inbox.reconnected();
             }
         }),
+        missed: Arc::new(|| ()),
         warn: Arc::new(move |warning| {
             let mut warnings = warnings.lock().unwrap_or_else(PoisonError::into_inner);
             if !warnings.contains(&warning) {

@@ -75,7 +75,7 @@ async fn run_on(
         Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
     };
     let mut answers = match inboxes {
-        None => calls::run(lanes.nearest(), dialect, calls, is_asking).await,
+        None => run_over(&lanes, dialect, calls, is_asking).await,
         Some(client) => subscribe_and_run(&lanes, dialect, calls, is_asking, client).await,
     };
     if lanes.is_over() {
@@ -84,8 +84,32 @@ async fn run_on(
             *answer = Err(Trouble::Lost(lost()));
         }
     }
-    if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_)))) {
+    if answers.iter().any(is_lost) {
+        // So that whoever tries again at once does not meet the same connection.
+        link.settled(&lanes).await;
+    } else if answers.iter().any(|answer| matches!(answer, Err(Trouble::Late(_)))) {
         link.doubt();
+    }
+    answers
+}
+
+fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
+    matches!(answer, Err(Trouble::Lost(_)))
+}
+
+/// By the nearest connection, unless that turns out to be gone.
+async fn run_over(
+    lanes: &Lanes,
+    dialect: Dialect,
+    calls: &[Call<'_>],
+    is_asking: bool,
+) -> Vec<Result<Answer, Trouble>> {
+    let Some(express) = lanes.express() else {
+        return calls::run(lanes.home(), dialect, calls, is_asking).await;
+    };
+    let answers = calls::run(express, dialect, calls, is_asking).await;
+    if answers.iter().any(is_lost) {
+        lanes.drop_express();
     }
     answers
 }
@@ -113,7 +137,7 @@ async fn subscribe_and_run(
     // Subscribed to and confirmed: then it does not matter which way the command goes.
     slots.retain(|slot| !lanes.is_subscribed(*slot));
     if slots.is_empty() {
-        return calls::run(lanes.nearest(), dialect, calls, is_asking).await;
+        return run_over(lanes, dialect, calls, is_asking).await;
     }
     let word = if dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
     let subscribe = slots.iter().filter(|slot| lanes.begin_subscription(**slot)).map(|slot| async {
@@ -193,7 +217,7 @@ impl Flight<'_> {
                         job.trouble = Some(error);
                         jobs.push(job);
                     }
-                    Err(Trouble::Lost(error) | Trouble::Failed(error)) => {
+                    Err(Trouble::Lost(error) | Trouble::Late(error) | Trouble::Failed(error)) => {
                         self.cluster.doubt();
                         answers[job.index] = Some(Err(error));
                     }

@@ -21,6 +21,8 @@ pub(super) enum Trouble {
     Absent(StoreError),
     /// It was lost on a connection that is gone, and may have taken effect.
     Lost(StoreError),
+    /// No answer came in time. The connection may be gone, and the command may have taken effect.
+    Late(StoreError),
     Failed(StoreError),
 }
 
@@ -35,6 +37,7 @@ impl From<Trouble> for StoreError {
             | Trouble::ReadOnly(error)
             | Trouble::Absent(error)
             | Trouble::Lost(error)
+            | Trouble::Late(error)
             | Trouble::Failed(error) => error,
         }
     }
@@ -48,6 +51,7 @@ impl From<&RedisError> for Trouble {
             (Some("ASK"), Some(host)) => Self::Ask(host),
             (Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK"), _) => Self::TryAgain(store_error(error)),
             _ if code(error) == Some("READONLY") => Self::ReadOnly(store_error(error)),
+            _ if error.is_timeout() => Self::Late(store_error(error)),
             _ if error.is_unrecoverable_error() => Self::Lost(store_error(error)),
             _ => Self::Failed(store_error(error)),
         }
@@ -56,7 +60,7 @@ impl From<&RedisError> for Trouble {
 
 /// What the server says before it runs a script has changed nothing. Of anything else nobody knows.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    const BEFORE: [&str; 12] = [
+    const BEFORE: [&str; 11] = [
         "OOM",
         "LOADING",
         "NOAUTH",
@@ -65,11 +69,13 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         "READONLY",
         "MOVED",
         "ASK",
-        "TRYAGAIN",
         "MASTERDOWN",
         "CLUSTERDOWN",
         "NOSCRIPT",
     ];
+    if error.code() == Some("TRYAGAIN") {
+        return StoreError { failure: Failure::Busy, message: explain(error) };
+    }
     let is_before = error.is_connection_refusal() || error.code().is_some_and(|code| BEFORE.contains(&code));
     let failure = if is_before { Failure::NotSent } else { Failure::Unknown };
     StoreError { failure, message: explain(error) }
@@ -98,6 +104,7 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("TRYAGAIN") => "the lock's hash slot is being moved to another node: try again soon",
         Some("CLUSTERDOWN") => "the cluster is down: some of its hash slots have no master",
         Some("MASTERDOWN") => "this replica has lost its master: name the master",
+        _ if text.contains("cluster support disabled") => "this is no cluster: write redis://host[:port]",
         _ if text.contains("max number of clients") => {
             "the server has as many clients as it may: raise maxclients, or close some"
         }
@@ -125,13 +132,15 @@ pub(super) fn explain(error: &RedisError) -> String {
 }
 
 fn certificate_trouble(text: &str) -> String {
-    let what = if text.contains("Expired") {
+    let lower = text.to_lowercase();
+    let says = |words: [&str; 2]| words.iter().any(|word| lower.contains(word));
+    let what = if says(["expired", "not valid after"]) {
         "the server's certificate has expired: renew it"
-    } else if text.contains("NotValidForName") {
+    } else if says(["valid for name", "notvalidforname"]) {
         "the server's certificate is for another name: write the host as the certificate names it"
-    } else if text.contains("UnknownIssuer") {
+    } else if says(["unknownissuer", "unknown issuer"]) {
         "the server's certificate is from an authority that is not known here: name it with ca=PATH"
-    } else if text.contains("CertificateRequired") || text.contains("certificate required") {
+    } else if says(["certificaterequired", "certificate required"]) {
         "the server wants a client certificate: name it with cert=PATH and key=PATH"
     } else {
         return format!("the server's certificate was not accepted: {text}");
