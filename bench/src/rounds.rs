@@ -50,7 +50,6 @@ pub fn ratio(used: &[Vec<f64>], of: usize, to: usize) -> f64 {
 }
 
 /// The wall clock in seconds.
-#[must_use]
 pub fn wall() -> impl Fn() -> f64 {
     let began = Instant::now();
     move || began.elapsed().as_secs_f64()
