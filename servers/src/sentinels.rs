@@ -67,14 +67,18 @@ impl Sentinels {
         all
     }
 
-    /// Where clients ask for this service, with the passwords: `redis-sentinel://host:port,host:port,host:port/service`.
+    /// Where clients ask for this service: `redis-sentinel://host:port,host:port,host:port/service`, with the passwords
+    /// and whether it is TLS.
     #[must_use]
     pub fn url(&self, service: &str) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
-        let login = self.sentinels[0].password();
-        let login = login.map_or(String::new(), |password| format!("?sentinel_password={password}"));
-        format!("redis-sentinel://{}{}/{service}{login}", self.servers[0].login(), hosts.join(","))
+        let password = self.sentinels[0].password().map(|password| format!("sentinel_password={password}"));
+        let tls = self.sentinels[0].shape().has_tls().then(|| "tls=true".to_owned());
+        let parameters: Vec<String> = tls.into_iter().chain(password).collect();
+        let mark = if parameters.is_empty() { "" } else { "?" };
+        let login = self.servers[0].login();
+        format!("redis-sentinel://{login}{}/{service}{mark}{}", hosts.join(","), parameters.join("&"))
     }
 
     /// The server that all sentinels name as the master. Waits until they agree.

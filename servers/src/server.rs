@@ -45,7 +45,7 @@ impl Builder {
         self
     }
 
-    /// Speaks TLS only on its port, with this certificate, and knows clients by this authority. It asks
+    /// Speaks TLS only on its port and with other servers, with this certificate, and knows clients by this authority. It asks
     /// clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
     pub fn tls(mut self, pair: &Pair, authority: &Path) -> Self {
         self.has_tls = true;
@@ -65,6 +65,11 @@ impl Builder {
     pub(crate) fn sentinel(mut self) -> Self {
         self.is_sentinel = true;
         self
+    }
+
+    /// Whether TLS was asked for.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.has_tls
     }
 
     /// The password that was set.
@@ -107,7 +112,7 @@ impl Builder {
             folder = folder.path().display()
         );
         if self.has_tls {
-            lines += &format!("tls-port {tls}\n");
+            lines += &format!("tls-port {tls}\ntls-replication yes\n");
         }
         if !self.is_sentinel {
             lines += "save \"\"\n";
@@ -244,6 +249,11 @@ impl Server {
     /// Whether the test has ended it, and not started it again.
     pub(crate) fn is_stopped(&self) -> bool {
         self.process.is_none()
+    }
+
+    /// What it was to be.
+    pub(crate) fn shape(&self) -> &Builder {
+        &self.shape
     }
 
     /// The password that it asks for.
