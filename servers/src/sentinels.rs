@@ -7,7 +7,8 @@ use std::collections::HashMap;
 
 use redis::RedisResult;
 
-use crate::server::{Builder, Server};
+use crate::builder::Builder;
+use crate::server::Server;
 use crate::wait::{wait_for, wait_until};
 
 const REPLICAS: usize = 2;
@@ -56,7 +57,7 @@ impl Sentinels {
         ] {
             sentinel = sentinel.setting(&format!("sentinel {name} {}", Self::SERVICE), &value);
         }
-        if let Some(password) = server.its_password() {
+        if let Some(password) = &server.password {
             sentinel = sentinel.setting(&format!("sentinel auth-pass {}", Self::SERVICE), password);
         }
         let sentinels = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
@@ -74,7 +75,7 @@ impl Sentinels {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
         let password = self.sentinels[0].password().map(|password| format!("sentinel_password={password}"));
-        let tls = self.sentinels[0].shape().has_tls().then(|| "tls=true".to_owned());
+        let tls = self.sentinels[0].has_tls().then(|| "tls=true".to_owned());
         let parameters: Vec<String> = tls.into_iter().chain(password).collect();
         let mark = if parameters.is_empty() { "" } else { "?" };
         let login = self.servers[0].login();

@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a server may take for anything. Generous, since a busy machine is no fault of a test.
-pub const LIMIT: Duration = Duration::from_secs(20);
+/// How long a server may take for anything. Generous, since a busy machine is no fault of a test, and since a Sentinel
+/// may take 20 s to tell a master that was away that it is one no more.
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until it is so. `what` completes the sentence "it did not happen that".
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use redis::RedisResult;
 
+use crate::builder::Builder;
 use crate::sentinels::{is_followed, replicable};
-use crate::server::{Builder, Server};
+use crate::server::Server;
 use crate::wait::{wait_for, wait_until};
 
 use view::{View, view};
@@ -50,7 +51,7 @@ impl Cluster {
             .setting("cluster-node-timeout", NODE_TIMEOUT_MS)
             // A replica stands for election however long ago it heard from its master.
             .setting("cluster-replica-validity-factor", "0");
-        let node = if node.has_tls() { node.setting("tls-cluster", "yes") } else { node };
+        let node = if node.has_tls { node.setting("tls-cluster", "yes") } else { node };
         let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| node.clone().start()).collect();
         let ids = nodes.iter().map(|node| node.query(&["CLUSTER", "MYID"]).expect("it answers"));
         let cluster = Self { ids: ids.collect(), nodes };
@@ -101,7 +102,7 @@ impl Cluster {
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        let tls = if self.nodes[0].shape().has_tls() { "?tls=true" } else { "" };
+        let tls = if self.nodes[0].has_tls() { "?tls=true" } else { "" };
         format!("redis-cluster://{}{}{tls}", self.nodes[0].login(), hosts.join(","))
     }
 
