@@ -113,13 +113,21 @@ impl Sentinels {
         self.wait_for_another_than(old)
     }
 
+    /// Freezes the master, and waits until another server has become it. Which one that is. The old one, once told to go
+    /// on, believes for some seconds that it is the master.
+    pub fn freeze_master(&self) -> usize {
+        let old = self.master_number();
+        self.servers[old].signal("STOP");
+        self.wait_for_another_than(old)
+    }
+
     fn wait_for_another_than(&self, old: usize) -> usize {
         wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
             .expect("no other server becomes the master")
     }
 
     fn agreed_master(&self) -> Option<usize> {
-        let running = self.sentinels.iter().filter(|sentinel| !sentinel.is_stopped());
+        let running = self.sentinels.iter().filter(|sentinel| sentinel.is_up());
         let named: Vec<u16> = running
             .map(|sentinel| {
                 let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE];
@@ -134,7 +142,7 @@ impl Sentinels {
 
     /// One that runs.
     fn sentinel(&self) -> &Server {
-        self.sentinels.iter().find(|sentinel| !sentinel.is_stopped()).expect("a sentinel runs")
+        self.sentinels.iter().find(|sentinel| sentinel.is_up()).expect("a sentinel runs")
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
 use rustix::process::{Pid, Signal, kill_process};
@@ -29,6 +30,8 @@ pub(crate) enum Ready {
 pub struct Server {
     /// None while it is stopped.
     process: Option<Child>,
+    /// Stopped by a signal: it is there, and says nothing.
+    is_frozen: AtomicBool,
     /// Kept while it is stopped, so that it can come back on it.
     port: Option<Port>,
     shape: Builder,
@@ -44,7 +47,14 @@ impl Server {
 
     /// Everything but the process.
     pub(crate) fn stopped(shape: Builder, port: Option<Port>, folder: TempDir) -> Self {
-        Self { process: None, port, program: shape.flavor.program(), shape, folder }
+        Self {
+            process: None,
+            is_frozen: AtomicBool::new(false),
+            port,
+            program: shape.flavor.program(),
+            shape,
+            folder,
+        }
     }
 
     /// A Redis on a free port.
@@ -135,9 +145,9 @@ impl Server {
         self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())
     }
 
-    /// Whether the test has ended it, and not started it again.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.process.is_none()
+    /// Whether it can be asked, as far as that is the test's doing: it is neither ended nor frozen.
+    pub(crate) fn is_up(&self) -> bool {
+        self.process.is_some() && !self.is_frozen.load(Ordering::SeqCst)
     }
 
     /// Whether it speaks TLS on its port.
@@ -161,6 +171,7 @@ impl Server {
             // It fails only if the process has ended by itself.
             let _ = process.kill();
             process.wait().expect("it is our child");
+            self.is_frozen.store(false, Ordering::SeqCst);
         }
     }
 
@@ -234,6 +245,9 @@ impl Server {
         };
         let process = self.process.as_ref().expect("it runs");
         kill_process(Pid::from_child(process), signal).map_err(io::Error::from).expect("it is our child");
+        if signal != Signal::TERM {
+            self.is_frozen.store(signal == Signal::STOP, Ordering::SeqCst);
+        }
     }
 }
 

@@ -61,6 +61,18 @@ fn a_killed_master_that_is_started_again_follows_the_new_one() {
 }
 
 #[test]
+fn a_frozen_master_is_replaced_and_takes_itself_for_the_master_when_it_goes_on() {
+    let sentinels = Sentinels::start();
+    let old = sentinels.master_number();
+    let new = sentinels.freeze_master();
+    assert_ne!(old, new);
+    assert_eq!(master_by(&sentinels), sentinels.servers[new].port());
+    sentinels.servers[old].signal("CONT");
+    let info: redis::InfoDict = sentinels.servers[old].query(&["INFO", "replication"]).unwrap();
+    assert_eq!(info.get::<String>("role").unwrap(), "master");
+}
+
+#[test]
 fn servers_and_sentinels_may_each_want_a_password() {
     let mut sentinels =
         Sentinels::of(&Server::builder().password("s3cret"), &Server::builder().password("watcher"));

@@ -197,8 +197,20 @@ impl Cluster {
     pub fn kill(&mut self, master: usize) -> usize {
         let replica = self.ready_replica_of(master);
         self.nodes[master].stop();
-        wait_until("the replica becomes a master and every node knows", || self.is_known_as_master(replica));
+        self.wait_for_master(replica);
         replica
+    }
+
+    /// Freezes a master, and waits for the same. Which one took its place.
+    pub fn freeze(&self, master: usize) -> usize {
+        let replica = self.ready_replica_of(master);
+        self.nodes[master].signal("STOP");
+        self.wait_for_master(replica);
+        replica
+    }
+
+    fn wait_for_master(&self, replica: usize) {
+        wait_until("the replica becomes a master and every node knows", || self.is_known_as_master(replica));
     }
 
     /// A replica that can take over. A master pays no attention to one that it does not know yet.
@@ -238,7 +250,7 @@ impl Cluster {
     }
 
     fn running(&self) -> impl Iterator<Item = &Server> {
-        self.nodes.iter().filter(|node| !node.is_stopped())
+        self.nodes.iter().filter(|node| node.is_up())
     }
 
     fn any(&self) -> &Server {
