@@ -14,8 +14,9 @@ use crate::wait::{wait_for, wait_until};
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 
-/// How soon a master that does not answer counts as down.
-const DOWN_AFTER_MS: &str = "500";
+/// How soon a master that does not answer counts as down. Sentinels ask each second at most, and count from when they
+/// first heard of a master, so much less would make them replace one that they have only just been told of.
+const DOWN_AFTER_MS: &str = "2000";
 
 /// How long each step of a failover may take before it is begun anew.
 const FAILOVER_TIMEOUT_MS: &str = "2000";
@@ -60,7 +61,11 @@ impl Sentinels {
         if let Some(password) = &server.password {
             sentinel = sentinel.setting(&format!("sentinel auth-pass {}", Self::SERVICE), password);
         }
-        let sentinels = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
+        let sentinels: Vec<Server> = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
+        for sentinel in &sentinels {
+            // After a stall of the machine they would do nothing for half a minute. Redis 6.2 can't be told.
+            let _ = sentinel.query::<()>(&["SENTINEL", "DEBUG", "TILT-PERIOD", "1000"]);
+        }
         let all = Self { servers, sentinels };
         wait_until("the sentinels know each other and the servers", || {
             all.sentinels.iter().all(|sentinel| knows_all(sentinel).unwrap_or(false))

@@ -12,7 +12,7 @@ use redis::RedisResult;
 use crate::builder::Builder;
 use crate::sentinels::{is_followed, replicable};
 use crate::server::Server;
-use crate::wait::{wait_for, wait_until};
+use crate::wait::{wait_for, wait_or_explain};
 
 use view::{View, view};
 
@@ -81,7 +81,7 @@ impl Cluster {
                 node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
             }
         }
-        wait_until("every node knows every other", || {
+        self.wait_until("every node knows every other", || {
             self.all_see(|view| view.nodes.len() == self.nodes.len() && view.is_settled())
         });
     }
@@ -90,12 +90,12 @@ impl Cluster {
         for (master, replica) in (0..MASTERS).zip(MASTERS..) {
             self.nodes[replica].run(&["CLUSTER", "REPLICATE", &self.ids[master]]);
         }
-        wait_until("every master has its replica and every node knows of it", || {
+        self.wait_until("every master has its replica and every node knows of it", || {
             self.nodes[..MASTERS].iter().all(|master| is_followed(master, 1))
                 && self
                     .all_see(|view| view.nodes.iter().filter(|node| node.master.is_some()).count() == MASTERS)
         });
-        wait_until("the cluster serves all slots", || self.is_ok());
+        self.wait_until("the cluster serves all slots", || self.is_ok());
     }
 
     /// Where clients connect: `redis-cluster://host:port,host:port,…`, with the password and whether it is TLS.
@@ -175,14 +175,14 @@ impl Cluster {
         for node in [to, from] {
             self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", id]);
         }
-        wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
+        self.wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
     }
 
     /// Has a master's replica take its place, and waits until every node knows. Which one that is.
     pub fn fail_over(&self, of: usize) -> usize {
         let replica = self.ready_replica_of(of);
         let mut asked: Option<Instant> = None;
-        wait_until("the replica becomes a master and every node knows", || {
+        self.wait_until("the replica becomes a master and every node knows", || {
             // Masters that voted about this one just now refuse to, and the replica gives up without a word.
             if asked.is_none_or(|asked| asked.elapsed() > MANUAL_FAILOVER) {
                 let _: RedisResult<()> = self.nodes[replica].query(&["CLUSTER", "FAILOVER"]);
@@ -210,14 +210,16 @@ impl Cluster {
     }
 
     fn wait_for_master(&self, replica: usize) {
-        wait_until("the replica becomes a master and every node knows", || self.is_known_as_master(replica));
+        self.wait_until("the replica becomes a master and every node knows", || {
+            self.is_known_as_master(replica)
+        });
     }
 
     /// A replica that can take over. A master pays no attention to one that it does not know yet.
     fn ready_replica_of(&self, master: usize) -> usize {
         let replica = self.replica_of(master);
         let (master_id, id) = (&self.ids[master], &self.ids[replica]);
-        wait_until("the replica has caught up and every node knows of it", || {
+        self.wait_until("the replica has caught up and every node knows of it", || {
             is_followed(&self.nodes[master], 1)
                 && self
                     .all_see(|view| view.of(id).is_some_and(|node| node.master.as_ref() == Some(master_id)))
@@ -229,6 +231,16 @@ impl Cluster {
         let id = &self.ids[number];
         self.all_see(|view| view.of(id).is_some_and(|node| node.master.is_none() && node.has_slots()))
             && self.is_ok()
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl FnMut() -> bool) {
+        wait_or_explain(what, is_so, || {
+            let seen = self.running().map(|node| {
+                let text: RedisResult<String> = node.query(&["CLUSTER", "NODES"]);
+                format!("seen by {}:\n{}", node.port(), text.unwrap_or_else(|error| error.to_string()))
+            });
+            seen.collect()
+        });
     }
 
     fn agreed_owner(&self, slot: u16) -> Option<usize> {
