@@ -22,6 +22,9 @@ const SLOTS: usize = 16_384;
 /// How soon a node that does not answer counts as down.
 const NODE_TIMEOUT_MS: &str = "1000";
 
+/// When those who still do not know each other are told again.
+const MEET_AGAIN: Duration = Duration::from_secs(2);
+
 /// How long a replica that was told to take over goes on trying.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(5);
 
@@ -76,14 +79,27 @@ impl Cluster {
     }
 
     fn introduce(&self) {
-        for (number, node) in self.nodes.iter().enumerate() {
-            for other in &self.nodes[..number] {
-                node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
-            }
-        }
+        let mut met: Option<Instant> = None;
         self.wait_until("every node knows every other", || {
+            // On a busy machine one side may take longer to answer than the other waits, and is forgotten.
+            if met.is_none_or(|met| met.elapsed() > MEET_AGAIN) {
+                self.meet();
+                met = Some(Instant::now());
+            }
             self.all_see(|view| view.nodes.len() == self.nodes.len() && view.is_settled())
         });
+    }
+
+    /// Tells every node about those that it does not know.
+    fn meet(&self) {
+        for node in &self.nodes {
+            let Some(view) = view(node) else { continue };
+            for (other, id) in self.nodes.iter().zip(&self.ids) {
+                if view.of(id).is_none() {
+                    node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+                }
+            }
+        }
     }
 
     fn attach_replicas(&self) {
