@@ -48,7 +48,9 @@ impl Certificates {
         let mut expired = params("an expired server", &NAMES, ExtendedKeyUsagePurpose::ServerAuth);
         expired.not_before = date_time_ymd(2001, 1, 1);
         expired.not_after = date_time_ymd(2002, 1, 1);
-        let server = params("a server", &NAMES, ExtendedKeyUsagePurpose::ServerAuth);
+        let mut server = params("a server", &NAMES, ExtendedKeyUsagePurpose::ServerAuth);
+        // The nodes of a cluster are clients of each other.
+        server.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         let wrong_name = params("another server", &["elsewhere.test"], ExtendedKeyUsagePurpose::ServerAuth);
         let client = params("a client", &[], ExtendedKeyUsagePurpose::ClientAuth);
         Self {

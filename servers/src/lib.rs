@@ -7,6 +7,7 @@
 
 #![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
 
+mod builder;
 mod certificates;
 mod cluster;
 mod port;
@@ -16,10 +17,11 @@ mod sentinels;
 mod server;
 mod wait;
 
+pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
 pub use program::Flavor;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;
-pub use server::{Builder, Server};
+pub use server::Server;
 pub use wait::{LIMIT, wait_until};

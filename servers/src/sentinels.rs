@@ -7,14 +7,16 @@ use std::collections::HashMap;
 
 use redis::RedisResult;
 
-use crate::server::{Builder, Server};
+use crate::builder::Builder;
+use crate::server::Server;
 use crate::wait::{wait_for, wait_until};
 
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 
-/// How soon a master that does not answer counts as down.
-const DOWN_AFTER_MS: &str = "500";
+/// How soon a master that does not answer counts as down. Sentinels ask each second at most, and count from when they
+/// first heard of a master, so much less would make them replace one that they have only just been told of.
+const DOWN_AFTER_MS: &str = "2000";
 
 /// How long each step of a failover may take before it is begun anew.
 const FAILOVER_TIMEOUT_MS: &str = "2000";
@@ -56,10 +58,14 @@ impl Sentinels {
         ] {
             sentinel = sentinel.setting(&format!("sentinel {name} {}", Self::SERVICE), &value);
         }
-        if let Some(password) = server.its_password() {
+        if let Some(password) = &server.password {
             sentinel = sentinel.setting(&format!("sentinel auth-pass {}", Self::SERVICE), password);
         }
-        let sentinels = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
+        let sentinels: Vec<Server> = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
+        for sentinel in &sentinels {
+            // After a stall of the machine they would do nothing for half a minute. Redis 6.2 can't be told.
+            let _ = sentinel.query::<()>(&["SENTINEL", "DEBUG", "TILT-PERIOD", "1000"]);
+        }
         let all = Self { servers, sentinels };
         wait_until("the sentinels know each other and the servers", || {
             all.sentinels.iter().all(|sentinel| knows_all(sentinel).unwrap_or(false))
@@ -67,14 +73,18 @@ impl Sentinels {
         all
     }
 
-    /// Where clients ask for this service, with the passwords: `redis-sentinel://host:port,host:port,host:port/service`.
+    /// Where clients ask for this service: `redis-sentinel://host:port,host:port,host:port/service`, with the passwords
+    /// and whether it is TLS.
     #[must_use]
     pub fn url(&self, service: &str) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
-        let login = self.sentinels[0].password();
-        let login = login.map_or(String::new(), |password| format!("?sentinel_password={password}"));
-        format!("redis-sentinel://{}{}/{service}{login}", self.servers[0].login(), hosts.join(","))
+        let password = self.sentinels[0].password().map(|password| format!("sentinel_password={password}"));
+        let tls = self.sentinels[0].has_tls().then(|| "tls=true".to_owned());
+        let parameters: Vec<String> = tls.into_iter().chain(password).collect();
+        let mark = if parameters.is_empty() { "" } else { "?" };
+        let login = self.servers[0].login();
+        format!("redis-sentinel://{login}{}/{service}{mark}{}", hosts.join(","), parameters.join("&"))
     }
 
     /// The server that all sentinels name as the master. Waits until they agree.
@@ -108,13 +118,21 @@ impl Sentinels {
         self.wait_for_another_than(old)
     }
 
+    /// Freezes the master, and waits until another server has become it. Which one that is. The old one, once told to go
+    /// on, believes for some seconds that it is the master.
+    pub fn freeze_master(&self) -> usize {
+        let old = self.master_number();
+        self.servers[old].signal("STOP");
+        self.wait_for_another_than(old)
+    }
+
     fn wait_for_another_than(&self, old: usize) -> usize {
         wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
             .expect("no other server becomes the master")
     }
 
     fn agreed_master(&self) -> Option<usize> {
-        let running = self.sentinels.iter().filter(|sentinel| !sentinel.is_stopped());
+        let running = self.sentinels.iter().filter(|sentinel| sentinel.is_up());
         let named: Vec<u16> = running
             .map(|sentinel| {
                 let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE];
@@ -129,7 +147,7 @@ impl Sentinels {
 
     /// One that runs.
     fn sentinel(&self) -> &Server {
-        self.sentinels.iter().find(|sentinel| !sentinel.is_stopped()).expect("a sentinel runs")
+        self.sentinels.iter().find(|sentinel| sentinel.is_up()).expect("a sentinel runs")
     }
 }
 

@@ -7,128 +7,19 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::certificates::Pair;
+use crate::builder::Builder;
 use crate::port::Port;
-use crate::program::Flavor;
 use crate::wait::{LIMIT, wait_for};
-
-/// How often a start is tried on another port.
-const ATTEMPTS: usize = 10;
-
-/// What a server is to be, before it starts.
-#[must_use = "it starts with start()"]
-#[derive(Clone, Debug, Default)]
-pub struct Builder {
-    flavor: Flavor,
-    on_socket: bool,
-    is_sentinel: bool,
-    has_tls: bool,
-    password: Option<String>,
-    settings: Vec<(String, String)>,
-}
-
-impl Builder {
-    /// Runs this program.
-    pub fn flavor(mut self, flavor: Flavor) -> Self {
-        self.flavor = flavor;
-        self
-    }
-
-    /// Listens on a Unix socket only, on no port.
-    pub fn on_socket(mut self) -> Self {
-        self.on_socket = true;
-        self
-    }
-
-    /// Speaks TLS only on its port, with this certificate, and knows clients by this authority. It asks
-    /// clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
-    pub fn tls(mut self, pair: &Pair, authority: &Path) -> Self {
-        self.has_tls = true;
-        self.setting("tls-cert-file", &pair.certificate.display().to_string())
-            .setting("tls-key-file", &pair.key.display().to_string())
-            .setting("tls-ca-cert-file", &authority.display().to_string())
-            .setting("tls-auth-clients", "no")
-    }
-
-    /// Asks for this password, also from its replicas, and gives it to its master.
-    pub fn password(mut self, password: &str) -> Self {
-        self.password = Some(password.to_owned());
-        self
-    }
-
-    /// Is a Sentinel.
-    pub(crate) fn sentinel(mut self) -> Self {
-        self.is_sentinel = true;
-        self
-    }
-
-    /// The password that was set.
-    pub(crate) fn its_password(&self) -> Option<&str> {
-        self.password.as_deref()
-    }
-
-    /// Adds a line to its configuration file, where the last one of a name counts. The value is written as in that
-    /// file: `("save", "60 1")`.
-    pub fn setting(mut self, name: &str, value: &str) -> Self {
-        self.settings.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Starts it and waits until it answers.
-    pub fn start(self) -> Server {
-        self.start_on(Port::claim)
-    }
-
-    fn start_on(self, mut claim: impl FnMut() -> Port) -> Server {
-        for _ in 0..ATTEMPTS {
-            let mut server = self.prepare((!self.on_socket).then(&mut claim));
-            match server.try_start(Ready::Answers) {
-                Ok(()) => return server,
-                // Another program took the port meanwhile.
-                Err(log) if log.contains("Address already in use") => {}
-                Err(log) => panic!("{:?} does not start:\n{log}", self.flavor),
-            }
-        }
-        panic!("{:?} found no port in {ATTEMPTS} attempts", self.flavor);
-    }
-
-    /// Everything but the process.
-    fn prepare(&self, port: Option<Port>) -> Server {
-        let folder = tempfile::Builder::new().prefix("server-").tempdir().expect("a temporary folder");
-        let number = port.as_ref().map_or(0, Port::number);
-        let (plain, tls) = if self.has_tls { (0, number) } else { (number, 0) };
-        let mut lines = format!(
-            "bind 127.0.0.1\nport {plain}\nunixsocket {folder}/socket\ndir {folder}\n",
-            folder = folder.path().display()
-        );
-        if self.has_tls {
-            lines += &format!("tls-port {tls}\n");
-        }
-        if !self.is_sentinel {
-            lines += "save \"\"\n";
-        }
-        if let Some(password) = &self.password {
-            lines += &format!("requirepass {password}\n");
-            // Sentinels ask each other for it; servers ask their replicas.
-            let name = if self.is_sentinel { "sentinel sentinel-pass" } else { "masterauth" };
-            lines += &format!("{name} {password}\n");
-        }
-        for (name, value) in &self.settings {
-            lines += &format!("{name} {value}\n");
-        }
-        fs::write(folder.path().join("conf"), lines).expect("the folder can be written to");
-        Server { process: None, port, shape: self.clone(), program: self.flavor.program(), folder }
-    }
-}
 
 /// When a start is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ready {
+pub(crate) enum Ready {
     Answers,
     AnswersOrLoads,
 }
@@ -139,6 +30,8 @@ enum Ready {
 pub struct Server {
     /// None while it is stopped.
     process: Option<Child>,
+    /// Stopped by a signal: it is there, and says nothing.
+    is_frozen: AtomicBool,
     /// Kept while it is stopped, so that it can come back on it.
     port: Option<Port>,
     shape: Builder,
@@ -147,9 +40,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// What it is to be. Unless told otherwise: [`Flavor::Redis7`], on a free port, without files that last.
+    /// What it is to be. Unless told otherwise: [`Flavor::Redis7`](crate::Flavor::Redis7), on a free port, without files that last.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Everything but the process.
+    pub(crate) fn stopped(shape: Builder, port: Option<Port>, folder: TempDir) -> Self {
+        Self {
+            process: None,
+            is_frozen: AtomicBool::new(false),
+            port,
+            program: shape.flavor.program(),
+            shape,
+            folder,
+        }
     }
 
     /// A Redis on a free port.
@@ -203,8 +108,7 @@ impl Server {
     /// The address of its Unix socket, with the password.
     #[must_use]
     pub fn socket_url(&self) -> String {
-        let login =
-            self.shape.password.as_ref().map_or(String::new(), |password| format!("?pass={password}"));
+        let login = self.password().map_or(String::new(), |password| format!("?pass={password}"));
         format!("redis+unix://{}{login}", self.socket().display())
     }
 
@@ -246,19 +150,24 @@ impl Server {
         self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())
     }
 
-    /// Whether the test has ended it, and not started it again.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.process.is_none()
+    /// Whether it can be asked, as far as that is the test's doing: it is neither ended nor frozen.
+    pub(crate) fn is_up(&self) -> bool {
+        self.process.is_some() && !self.is_frozen.load(Ordering::SeqCst)
+    }
+
+    /// Whether it speaks TLS on its port.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.shape.has_tls
     }
 
     /// The password that it asks for.
     pub(crate) fn password(&self) -> Option<&str> {
-        self.shape.its_password()
+        self.shape.password.as_deref()
     }
 
     /// What comes before the hosts in an address.
     pub(crate) fn login(&self) -> String {
-        self.shape.password.as_ref().map_or(String::new(), |password| format!(":{password}@"))
+        self.password().map_or(String::new(), |password| format!(":{password}@"))
     }
 
     /// Kills it at once: nothing is saved, no connection is closed politely.
@@ -267,6 +176,7 @@ impl Server {
             // It fails only if the process has ended by itself.
             let _ = process.kill();
             process.wait().expect("it is our child");
+            self.is_frozen.store(false, Ordering::SeqCst);
         }
     }
 
@@ -299,7 +209,7 @@ impl Server {
     }
 
     /// Starts the process and waits until it is ready. If it ends instead: what it logged.
-    fn try_start(&mut self, ready: Ready) -> Result<(), String> {
+    pub(crate) fn try_start(&mut self, ready: Ready) -> Result<(), String> {
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"));
         let log = log.expect("the folder can be written to");
         let mut command = Command::new(&self.program);
@@ -340,29 +250,14 @@ impl Server {
         };
         let process = self.process.as_ref().expect("it runs");
         kill_process(Pid::from_child(process), signal).map_err(io::Error::from).expect("it is our child");
+        if signal != Signal::TERM {
+            self.is_frozen.store(signal == Signal::STOP, Ordering::SeqCst);
+        }
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-
-    #[test]
-    fn a_port_that_another_program_takes_before_the_server_does_is_given_up_for_another() {
-        let mut intruder = None;
-        let server = Server::builder().start_on(|| {
-            let port = Port::claim();
-            intruder.get_or_insert_with(|| TcpListener::bind(("127.0.0.1", port.number())).unwrap());
-            port
-        });
-        assert_ne!(server.port(), intruder.unwrap().local_addr().unwrap().port());
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_servers::{Certificates, Pair, Proxy, Server};
+use leasehold_servers::{Certificates, Cluster, Pair, Proxy, Sentinels, Server};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -85,4 +85,36 @@ fn a_server_that_wants_client_certificates_takes_the_client_s_only() {
     assert!(ping(server.port(), &certificates.authority, None).is_err());
     let strangers = Certificates::new();
     assert!(ping(server.port(), &certificates.authority, Some(&strangers.client)).is_err());
+}
+
+#[test]
+fn sentinels_and_their_servers_may_speak_tls() {
+    let certificates = Certificates::new();
+    let builder = Server::builder().tls(&certificates.server, &certificates.authority);
+    let mut sentinels = Sentinels::of(&builder, &builder.clone().password("watcher"));
+    assert!(sentinels.url("locks").ends_with("/locks?tls=true&sentinel_password=watcher"));
+    for server in sentinels.servers.iter().chain(&sentinels.sentinels) {
+        let answer = ping(server.port(), &certificates.authority, None).unwrap();
+        assert!(answer == "+PONG\r\n" || answer == "-NOAUTH", "{answer}");
+    }
+    sentinels.kill_master();
+}
+
+#[test]
+fn a_cluster_may_speak_tls() {
+    let certificates = Certificates::new();
+    let builder = Server::builder().tls(&certificates.server, &certificates.authority);
+    let cluster = Cluster::of(&builder);
+    assert!(cluster.url().starts_with("redis-cluster://127.0.0.1:") && cluster.url().ends_with("?tls=true"));
+    for node in &cluster.nodes {
+        assert_eq!(ping(node.port(), &certificates.authority, None).unwrap(), "+PONG\r\n");
+    }
+    let from = cluster.node_of("a");
+    cluster.nodes[from].run(&["SET", "a", "1"]);
+    let (slot, to) = (cluster.slot_of("a"), (from + 1) % 3);
+    cluster.migrate_begin(slot, to);
+    cluster.migrate_keys(slot, to);
+    cluster.migrate_end(slot, to);
+    assert_eq!(cluster.nodes[to].query::<i64>(&["GET", "a"]).unwrap(), 1);
+    cluster.fail_over(to);
 }

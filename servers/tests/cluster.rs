@@ -85,3 +85,16 @@ fn a_killed_master_is_replaced_by_its_replica_and_comes_back_as_its_replica() {
         });
     }
 }
+
+#[test]
+fn a_frozen_master_is_replaced_by_its_replica_and_follows_it_when_it_goes_on() {
+    let cluster = Cluster::start();
+    let master = cluster.node_of("a");
+    let replica = cluster.freeze(master);
+    assert_ne!(replica, master);
+    assert_eq!(cluster.node_of("a"), replica);
+    cluster.nodes[master].signal("CONT");
+    wait_until("it sends clients to the new master", || {
+        get(&cluster, master, "a").is_err_and(|error| error.kind() == MOVED)
+    });
+}

@@ -1,6 +1,6 @@
 //! Sentinels: that they find a new master when asked, and when the old one dies.
 
-use leasehold_servers::{Flavor, Sentinels, Server, wait_until};
+use leasehold_servers::{Flavor, Sentinels, Server};
 use redis::Commands as _;
 
 /// What a client would be told by the sentinels of an address.
@@ -48,15 +48,15 @@ fn a_killed_master_is_replaced_with_every_flavor() {
 }
 
 #[test]
-fn a_killed_master_that_is_started_again_follows_the_new_one() {
-    let mut sentinels = Sentinels::start();
+fn a_frozen_master_is_replaced_and_takes_itself_for_the_master_when_it_goes_on() {
+    let sentinels = Sentinels::start();
     let old = sentinels.master_number();
-    let new = sentinels.kill_master();
-    sentinels.servers[old].start();
-    wait_until("the old master follows the new one", || {
-        let info: redis::InfoDict = sentinels.servers[old].query(&["INFO", "replication"]).unwrap();
-        info.get::<u16>("master_port") == Some(sentinels.servers[new].port())
-    });
+    let new = sentinels.freeze_master();
+    assert_ne!(old, new);
+    assert_eq!(master_by(&sentinels), sentinels.servers[new].port());
+    sentinels.servers[old].signal("CONT");
+    let info: redis::InfoDict = sentinels.servers[old].query(&["INFO", "replication"]).unwrap();
+    assert_eq!(info.get::<String>("role").unwrap(), "master");
 }
 
 #[test]

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use redis::RedisResult;
 
+use crate::builder::Builder;
 use crate::sentinels::{is_followed, replicable};
-use crate::server::{Builder, Server};
-use crate::wait::{wait_for, wait_until};
+use crate::server::Server;
+use crate::wait::{wait_for, wait_or_explain};
 
 use view::{View, view};
 
@@ -20,6 +21,9 @@ const SLOTS: usize = 16_384;
 
 /// How soon a node that does not answer counts as down.
 const NODE_TIMEOUT_MS: &str = "1000";
+
+/// When those who still do not know each other are told again.
+const MEET_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long a replica that was told to take over goes on trying.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(5);
@@ -31,6 +35,8 @@ const BATCH: &str = "100";
 pub struct Cluster {
     /// The nodes: at first three masters, then a replica of each in the same order.
     pub nodes: Vec<Server>,
+    /// What they call each other, in the same order.
+    ids: Vec<String>,
 }
 
 impl Cluster {
@@ -48,7 +54,10 @@ impl Cluster {
             .setting("cluster-node-timeout", NODE_TIMEOUT_MS)
             // A replica stands for election however long ago it heard from its master.
             .setting("cluster-replica-validity-factor", "0");
-        let cluster = Self { nodes: (0..2 * MASTERS).map(|_| node.clone().start()).collect() };
+        let node = if node.has_tls { node.setting("tls-cluster", "yes") } else { node };
+        let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| node.clone().start()).collect();
+        let ids = nodes.iter().map(|node| node.query(&["CLUSTER", "MYID"]).expect("it answers"));
+        let cluster = Self { ids: ids.collect(), nodes };
         cluster.share_out_slots();
         cluster.introduce();
         cluster.attach_replicas();
@@ -70,33 +79,47 @@ impl Cluster {
     }
 
     fn introduce(&self) {
-        for (number, node) in self.nodes.iter().enumerate() {
-            for other in &self.nodes[..number] {
-                node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+        let mut met: Option<Instant> = None;
+        self.wait_until("every node knows every other", || {
+            // On a busy machine one side may take longer to answer than the other waits, and is forgotten.
+            if met.is_none_or(|met| met.elapsed() > MEET_AGAIN) {
+                self.meet();
+                met = Some(Instant::now());
             }
-        }
-        wait_until("every node knows every other", || {
             self.all_see(|view| view.nodes.len() == self.nodes.len() && view.is_settled())
         });
     }
 
+    /// Tells every node about those that it does not know.
+    fn meet(&self) {
+        for node in &self.nodes {
+            let Some(view) = view(node) else { continue };
+            for (other, id) in self.nodes.iter().zip(&self.ids) {
+                if view.of(id).is_none() {
+                    node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+                }
+            }
+        }
+    }
+
     fn attach_replicas(&self) {
         for (master, replica) in (0..MASTERS).zip(MASTERS..) {
-            self.nodes[replica].run(&["CLUSTER", "REPLICATE", &self.id(master)]);
+            self.nodes[replica].run(&["CLUSTER", "REPLICATE", &self.ids[master]]);
         }
-        wait_until("every master has its replica and every node knows of it", || {
+        self.wait_until("every master has its replica and every node knows of it", || {
             self.nodes[..MASTERS].iter().all(|master| is_followed(master, 1))
                 && self
                     .all_see(|view| view.nodes.iter().filter(|node| node.master.is_some()).count() == MASTERS)
         });
-        wait_until("the cluster serves all slots", || self.is_ok());
+        self.wait_until("the cluster serves all slots", || self.is_ok());
     }
 
-    /// Where clients connect, with the password: `redis-cluster://host:port,host:port,…`.
+    /// Where clients connect: `redis-cluster://host:port,host:port,…`, with the password and whether it is TLS.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
-        format!("redis-cluster://{}{}", self.nodes[0].login(), hosts.join(","))
+        let tls = if self.nodes[0].has_tls() { "?tls=true" } else { "" };
+        format!("redis-cluster://{}{}{tls}", self.nodes[0].login(), hosts.join(","))
     }
 
     /// The slot of a key.
@@ -120,12 +143,12 @@ impl Cluster {
     /// A replica of a master that has one.
     #[must_use]
     pub fn replica_of(&self, master: usize) -> usize {
-        let id = self.id(master);
+        let id = &self.ids[master];
         let found = wait_for(|| {
             let view = view(self.any())?;
             let replica =
-                view.nodes.iter().find(|node| node.master.as_ref() == Some(&id) && !node.has_failed)?;
-            self.number_of(replica.port)
+                view.nodes.iter().find(|node| node.master.as_ref() == Some(id) && !node.has_failed)?;
+            self.number_of(&replica.id)
         });
         found.expect("the master has no replica")
     }
@@ -135,8 +158,8 @@ impl Cluster {
     pub fn migrate_begin(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
         let slot = slot.to_string();
-        self.nodes[to].run(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.id(from)]);
-        self.nodes[from].run(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.id(to)]);
+        self.nodes[to].run(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
+        self.nodes[from].run(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
     }
 
     /// Moves all keys that the slot has now.
@@ -163,19 +186,19 @@ impl Cluster {
     /// Ends the move: the slot is the other master's, and every node knows it.
     pub fn migrate_end(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
-        let id = self.id(to);
+        let id = &self.ids[to];
         // The new owner first: were it last, a slot could for a moment be nobody's.
         for node in [to, from] {
-            self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id]);
+            self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", id]);
         }
-        wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
+        self.wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
     }
 
     /// Has a master's replica take its place, and waits until every node knows. Which one that is.
     pub fn fail_over(&self, of: usize) -> usize {
         let replica = self.ready_replica_of(of);
         let mut asked: Option<Instant> = None;
-        wait_until("the replica becomes a master and every node knows", || {
+        self.wait_until("the replica becomes a master and every node knows", || {
             // Masters that voted about this one just now refuse to, and the replica gives up without a word.
             if asked.is_none_or(|asked| asked.elapsed() > MANUAL_FAILOVER) {
                 let _: RedisResult<()> = self.nodes[replica].query(&["CLUSTER", "FAILOVER"]);
@@ -190,32 +213,57 @@ impl Cluster {
     pub fn kill(&mut self, master: usize) -> usize {
         let replica = self.ready_replica_of(master);
         self.nodes[master].stop();
-        wait_until("the replica becomes a master and every node knows", || self.is_known_as_master(replica));
+        self.wait_for_master(replica);
         replica
+    }
+
+    /// Freezes a master, and waits for the same. Which one took its place.
+    pub fn freeze(&self, master: usize) -> usize {
+        let replica = self.ready_replica_of(master);
+        self.nodes[master].signal("STOP");
+        self.wait_for_master(replica);
+        replica
+    }
+
+    fn wait_for_master(&self, replica: usize) {
+        self.wait_until("the replica becomes a master and every node knows", || {
+            self.is_known_as_master(replica)
+        });
     }
 
     /// A replica that can take over. A master pays no attention to one that it does not know yet.
     fn ready_replica_of(&self, master: usize) -> usize {
         let replica = self.replica_of(master);
-        let (id, port) = (self.id(master), self.nodes[replica].port());
-        wait_until("the replica has caught up and every node knows of it", || {
+        let (master_id, id) = (&self.ids[master], &self.ids[replica]);
+        self.wait_until("the replica has caught up and every node knows of it", || {
             is_followed(&self.nodes[master], 1)
-                && self.all_see(|view| view.of(port).is_some_and(|node| node.master.as_ref() == Some(&id)))
+                && self
+                    .all_see(|view| view.of(id).is_some_and(|node| node.master.as_ref() == Some(master_id)))
         });
         replica
     }
 
     fn is_known_as_master(&self, number: usize) -> bool {
-        let port = self.nodes[number].port();
-        self.all_see(|view| view.of(port).is_some_and(|node| node.master.is_none() && node.has_slots()))
+        let id = &self.ids[number];
+        self.all_see(|view| view.of(id).is_some_and(|node| node.master.is_none() && node.has_slots()))
             && self.is_ok()
     }
 
+    fn wait_until(&self, what: &str, is_so: impl FnMut() -> bool) {
+        wait_or_explain(what, is_so, || {
+            let seen = self.running().map(|node| {
+                let text: RedisResult<String> = node.query(&["CLUSTER", "NODES"]);
+                format!("seen by {}:\n{}", node.port(), text.unwrap_or_else(|error| error.to_string()))
+            });
+            seen.collect()
+        });
+    }
+
     fn agreed_owner(&self, slot: u16) -> Option<usize> {
-        let mut ports = self.running().map(|node| view(node)?.owner_of(slot));
-        let first = ports.next()??;
-        let do_agree = ports.all(|port| port == Some(first));
-        do_agree.then(|| self.number_of(first))?
+        let mut owners = self.running().map(|node| view(node)?.owner_of(slot));
+        let first = owners.next()?;
+        let do_agree = owners.all(|owner| owner == first);
+        self.number_of(&first?).filter(|_| do_agree)
     }
 
     fn all_see(&self, is_so: impl Fn(&View) -> bool) -> bool {
@@ -230,19 +278,14 @@ impl Cluster {
     }
 
     fn running(&self) -> impl Iterator<Item = &Server> {
-        self.nodes.iter().filter(|node| !node.is_stopped())
+        self.nodes.iter().filter(|node| node.is_up())
     }
 
     fn any(&self) -> &Server {
         self.running().next().expect("a node runs")
     }
 
-    fn number_of(&self, port: u16) -> Option<usize> {
-        self.nodes.iter().position(|node| node.port() == port)
-    }
-
-    /// What the nodes call one of them.
-    fn id(&self, number: usize) -> String {
-        self.nodes[number].query(&["CLUSTER", "MYID"]).expect("it answers")
+    fn number_of(&self, id: &str) -> Option<usize> {
+        self.ids.iter().position(|known| known == id)
     }
 }

@@ -11,7 +11,7 @@ pub(super) struct View {
 
 /// One line of it.
 pub(super) struct Node {
-    pub(super) port: u16,
+    pub(super) id: String,
     /// The id of the node that it is a replica of.
     pub(super) master: Option<String>,
     pub(super) has_failed: bool,
@@ -29,11 +29,10 @@ pub(super) fn view(node: &Server) -> Option<View> {
 /// `id host:port@bus,name flags master ping pong epoch link slots…`
 fn parse(line: &str) -> Option<Node> {
     let words: Vec<&str> = line.split(' ').collect();
-    let [_, address, flags, master, _, _, _, _, slots @ ..] = words.as_slice() else { return None };
-    let port = address.split('@').next()?.rsplit(':').next()?.parse().ok()?;
+    let [id, _, flags, master, _, _, _, _, slots @ ..] = words.as_slice() else { return None };
     let has = |name: &str| flags.split(',').any(|flag| flag == name);
     Some(Node {
-        port,
+        id: (*id).to_owned(),
         master: (*master != "-").then(|| (*master).to_owned()),
         has_failed: has("fail"),
         is_new: has("handshake"),
@@ -53,14 +52,14 @@ impl View {
         self.nodes.iter().all(|node| !node.is_new)
     }
 
-    pub(super) fn of(&self, port: u16) -> Option<&Node> {
-        self.nodes.iter().find(|node| node.port == port)
+    pub(super) fn of(&self, id: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// The port of a slot's master.
-    pub(super) fn owner_of(&self, slot: u16) -> Option<u16> {
+    /// The id of a slot's master.
+    pub(super) fn owner_of(&self, slot: u16) -> Option<String> {
         let owner = self.nodes.iter().find(|node| node.slots.iter().any(|slots| slots.contains(&slot)));
-        owner.map(|node| node.port)
+        owner.map(|node| node.id.clone())
     }
 }
 
@@ -79,7 +78,7 @@ mod tests {
         let node =
             parse("07c3 127.0.0.1:30004@31004,host myself,master,fail - 0 1 4 connected 3 5-7 [9->-e7d1]");
         let node = node.unwrap();
-        assert!(node.port == 30004 && node.master.is_none() && node.has_failed && !node.is_new);
+        assert!(node.id == "07c3" && node.master.is_none() && node.has_failed && !node.is_new);
         assert_eq!(node.slots, [3..=3, 5..=7]);
         let replica = parse("e7d1 127.0.0.1:30005@31005 slave,handshake 07c3 0 1 4 connected").unwrap();
         assert_eq!(replica.master.as_deref(), Some("07c3"));

@@ -148,10 +148,10 @@ impl Acceptor {
                 // A client that is gone, or a server that is: then the client's connection is closed.
                 let Ok(client) = client else { continue };
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, shared.server)) else { continue };
-                let link = Link::start(&client, &server, &shared.requests, &shared.replies);
+                // Locked before anything passes, so that whoever has heard from the server can be cut off.
                 let mut links = lock(&shared.links);
                 links.retain(|link| !link.is_over());
-                links.push(link);
+                links.push(Link::start(&client, &server, &shared.requests, &shared.replies));
             }
         });
         Self { port, is_over, thread: Some(thread) }
