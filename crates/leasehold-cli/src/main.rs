@@ -9,6 +9,7 @@ mod child;
 mod command;
 mod duration;
 mod exit;
+mod lock;
 mod look;
 mod run;
 mod say;
