@@ -24,6 +24,7 @@ Examples:
   leasehold run --semaphore 3 encode -- ./encode three at a time
   leasehold run -s site -- ./crawl               beside others with -s, and
   leasehold run -x site -- ./publish             alone
+  leasehold elect scheduler -- ./scheduler       on one of many hosts
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
@@ -76,9 +77,26 @@ The lock is given back as soon as the command ends, also if it leaves
 processes behind. Its command line is shown to everybody who can see the
 store; --note shows something else instead.";
 
+const ELECT: &str = "\
+Start it on every host that may run the command. One of them is elected and
+runs it; the others wait. When the command ends, however that may be, its host
+resigns, and the next one starts it at once. The host where it ended stands for
+election again after a pause, which doubles from --backoff to --backoff-max, and
+is short again once the command has run for longer than the longest pause. So
+a command that fails everywhere is not started all the time.
+
+If a host dies, its lease ends after the ttl, and the next one starts the
+command. What happens when a lease is lost, what the command gets, and what
+--on-lost and --grace mean is as with run: see leasehold run --help.
+
+INT, TERM, HUP and QUIT are passed on to the command; when it has ended,
+leasehold resigns and exits with the command's code. --note is what others are
+told about the leader: see leasehold show --kind election NAME.";
+
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
-  kind, name        what is locked; the kinds are mutex, semaphore and rw
+  kind, name        what is locked; the kinds are mutex, semaphore, rw and
+                    election
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
                     permits there are, and are out; for a rw lock a writer
                     takes all of the capacity; 0 if nobody uses it
@@ -123,6 +141,9 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(after_long_help = after(RUN))]
     Run(RunArgs),
+    /// Keep a command running on exactly one of the hosts that say so
+    #[command(after_long_help = after(ELECT))]
+    Elect(ElectArgs),
     /// List the locks that somebody holds or waits for
     Ls(LsArgs),
     /// Show who holds a lock and who waits for it
@@ -160,6 +181,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) at_least: Duration,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct ElectArgs {
+    /// The pause before the command is started anew; it doubles each time, until the command has run for longer
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) backoff: Duration,
+    /// The longest such pause
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) backoff_max: Duration,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }

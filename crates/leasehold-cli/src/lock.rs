@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Guard, Kind, LockView, Mutex, Reentrant, RwLock, Semaphore};
+use leasehold::{Client, Election, Error, Guard, Kind, LockView, Mutex, Reentrant, RwLock, Semaphore};
 
-use crate::args::{RunArgs, name};
+use crate::args::{RunArgs, WorkArgs, name};
 use crate::exit::Stop;
 use crate::look::printable;
 
@@ -20,6 +20,7 @@ enum Way {
     Shared(RwLock),
     Exclusive(RwLock),
     Permit(Semaphore),
+    Leadership(Election),
 }
 
 impl Lock {
@@ -41,11 +42,19 @@ impl Lock {
         Ok(Self { client: client.clone(), name, way })
     }
 
+    /// The leadership that `elect` is about.
+    pub(crate) fn leadership(client: &Client, work: &WorkArgs, note: &str) -> Result<Self, Stop> {
+        let name = name(&work.name)?.to_owned();
+        let way = Way::Leadership(client.election(&name).ttl(work.ttl).note(note));
+        Ok(Self { client: client.clone(), name, way })
+    }
+
     fn kind(&self) -> Kind {
         match self.way {
             Way::Mutex(_) | Way::Owner(_) => Kind::Mutex,
             Way::Shared(_) | Way::Exclusive(_) => Kind::ReadWrite,
             Way::Permit(_) => Kind::Semaphore,
+            Way::Leadership(_) => Kind::Election,
         }
     }
 
@@ -61,6 +70,7 @@ impl Lock {
             Way::Shared(lock) => lock.read_timeout(limit).await,
             Way::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
             Way::Permit(lock) => lock.acquire_timeout(1, limit).await,
+            Way::Leadership(lock) => lock.campaign_timeout(limit).await,
         };
         let guard = taken?;
         if guard.is_some() {
@@ -77,7 +87,7 @@ impl Lock {
             Way::Shared(_) | Way::Exclusive(_) => {
                 (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
             }
-            Way::Permit(_) => return Ok(()),
+            Way::Permit(_) | Way::Leadership(_) => return Ok(()),
         };
         if self.client.inspect(other, &self.name).await?.holders.is_empty() {
             return Ok(());

@@ -8,6 +8,7 @@ mod args;
 mod child;
 mod command;
 mod duration;
+mod elect;
 mod exit;
 mod lock;
 mod look;
@@ -47,6 +48,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     let store = args.store;
     match args.action {
         Action::Run(args) => run::run(store, args).await,
+        Action::Elect(args) => elect::elect(store, args).await,
         Action::Ls(args) => look::ls(store, args).await,
         Action::Show(args) => look::show(store, args).await,
         Action::Release(args) => look::release(store, args).await,

@@ -40,7 +40,8 @@ pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop
     let client = store::connect(url).await?;
     let note = work.note.clone().unwrap_or_else(|| command.note());
     let lock = Lock::new(&client, &args, &note)?;
-    let exit = match take(&lock, &args, &mut signals).await {
+    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
+    let exit = match take(&lock, limit, work, &mut signals).await {
         Ok(Taken::Yes(guard)) => run_and_give_back(guard, &command, work, grace, &mut signals).await,
         Ok(Taken::No) => {
             waiting::explain_conflict(&lock, work.verbose).await;
@@ -53,7 +54,7 @@ pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop
     exit
 }
 
-async fn run_and_give_back(
+pub(crate) async fn run_and_give_back(
     guard: Guard,
     command: &Command,
     work: &WorkArgs,
@@ -80,7 +81,7 @@ async fn run_under(
     Supervision::new(&child, guard, work.on_lost, grace).until_ended(signals).await
 }
 
-fn uncaught(error: &io::Error) -> Stop {
+pub(crate) fn uncaught(error: &io::Error) -> Stop {
     Stop::failure(format!("signals can't be caught: {error}"))
 }
 
@@ -88,7 +89,7 @@ fn uncaught(error: &io::Error) -> Stop {
 
 /// The grace, if it fits between the renewal, at a third of the ttl, and the end of the lease. A sixth of the ttl is left
 /// to a renewal that is slow or fails at first: that alone must not end the command.
-fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
+pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
     let ttl = work.ttl;
     if ttl < MIN_TTL || ttl > leasehold::MAX_TTL {
         let given = duration::show(ttl);
@@ -107,19 +108,23 @@ fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
     Ok(grace)
 }
 
-enum Taken {
+pub(crate) enum Taken {
     Yes(Guard),
     No,
     Interrupted(Signal),
 }
 
-async fn take(lock: &Lock, args: &RunArgs, signals: &mut Signals) -> Result<Taken, Stop> {
-    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
+pub(crate) async fn take(
+    lock: &Lock,
+    limit: Duration,
+    work: &WorkArgs,
+    signals: &mut Signals,
+) -> Result<Taken, Stop> {
     tokio::select! {
         biased;
         taken = lock.take(limit) => Ok(taken?.map_or(Taken::No, Taken::Yes)),
         signal = signals.next_end() => Ok(Taken::Interrupted(signal)),
-        never = waiting::tell(lock, args.work.verbose) => match never {},
+        never = waiting::tell(lock, work.verbose) => match never {},
     }
 }
 
@@ -163,7 +168,7 @@ async fn give_back(guard: Guard) -> bool {
 
 /// A place in the queue is withdrawn before the program ends, and the store learns that this client is gone. A store that
 /// does not answer must not hold the program up until its leases have run out.
-async fn leave(client: Client) {
+pub(crate) async fn leave(client: Client) {
     match tokio::time::timeout(LEAVE_LIMIT, client.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => say(error),

@@ -94,11 +94,13 @@ pub enum Kind {
     Semaphore,
     /// Many readers, or one writer.
     ReadWrite,
+    /// One leader at a time.
+    Election,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite];
+    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
@@ -107,6 +109,7 @@ impl Kind {
             Self::Mutex => "mutex",
             Self::Semaphore => "semaphore",
             Self::ReadWrite => "rw",
+            Self::Election => "election",
         }
     }
 

@@ -61,6 +61,11 @@ impl Client {
         RwLock(self.0.rw_lock(name))
     }
 
+    /// As [`crate::Client::election`].
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election(self.0.election(name))
+    }
+
     /// As [`crate::Client::inspect`].
     ///
     /// # Errors
@@ -167,6 +172,7 @@ kind!(Mutex);
 kind!(Reentrant);
 kind!(Semaphore);
 kind!(RwLock);
+kind!(Election);
 
 impl Mutex {
     /// As [`crate::Mutex::lock`].
@@ -353,6 +359,72 @@ impl RwLock {
     /// As there.
     pub fn upgradable_read_timeout(&self, limit: Duration) -> Result<Option<UpgradableGuard>, Error> {
         Ok(block_on(self.0.upgradable_read_timeout(limit))?.map(UpgradableGuard::of))
+    }
+}
+
+impl Election {
+    /// As [`crate::Election::campaign`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn campaign(&self) -> Result<Guard, Error> {
+        block_on(self.0.campaign()).map(Guard)
+    }
+
+    /// As [`crate::Election::try_campaign`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_campaign(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_campaign())?.map(Guard))
+    }
+
+    /// As [`crate::Election::campaign_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn campaign_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.campaign_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::Election::leader`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn leader(&self) -> Result<Option<HolderView>, Error> {
+        block_on(self.0.leader())
+    }
+
+    /// As [`crate::Election::observe`].
+    #[must_use]
+    pub fn observe(&self) -> Observer {
+        Observer(self.0.observe())
+    }
+}
+
+/// As [`crate::Observer`].
+#[derive(Debug)]
+pub struct Observer(crate::Observer);
+
+impl Observer {
+    /// As [`crate::Observer::every`].
+    #[must_use]
+    pub fn every(self, every: Duration) -> Self {
+        Self(self.0.every(every))
+    }
+
+    /// As [`crate::Observer::next`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
+    pub fn next(&mut self) -> Result<Option<HolderView>, Error> {
+        block_on(self.0.next())
     }
 }
 

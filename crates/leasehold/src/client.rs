@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::about::About;
 use crate::clock;
 use crate::driver;
+use crate::election::Election;
 use crate::error::{Error, ErrorKind};
 use crate::mutex::Mutex;
 use crate::reentrant::Reentrant;
@@ -183,6 +184,11 @@ impl Client {
     /// Many readers, or one writer. As [`Self::mutex`], nothing is sent.
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle.clone(), name.as_ref())
+    }
+
+    /// One leader at a time. As [`Self::mutex`], nothing is sent.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.handle.clone(), name.as_ref())
     }
 
     /// What is held or waited for in this store, in the order of the names.

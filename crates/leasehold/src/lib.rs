@@ -31,6 +31,7 @@ pub mod blocking;
 mod client;
 mod clock;
 mod driver;
+mod election;
 mod error;
 mod guard;
 mod lock;
@@ -48,6 +49,7 @@ mod view;
 
 pub use about::{About, MAX_NOTE_BYTES};
 pub use client::Client;
+pub use election::{Election, Observer};
 pub use error::Error;
 pub use guard::Guard;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};

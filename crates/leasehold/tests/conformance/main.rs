@@ -1,5 +1,6 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod election;
 mod reentrant;
 mod rw;
 mod semaphore;
@@ -69,7 +70,7 @@ pub(crate) async fn until(
     }
 }
 
-/// Starts this attempt, and says once it stands in the queue.
+/// Starts this attempt, and says once it stands in the queue, which nobody leaves meanwhile.
 pub(crate) async fn queue<T: Send + 'static>(
     client: &Client,
     kind: Kind,
@@ -107,6 +108,7 @@ macro_rules! stores {
                 $crate::semaphore::tests!($scheme);
                 $crate::rw::tests!($scheme);
                 $crate::reentrant::tests!($scheme);
+                $crate::election::tests!($scheme);
             }
         )*
     };
@@ -115,7 +117,7 @@ macro_rules! stores {
 stores! { memory: "memory" sqlite: "sqlite" redis: "redis" redis_unix: "redis+unix" }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
