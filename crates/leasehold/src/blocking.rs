@@ -592,3 +592,78 @@ impl UpgradableGuard {
         Ok(block_on(self.inner().upgrade_timeout(limit))?.map(WriteGuard::of).map_err(Self::of))
     }
 }
+
+/// As [`crate::MutexSet`].
+#[derive(Clone, Debug)]
+pub struct MutexSet(crate::MutexSet);
+
+impl MutexSet {
+    /// As [`crate::MutexSet::new`].
+    pub fn new(mutexes: impl IntoIterator<Item = Mutex>) -> Self {
+        Self(crate::MutexSet::new(mutexes.into_iter().map(|mutex| mutex.0)))
+    }
+
+    /// As [`crate::MutexSet::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock(&self) -> Result<SetGuard, Error> {
+        block_on(self.0.lock()).map(SetGuard::of)
+    }
+
+    /// As [`crate::MutexSet::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_lock(&self) -> Result<Option<SetGuard>, Error> {
+        Ok(block_on(self.0.try_lock())?.map(SetGuard::of))
+    }
+
+    /// As [`crate::MutexSet::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock_timeout(&self, limit: Duration) -> Result<Option<SetGuard>, Error> {
+        Ok(block_on(self.0.lock_timeout(limit))?.map(SetGuard::of))
+    }
+}
+
+/// As [`crate::SetGuard`].
+#[must_use = "the locks are given back when the guard is dropped"]
+#[derive(Debug)]
+pub struct SetGuard(Vec<Guard>);
+
+impl SetGuard {
+    fn of(guard: crate::SetGuard) -> Self {
+        Self(guard.into_guards().into_iter().map(Guard).collect())
+    }
+
+    /// As [`crate::SetGuard::token`].
+    #[must_use]
+    pub fn token(&self, name: &str) -> Option<Token> {
+        self.0.iter().find(|guard| guard.name() == name).map(Guard::token)
+    }
+
+    /// As [`crate::SetGuard::guards`].
+    pub fn guards(&self) -> &[Guard] {
+        &self.0
+    }
+
+    /// As [`crate::SetGuard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.iter().all(Guard::is_held)
+    }
+
+    /// As [`crate::SetGuard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(self) -> Result<(), Error> {
+        self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
+    }
+}

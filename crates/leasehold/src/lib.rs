@@ -40,6 +40,7 @@ mod reentrant;
 mod rw;
 mod semaphore;
 mod session;
+mod set;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -58,6 +59,7 @@ pub use mutex::Mutex;
 pub use reentrant::Reentrant;
 pub use rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use semaphore::Semaphore;
+pub use set::{MutexSet, SetGuard};
 pub use url::SCHEMES;
 pub use view::{HolderView, LockView, Mode, WaiterView};
 

@@ -60,7 +60,12 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    fn deadline(self) -> Option<LocalTime> {
+    /// Until then, if it is still to come.
+    pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
+        deadline.map_or(Self::No, |deadline| Self::For(deadline.since(clock::local())))
+    }
+
+    pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
             Self::No | Self::For(Duration::ZERO) => None,
             Self::For(limit) => Some(clock::local() + limit),
@@ -127,6 +132,11 @@ impl Lock {
     pub(crate) async fn force_release(&self) -> Result<Vec<HolderView>, Error> {
         let resource = self.checked_resource()?;
         self.handle.force_release((**resource).clone()).await
+    }
+
+    /// Whether this is the lock that the guard is about.
+    pub(crate) fn is_of(&self, guard: &Guard) -> bool {
+        self.resource.as_ref().is_ok_and(|resource| resource.name.as_str() == guard.name())
     }
 
     /// As the kinds print themselves.

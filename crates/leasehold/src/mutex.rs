@@ -14,7 +14,7 @@ use crate::lock::{Lock, settings};
 ///
 /// It waits in the store's queue: first come, first served, across processes. Cloning is cheap.
 #[derive(Clone)]
-pub struct Mutex(Lock);
+pub struct Mutex(pub(crate) Lock);
 
 settings!(Mutex);
 

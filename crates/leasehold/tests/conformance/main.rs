@@ -4,6 +4,7 @@ mod election;
 mod reentrant;
 mod rw;
 mod semaphore;
+mod set;
 mod suite;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -109,6 +110,7 @@ macro_rules! stores {
                 $crate::rw::tests!($scheme);
                 $crate::reentrant::tests!($scheme);
                 $crate::election::tests!($scheme);
+                $crate::set::tests!($scheme);
             }
         )*
     };
