@@ -20,7 +20,7 @@ Examples:
   leasehold run -n deploy -- ./deploy.sh         or exit with 1 at once
   leasehold run -w 2.5 deploy -- ./deploy.sh     or after 2.5 seconds
   leasehold run backup -c 'tar c /srv | gzip > b.tgz'
-  leasehold run --at-least 50s hourly -- ./job   once, though several hosts start it
+  leasehold run --once-per 1h lottery -- ./draw  once, though several hosts start it
   leasehold run --semaphore 3 encode -- ./encode three at a time
   leasehold run -s site -- ./crawl               beside others with -s, and
   leasehold run -x site -- ./publish             alone
@@ -72,6 +72,13 @@ Kinds of lock with the same name are different locks: a mutex (the default, also
 with --owner), a rw lock (-s, -x) and a semaphore. Since that is easily forgotten,
 a mutex is refused while a rw lock of the same name is in use, and the other way
 round: say -x instead of nothing where others say -s.
+
+With --once-per two starts are never closer to each other than nine tenths of
+the period, by the store's clock; so all hosts may start leasehold at noon, by
+clocks that differ a little. When the command ends, with whatever code, it is
+done for this period. If its host dies half way, either the period is lost (at
+most once, the default), or another host that waits, or asks later, starts the
+command anew (--at-least-once): what was half done is done again.
 
 The lock is given back as soon as the command ends, also if it leaves
 processes behind. Its command line is shown to everybody who can see the
@@ -176,6 +183,10 @@ pub(crate) struct RunArgs {
     pub(crate) conflict_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
+    /// With --once-per: if the host dies half way, another one starts the command anew. The others wait for that, and
+    /// exit with 1 when the command has ended
+    #[arg(long, requires = "once_per")]
+    pub(crate) at_least_once: bool,
     /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it. If
     /// leasehold is killed, only the ttl counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
@@ -210,6 +221,10 @@ pub(crate) struct KindArgs {
     /// Share the lock with at most N - 1 others; all say the same N
     #[arg(long, value_name = "N")]
     pub(crate) semaphore: Option<u32>,
+    /// Start the command on one host only in each period, of 1h for instance; the others exit with 1 at once
+    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
+          conflicts_with_all = ["no_wait", "wait", "at_least"])]
+    pub(crate) once_per: Option<Duration>,
     /// Enter at once if this owner holds the lock already, from here or elsewhere
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,

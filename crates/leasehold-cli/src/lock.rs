@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Election, Error, Guard, Kind, LockView, Mutex, Reentrant, RwLock, Semaphore};
+use leasehold::{
+    Client, Election, Error, Guard, Kind, LockView, Mutex, OncePer, Reentrant, RwLock, Semaphore,
+};
 
 use crate::args::{RunArgs, WorkArgs, name};
 use crate::exit::Stop;
@@ -20,6 +22,7 @@ enum Way {
     Shared(RwLock),
     Exclusive(RwLock),
     Permit(Semaphore),
+    Once(OncePer),
     Leadership(Election),
 }
 
@@ -32,6 +35,11 @@ impl Lock {
             };
         }
         let (name, kind) = (name(&args.work.name)?.to_owned(), &args.kind);
+        if let Some(period) = kind.once_per {
+            let once = client.once_per(&name, period).ttl(args.work.ttl).note(note);
+            let once = if args.at_least_once { once.at_least_once() } else { once };
+            return Ok(Self { client: client.clone(), name, way: Way::Once(once) });
+        }
         let way = match (&kind.owner, kind.semaphore) {
             (Some(owner), _) => Way::Owner(set!(client.reentrant(&name, owner))),
             (_, Some(permits)) => Way::Permit(set!(client.semaphore(&name, permits))),
@@ -51,7 +59,7 @@ impl Lock {
 
     fn kind(&self) -> Kind {
         match self.way {
-            Way::Mutex(_) | Way::Owner(_) => Kind::Mutex,
+            Way::Mutex(_) | Way::Owner(_) | Way::Once(_) => Kind::Mutex,
             Way::Shared(_) | Way::Exclusive(_) => Kind::ReadWrite,
             Way::Permit(_) => Kind::Semaphore,
             Way::Leadership(_) => Kind::Election,
@@ -70,6 +78,7 @@ impl Lock {
             Way::Shared(lock) => lock.read_timeout(limit).await,
             Way::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
             Way::Permit(lock) => lock.acquire_timeout(1, limit).await,
+            Way::Once(once) => once.start().await,
             Way::Leadership(lock) => lock.campaign_timeout(limit).await,
         };
         let guard = taken?;
@@ -87,7 +96,8 @@ impl Lock {
             Way::Shared(_) | Way::Exclusive(_) => {
                 (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
             }
-            Way::Permit(_) | Way::Leadership(_) => return Ok(()),
+            // A start can't be undone.
+            Way::Permit(_) | Way::Once(_) | Way::Leadership(_) => return Ok(()),
         };
         if self.client.inspect(other, &self.name).await?.holders.is_empty() {
             return Ok(());

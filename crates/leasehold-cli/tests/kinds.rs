@@ -103,6 +103,54 @@ fn several_locks_of_one_name_are_told_apart_by_their_kind() {
 }
 
 #[test]
+fn a_command_is_started_once_in_a_period_and_its_end_is_the_end_of_it() {
+    let place = Place::new();
+    let once = ["run", "--once-per", "1h", "a", "--", "echo", "done"];
+    assert_eq!(place.output(&once).stdout, b"done\n");
+    let output = place.output(&once);
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (&b""[..], Some(1)));
+    assert_eq!(place.code(&["run", "-E", "0", "--once-per", "1h", "a", "--", "false"]).0, 0);
+    let (code, said) = place.code(&["run", "-v", "--once-per", "1h", "a", "--", "true"]);
+    assert!(code == 1 && said.contains("kept for 53m"), "{said}");
+    for args in [&["-n"][..], &["--at-least", "1s"], &["-s"]] {
+        assert_eq!(place.code(&[&["run", "--once-per", "1h"], args, &["a", "--", "true"]].concat()).0, 2);
+    }
+    let (code, said) = place.code(&["run", "--once-per", "40d", "a", "--", "true"]);
+    assert!(code == 2 && said.contains("a period is"), "{said}");
+    assert_eq!(place.code(&["run", "--at-least-once", "a", "--", "true"]).0, 2);
+}
+
+#[test]
+fn a_host_that_dies_half_way_costs_the_period_or_is_followed_by_another() {
+    let place = Place::new();
+    let dies = |options: &[&str], name: &str| {
+        let args =
+            [&["run", "--ttl", "1s", "--once-per", "1h"], options, &[name, "--", "sleep", "60"]].concat();
+        let mut host = place.start(&args);
+        place.until_held(name);
+        host.signal("KILL");
+        host.end();
+    };
+    dies(&[], "a");
+    dies(&["--at-least-once"], "b");
+    let mut next = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "sleep", "60"]);
+    until(|| {
+        let view = place.show("b");
+        (view["holders"][0]["about"]["pid"].as_u64() == Some(next.0.id().into())).then_some(())
+    });
+    // Others wait for its end, and do not start then.
+    let mut third = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "echo", "no"]);
+    place.until_waiting("b", 1);
+    next.signal("TERM");
+    assert_eq!((next.end(), third.end()), (128 + 15, 1));
+    assert_eq!(
+        place.code(&["run", "--once-per", "1h", "a", "--", "true"]).0,
+        1,
+        "the lease of the dead has ended"
+    );
+}
+
+#[test]
 fn one_lock_has_one_kind() {
     let place = Place::new();
     for args in [&["-s", "-x"][..], &["-s", "--semaphore", "2"], &["-x", "--owner", "me"]] {

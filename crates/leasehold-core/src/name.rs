@@ -96,11 +96,13 @@ pub enum Kind {
     ReadWrite,
     /// One leader at a time.
     Election,
+    /// A number that is counted down to zero.
+    Latch,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election];
+    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
@@ -110,6 +112,7 @@ impl Kind {
             Self::Semaphore => "semaphore",
             Self::ReadWrite => "rw",
             Self::Election => "election",
+            Self::Latch => "latch",
         }
     }
 

@@ -66,6 +66,16 @@ impl Client {
         Election(self.0.election(name))
     }
 
+    /// As [`crate::Client::latch`].
+    pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
+        Latch(self.0.latch(name, count))
+    }
+
+    /// As [`crate::Client::once_per`].
+    pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
+        OncePer(self.0.once_per(name, period))
+    }
+
     /// As [`crate::Client::inspect`].
     ///
     /// # Errors
@@ -103,13 +113,24 @@ impl Client {
     }
 }
 
-/// The settings of a lock, and looking at it, for every kind; the waiting differs by its names.
-macro_rules! kind {
+/// The settings of a lock.
+macro_rules! settings {
     ($kind:ident) => {
-        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
-        #[derive(Clone, Debug)]
-        pub struct $kind(crate::$kind);
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+        }
 
+        lease_settings!($kind);
+    };
+}
+
+/// Those that a kind has which keeps by itself what was taken.
+macro_rules! lease_settings {
+    ($kind:ident) => {
         impl $kind {
             #[doc = concat!("As [`crate::", stringify!($kind), "::ttl`].")]
             #[must_use]
@@ -129,18 +150,23 @@ macro_rules! kind {
                 Self(self.0.longest_hold(hold))
             }
 
-            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
-            #[must_use]
-            pub fn at_least(self, at_least: Duration) -> Self {
-                Self(self.0.at_least(at_least))
-            }
-
             #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
             #[must_use]
             pub fn max_waiters(self, max_waiters: u32) -> Self {
                 Self(self.0.max_waiters(max_waiters))
             }
+        }
+    };
+}
 
+/// A lock and looking at it, for every kind.
+macro_rules! kind {
+    ($kind:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $kind(crate::$kind);
+
+        impl $kind {
             #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
             #[must_use]
             pub fn note(self, note: impl Into<String>) -> Self {
@@ -173,6 +199,85 @@ kind!(Reentrant);
 kind!(Semaphore);
 kind!(RwLock);
 kind!(Election);
+kind!(OncePer);
+kind!(Latch);
+
+settings!(Mutex);
+settings!(Reentrant);
+settings!(Semaphore);
+settings!(RwLock);
+settings!(Election);
+lease_settings!(OncePer);
+
+impl OncePer {
+    /// As [`crate::OncePer::at_least_once`].
+    #[must_use]
+    pub fn at_least_once(self) -> Self {
+        Self(self.0.at_least_once())
+    }
+
+    /// As [`crate::OncePer::start`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn start(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.start())?.map(Guard))
+    }
+}
+
+impl Latch {
+    /// As [`crate::Latch::keep`].
+    #[must_use]
+    pub fn keep(self, keep: Duration) -> Self {
+        Self(self.0.keep(keep))
+    }
+
+    /// As [`crate::Latch::count_down`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn count_down(&self) -> Result<u32, Error> {
+        block_on(self.0.count_down())
+    }
+
+    /// As [`crate::Latch::count_down_as`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn count_down_as(&self, name: impl AsRef<str>) -> Result<u32, Error> {
+        block_on(self.0.count_down_as(name))
+    }
+
+    /// As [`crate::Latch::remaining`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn remaining(&self) -> Result<u32, Error> {
+        block_on(self.0.remaining())
+    }
+
+    /// As [`crate::Latch::wait`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait(&self) -> Result<(), Error> {
+        block_on(self.0.wait())
+    }
+
+    /// As [`crate::Latch::wait_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
+        block_on(self.0.wait_timeout(limit))
+    }
+}
 
 impl Mutex {
     /// As [`crate::Mutex::lock`].

@@ -1,6 +1,8 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
 mod election;
+mod latch;
+mod once;
 mod reentrant;
 mod rw;
 mod semaphore;
@@ -110,6 +112,8 @@ macro_rules! stores {
                 $crate::rw::tests!($scheme);
                 $crate::reentrant::tests!($scheme);
                 $crate::election::tests!($scheme);
+                $crate::latch::tests!($scheme);
+                $crate::once::tests!($scheme);
                 $crate::set::tests!($scheme);
             }
         )*
@@ -119,7 +123,7 @@ macro_rules! stores {
 stores! { memory: "memory" sqlite: "sqlite" redis: "redis" redis_unix: "redis+unix" }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
