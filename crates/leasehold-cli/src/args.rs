@@ -4,9 +4,11 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use leasehold::Kind;
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
@@ -18,7 +20,11 @@ Examples:
   leasehold run -n deploy -- ./deploy.sh         or exit with 1 at once
   leasehold run -w 2.5 deploy -- ./deploy.sh     or after 2.5 seconds
   leasehold run backup -c 'tar c /srv | gzip > b.tgz'
-  leasehold run --at-least 50s hourly -- ./job   once, though several hosts start it
+  leasehold run --once-per 1h lottery -- ./draw  once, though several hosts start it
+  leasehold run --semaphore 3 encode -- ./encode three at a time
+  leasehold run -s site -- ./crawl               beside others with -s, and
+  leasehold run -x site -- ./publish             alone
+  leasehold elect scheduler -- ./scheduler       on one of many hosts
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
@@ -62,25 +68,62 @@ its token. Nor does it, or any other signal, reach a command that becomes
 another user: write sudo leasehold run NAME -- COMMAND, and not leasehold run
 NAME -- sudo COMMAND.
 
+Kinds of lock with the same name are different locks: a mutex (the default, also
+with --owner), a rw lock (-s, -x) and a semaphore. Since that is easily forgotten,
+a mutex is refused while a rw lock of the same name is in use, and the other way
+round: say -x instead of nothing where others say -s.
+
+With --once-per two starts are never closer to each other than nine tenths of
+the period, by the store's clock; so all hosts may start leasehold at noon, by
+clocks that differ a little. When the command ends, with whatever code, it is
+done for this period. If its host dies half way, either the period is lost (at
+most once, the default), or another host that waits, or asks later, starts the
+command anew (--at-least-once): what was half done is done again.
+
 The lock is given back as soon as the command ends, also if it leaves
 processes behind. Its command line is shown to everybody who can see the
 store; --note shows something else instead.";
 
+const ELECT: &str = "\
+Start it on every host that may run the command. One of them is elected and
+runs it; the others wait. When the command ends, however that may be, its host
+resigns, and the next one starts it at once. The host where it ended stands for
+election again after a pause, which doubles from --backoff to --backoff-max, and
+is short again once the command has run for longer than the longest pause. So
+a command that fails everywhere is not started all the time.
+
+If a host dies, its lease ends after the ttl, and the next one starts the
+command. What happens when a lease is lost, what the command gets, and what
+--on-lost and --grace mean is as with run: see leasehold run --help.
+
+INT, TERM, HUP and QUIT are passed on to the command; when it has ended,
+leasehold resigns and exits with the command's code. --note is what others are
+told about the leader: see leasehold show --kind election NAME.";
+
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
-  kind, name        what is locked
-  capacity, in_use  1 and 1 for a mutex that is held; 0 if nobody uses it
+  kind, name        what is locked; the kinds are mutex, semaphore, rw and
+                    election
+  capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
+                    permits there are, and are out; for a rw lock a writer
+                    takes all of the capacity; 0 if nobody uses it
   last_token        the last fencing token that was given, or null
   holders           a list, empty when the lock is free; each has
                     client         the random id of the holder's connection
                     token          its fencing token
+                    weight         how much of the capacity it takes
+                    mode           read, upgradable or write in a rw lock,
+                                   otherwise null
+                    owner          who holds, if somebody was named (run
+                                   --owner), or null
                     held_for_ms    how long it has held the lock
                     expires_in_ms  how much longer, unless it renews
                     kept           true: given back, but kept until then
                                    (run --at-least)
                     about          host, pid, program and note, each of them
                                    a value or null
-  waiters           a list, the next one first; each has client, about and
+  waiters           a list, the next one first; each has client, weight,
+                    mode, about and
                     place          1 for the next one
                     waiting_for_ms
                     passed_over    true: it was absent when its turn came,
@@ -105,6 +148,9 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(after_long_help = after(RUN))]
     Run(RunArgs),
+    /// Keep a command running on exactly one of the hosts that say so
+    #[command(after_long_help = after(ELECT))]
+    Elect(ElectArgs),
     /// List the locks that somebody holds or waits for
     Ls(LsArgs),
     /// Show who holds a lock and who waits for it
@@ -135,14 +181,61 @@ pub(crate) struct RunArgs {
     /// The exit code when the lock was not to be had
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
-    /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
-    pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) kind: KindArgs,
+    /// With --once-per: if the host dies half way, another one starts the command anew. The others wait for that, and
+    /// exit with 1 when the command has ended
+    #[arg(long, requires = "once_per")]
+    pub(crate) at_least_once: bool,
     /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it. If
     /// leasehold is killed, only the ttl counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) at_least: Duration,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct ElectArgs {
+    /// The pause before the command is started anew; it doubles each time, until the command has run for longer
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) backoff: Duration,
+    /// The longest such pause
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) backoff_max: Duration,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+}
+
+/// Which kind of lock: a mutex unless something else is said.
+#[derive(Debug, Arguments)]
+#[group(multiple = false)]
+pub(crate) struct KindArgs {
+    /// Share the lock with others that say -s; those that say -x wait
+    #[arg(short, long)]
+    pub(crate) shared: bool,
+    /// Share the lock with nobody; for a lock that others share with -s
+    #[arg(short = 'x', long)]
+    pub(crate) exclusive: bool,
+    /// Share the lock with at most N - 1 others; all say the same N
+    #[arg(long, value_name = "N")]
+    pub(crate) semaphore: Option<u32>,
+    /// Start the command on one host only in each period, of 1h for instance; the others exit with 1 at once
+    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
+          conflicts_with_all = ["no_wait", "wait", "at_least"])]
+    pub(crate) once_per: Option<Duration>,
+    /// Enter at once if this owner holds the lock already, from here or elsewhere
+    #[arg(long, value_name = "ID")]
+    pub(crate) owner: Option<String>,
+}
+
+/// The command and its lease.
+#[derive(Debug, Arguments)]
+pub(crate) struct WorkArgs {
+    /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) ttl: Duration,
     /// What happens to the command when the lease is lost
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
@@ -188,6 +281,9 @@ pub(crate) struct ShowArgs {
     /// Print JSON; times are in milliseconds
     #[arg(long)]
     pub(crate) json: bool,
+    /// The kind of lock, where several locks have this name
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    pub(crate) kind: Option<Kind>,
     /// The lock's name
     pub(crate) name: OsString,
 }
@@ -200,8 +296,17 @@ pub(crate) struct ReleaseArgs {
     /// Print JSON: {"released": [...]}
     #[arg(long)]
     pub(crate) json: bool,
+    /// The kind of lock, where several locks have this name
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    pub(crate) kind: Option<Kind>,
     /// The lock's name
     pub(crate) name: OsString,
+}
+
+/// The words that stand for kinds of lock.
+fn kinds() -> impl TypedValueParser<Value = Kind> {
+    let words = Kind::ALL.iter().map(|kind| kind.as_str());
+    PossibleValuesParser::new(words).map(|word| Kind::parse(&word).expect("one of the possible values"))
 }
 
 fn after(text: &str) -> String {

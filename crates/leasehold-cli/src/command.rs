@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::args::RunArgs;
+use crate::args::WorkArgs;
 use crate::exit::{Exit, Stop};
 
 /// Notes are cut to this many characters.
@@ -20,10 +20,10 @@ pub(crate) struct Command {
 
 impl Command {
     /// What the arguments ask for, once it is known that it can be executed.
-    pub(crate) fn find(run: &RunArgs) -> Result<Self, Stop> {
-        let mut words = match &run.script {
+    pub(crate) fn find(work: &WorkArgs) -> Result<Self, Stop> {
+        let mut words = match &work.script {
             Some(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
-            None => run.command.clone(),
+            None => work.command.clone(),
         };
         if words.first().is_none_or(|program| program.is_empty()) {
             return Err(Stop::usage("there is no command to run: write it after --"));

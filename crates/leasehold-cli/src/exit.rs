@@ -49,6 +49,16 @@ impl Exit {
     }
 }
 
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signal(number) => write!(f, "by signal {number}"),
+            Self::Lost => f.write_str("the lease was lost"),
+            other => write!(f, "exit code {}", other.code()),
+        }
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit.code())

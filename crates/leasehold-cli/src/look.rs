@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use leasehold::{About, HolderView, LockView, WaiterView};
+use leasehold::{About, Client, HolderView, Kind, LockView, Mode, WaiterView};
 use serde_json::{Value, json};
 
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
@@ -23,7 +23,8 @@ pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> 
         say("nobody holds or waits for a lock");
         return Ok(Exit::Success);
     }
-    let mut rows = vec![["NAME", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
+    let mut rows =
+        vec![["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
     for lock in &locks {
         rows.push(row(lock));
     }
@@ -34,12 +35,56 @@ pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> 
 
 pub(crate) async fn show(url: Option<String>, args: ShowArgs) -> Result<Exit, Stop> {
     let client = store::connect(url).await?;
-    let lock = client.mutex(name(&args.name)?).inspect().await?;
+    let locks = named(&client, name(&args.name)?, args.kind).await?;
     if args.json {
-        return print_json(&lock_json(&lock));
+        return print_json(&lock_json(only(&locks)?));
     }
+    print(locks.iter().map(lock_text).collect::<Vec<_>>().join("\n").as_bytes())
+}
+
+/// The locks of this name that are in use, and of those of this kind; a free one where there is none.
+async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockView>, Stop> {
+    if let Some(kind) = kind {
+        return Ok(vec![client.inspect(kind, name).await?]);
+    }
+    let mut locks = Vec::new();
+    for kind in Kind::ALL {
+        locks.push(client.inspect(*kind, name).await?);
+    }
+    if locks.iter().any(is_in_use) {
+        locks.retain(is_in_use);
+    } else {
+        // One of those that are free is enough: it may have a last token.
+        locks.sort_by_key(|lock| std::cmp::Reverse(lock.last_token));
+        locks.truncate(1);
+    }
+    Ok(locks)
+}
+
+fn is_in_use(lock: &LockView) -> bool {
+    !lock.holders.is_empty() || !lock.waiters.is_empty()
+}
+
+/// The one lock that is meant.
+fn only(locks: &[LockView]) -> Result<&LockView, Stop> {
+    match locks {
+        [lock] => Ok(lock),
+        _ => {
+            let kinds: Vec<_> = locks.iter().map(|lock| lock.kind.as_str()).collect();
+            Err(Stop::usage(format!(
+                "several locks have this name: say --kind {}",
+                kinds.join(" or --kind ")
+            )))
+        }
+    }
+}
+
+fn lock_text(lock: &LockView) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
+    if lock.kind == Kind::Semaphore && is_in_use(lock) {
+        let _ = writeln!(text, "{} of {} permits are out", lock.in_use, lock.capacity);
+    }
     if let Some(token) = lock.last_token {
         let _ = writeln!(text, "last token {token}");
     }
@@ -52,7 +97,7 @@ pub(crate) async fn show(url: Option<String>, args: ShowArgs) -> Result<Exit, St
     for waiter in &lock.waiters {
         let _ = writeln!(text, "{}", waiter_line(waiter));
     }
-    print(text.as_bytes())
+    text
 }
 
 pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Exit, Stop> {
@@ -63,7 +108,8 @@ pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Ex
         ));
     }
     let client = store::connect(url).await?;
-    let taken = client.mutex(shown).force_release().await?;
+    let locks = named(&client, shown, args.kind).await?;
+    let taken = client.force_release(only(&locks)?.kind, shown).await?;
     if args.json {
         let released: Vec<Value> = taken.iter().map(holder_json).collect();
         print_json(&json!({ "released": released }))?;
@@ -82,13 +128,14 @@ pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Ex
 
 // --- As text -------------------------------------------------------------------------------------
 
-fn row(lock: &LockView) -> [String; 6] {
+fn row(lock: &LockView) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
     let shown = holder.map_or_else(|| "-".to_owned(), |holder| who(&holder.about, &holder.client));
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     [
         printable(&lock.name),
+        lock.kind.to_string(),
         shown,
         holder.map_or_else(|| "-".to_owned(), |holder| span(holder.held_for)),
         holder.map_or_else(|| "-".to_owned(), |holder| span(holder.expires_in)),
@@ -98,10 +145,16 @@ fn row(lock: &LockView) -> [String; 6] {
 }
 
 fn holder_line(holder: &HolderView) -> String {
+    let what = match (holder.mode, &holder.owner) {
+        (Some(mode), _) => format!("held to {} by", mode_word(mode)),
+        (None, Some(owner)) => format!("held by owner {} at", printable(owner)),
+        (None, None) if holder.weight > 1 => format!("{} permits held by", holder.weight),
+        (None, None) => "held by".to_owned(),
+    };
     let who = who(&holder.about, &holder.client);
     let state = if holder.kept { "given back, kept for" } else { "ends unless renewed in" };
     format!(
-        "held by {who} for {}, token {}, {state} {}",
+        "{what} {who} for {}, token {}, {state} {}",
         span(holder.held_for),
         holder.token,
         span(holder.expires_in)
@@ -111,7 +164,20 @@ fn holder_line(holder: &HolderView) -> String {
 fn waiter_line(waiter: &WaiterView) -> String {
     let who = who(&waiter.about, &waiter.client);
     let absent = if waiter.passed_over { ", absent" } else { "" };
-    format!("{}. {who} waits for {}{absent}", waiter.place, span(waiter.waiting_for))
+    let what = match waiter.mode {
+        Some(mode) => format!(" to {}", mode_word(mode)),
+        None if waiter.weight > 1 => format!(" for {} permits", waiter.weight),
+        None => String::new(),
+    };
+    format!("{}. {who} waits{what} for {}{absent}", waiter.place, span(waiter.waiting_for))
+}
+
+fn mode_word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Write => "write",
+        Mode::UpgradableRead => "read (upgradable)",
+        _ => "read",
+    }
 }
 
 /// A holder as people know it.
@@ -133,15 +199,18 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Which column is cut when a terminal is too narrow for a row.
-const HOLDER: usize = 1;
+const HOLDER: usize = 2;
+
+const COLUMNS: usize = 7;
 
 /// What a cut column keeps at least.
 const NARROWEST: usize = 20;
 
-fn table(rows: &[[String; 6]], room: Option<usize>) -> String {
+fn table(rows: &[[String; COLUMNS]], room: Option<usize>) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let mut widths: Vec<usize> = (0..6).map(width).collect();
-    let excess = room.map_or(0, |room| (widths.iter().sum::<usize>() + 5 * 2).saturating_sub(room));
+    let mut widths: Vec<usize> = (0..COLUMNS).map(width).collect();
+    let excess =
+        room.map_or(0, |room| (widths.iter().sum::<usize>() + (COLUMNS - 1) * 2).saturating_sub(room));
     if excess > 0 {
         widths[HOLDER] = widths[HOLDER].saturating_sub(excess).max(NARROWEST);
     }
@@ -183,6 +252,9 @@ fn holder_json(holder: &HolderView) -> Value {
     json!({
         "client": holder.client,
         "token": holder.token.get(),
+        "weight": holder.weight,
+        "mode": mode_json(holder.mode),
+        "owner": holder.owner,
         "held_for_ms": millis(holder.held_for),
         "expires_in_ms": millis(holder.expires_in),
         "kept": holder.kept,
@@ -194,9 +266,19 @@ fn waiter_json(waiter: &WaiterView) -> Value {
     json!({
         "client": waiter.client,
         "place": waiter.place,
+        "weight": waiter.weight,
+        "mode": mode_json(waiter.mode),
         "waiting_for_ms": millis(waiter.waiting_for),
         "passed_over": waiter.passed_over,
         "about": about_json(&waiter.about),
+    })
+}
+
+fn mode_json(mode: Option<Mode>) -> Option<&'static str> {
+    mode.map(|mode| match mode {
+        Mode::Write => "write",
+        Mode::UpgradableRead => "upgradable",
+        _ => "read",
     })
 }
 
@@ -214,21 +296,20 @@ mod tests {
 
     #[test]
     fn a_table_is_aligned_and_cuts_the_holder_where_there_is_no_room() {
-        let row = |cells: [&str; 6]| cells.map(str::to_owned);
+        let row = |cells: [&str; COLUMNS]| cells.map(str::to_owned);
         let rows = [
-            row(["NAME", "HOLDER", "A", "B", "C", "D"]),
-            row(["ä", "somebody with a very long command line", "1", "2", "3", "4"]),
+            row(["NAME", "K", "HOLDER", "A", "B", "C", "D"]),
+            row(["ä", "k", "somebody with a very long command line", "1", "2", "3", "4"]),
         ];
         let whole = table(&rows, None);
-        assert!(
-            whole
-                .starts_with("NAME  HOLDER                                  A  B  C  D\nä     somebody with")
-        );
-        let cut = table(&rows, Some(44));
+        assert!(whole.starts_with(
+            "NAME  K  HOLDER                                  A  B  C  D\nä     k  somebody with"
+        ));
+        let cut = table(&rows, Some(47));
         assert_eq!(
             cut,
-            "NAME  HOLDER                      A  B  C  D\nä     somebody with a very long…  1  2  3  4\n"
+            "NAME  K  HOLDER                      A  B  C  D\nä     k  somebody with a very long…  1  2  3  4\n"
         );
-        assert!(table(&rows, Some(1)).contains("ä     somebody with a ver…  1"));
+        assert!(table(&rows, Some(1)).contains("ä     k  somebody with a ver…  1"));
     }
 }

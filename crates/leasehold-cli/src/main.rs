@@ -8,7 +8,9 @@ mod args;
 mod child;
 mod command;
 mod duration;
+mod elect;
 mod exit;
+mod lock;
 mod look;
 mod run;
 mod say;
@@ -46,6 +48,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     let store = args.store;
     match args.action {
         Action::Run(args) => run::run(store, args).await,
+        Action::Elect(args) => elect::elect(store, args).await,
         Action::Ls(args) => look::ls(store, args).await,
         Action::Show(args) => look::show(store, args).await,
         Action::Release(args) => look::release(store, args).await,

@@ -3,14 +3,15 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Client, Guard, Mutex};
+use leasehold::{Client, Guard};
 use nix::sys::signal::Signal;
 
-use crate::args::{RunArgs, name};
+use crate::args::{RunArgs, WorkArgs, name};
 use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
+use crate::lock::Lock;
 use crate::say::say;
 use crate::signals::Signals;
 use crate::store;
@@ -31,17 +32,19 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop> {
-    let grace = grace(&args)?;
-    let name = name(&args.name)?;
-    let command = Command::find(&args)?;
+    let work = &args.work;
+    let grace = grace(work)?;
+    name(&work.name)?;
+    let command = Command::find(work)?;
     let mut signals = Signals::catch().map_err(|error| uncaught(&error))?;
     let client = store::connect(url).await?;
-    let note = args.note.clone().unwrap_or_else(|| command.note());
-    let mutex = client.mutex(name).ttl(args.ttl).at_least(args.at_least).note(note);
-    let exit = match take(&mutex, &args, &mut signals).await {
-        Ok(Taken::Yes(guard)) => run_and_give_back(guard, &command, &args, grace, &mut signals).await,
+    let note = work.note.clone().unwrap_or_else(|| command.note());
+    let lock = Lock::new(&client, &args, &note)?;
+    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
+    let exit = match take(&lock, limit, work, &mut signals).await {
+        Ok(Taken::Yes(guard)) => run_and_give_back(guard, &command, work, grace, &mut signals).await,
         Ok(Taken::No) => {
-            waiting::explain_conflict(&mutex, args.verbose).await;
+            waiting::explain_conflict(&lock, work.verbose).await;
             Ok(Exit::Conflict(args.conflict_exit_code))
         }
         Ok(Taken::Interrupted(signal)) => Ok(Exit::Signal(signal as i32)),
@@ -51,14 +54,14 @@ pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop
     exit
 }
 
-async fn run_and_give_back(
+pub(crate) async fn run_and_give_back(
     guard: Guard,
     command: &Command,
-    args: &RunArgs,
+    work: &WorkArgs,
     grace: Duration,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
-    let exit = run_under(&guard, command, args, grace, signals).await;
+    let exit = run_under(&guard, command, work, grace, signals).await;
     let is_lost = give_back(guard).await;
     exit.map(|exit| if is_lost { Exit::Lost } else { exit })
 }
@@ -67,7 +70,7 @@ async fn run_and_give_back(
 async fn run_under(
     guard: &Guard,
     command: &Command,
-    args: &RunArgs,
+    work: &WorkArgs,
     grace: Duration,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
@@ -75,10 +78,10 @@ async fn run_under(
     signals.catch_stop().map_err(|error| uncaught(&error))?;
     let child = Child::start(command, &variables(guard), Terminal::to_share())
         .map_err(|error| cannot_start(command, &error))?;
-    Supervision::new(&child, guard, args.on_lost, grace).until_ended(signals).await
+    Supervision::new(&child, guard, work.on_lost, grace).until_ended(signals).await
 }
 
-fn uncaught(error: &io::Error) -> Stop {
+pub(crate) fn uncaught(error: &io::Error) -> Stop {
     Stop::failure(format!("signals can't be caught: {error}"))
 }
 
@@ -86,14 +89,14 @@ fn uncaught(error: &io::Error) -> Stop {
 
 /// The grace, if it fits between the renewal, at a third of the ttl, and the end of the lease. A sixth of the ttl is left
 /// to a renewal that is slow or fails at first: that alone must not end the command.
-fn grace(args: &RunArgs) -> Result<Duration, Stop> {
-    let ttl = args.ttl;
+pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
+    let ttl = work.ttl;
     if ttl < MIN_TTL || ttl > leasehold::MAX_TTL {
         let given = duration::show(ttl);
         return Err(Stop::usage(format!("--ttl is between {MIN_TTL:?} and 30 days, not {given}")));
     }
     let most = ttl / 2;
-    let grace = args.grace.unwrap_or_else(|| GRACE.min(ttl / 3));
+    let grace = work.grace.unwrap_or_else(|| GRACE.min(ttl / 3));
     if grace > most {
         return Err(Stop::usage(format!(
             "--grace {} does not fit into --ttl {}: it is at most half of it, {}",
@@ -105,25 +108,23 @@ fn grace(args: &RunArgs) -> Result<Duration, Stop> {
     Ok(grace)
 }
 
-enum Taken {
+pub(crate) enum Taken {
     Yes(Guard),
     No,
     Interrupted(Signal),
 }
 
-async fn take(mutex: &Mutex, args: &RunArgs, signals: &mut Signals) -> Result<Taken, Stop> {
-    let lock = async {
-        match (args.no_wait, args.wait) {
-            (true, _) => mutex.try_lock().await,
-            (false, Some(limit)) => mutex.lock_timeout(limit).await,
-            (false, None) => mutex.lock().await.map(Some),
-        }
-    };
+pub(crate) async fn take(
+    lock: &Lock,
+    limit: Duration,
+    work: &WorkArgs,
+    signals: &mut Signals,
+) -> Result<Taken, Stop> {
     tokio::select! {
         biased;
-        taken = lock => Ok(taken?.map_or(Taken::No, Taken::Yes)),
+        taken = lock.take(limit) => Ok(taken?.map_or(Taken::No, Taken::Yes)),
         signal = signals.next_end() => Ok(Taken::Interrupted(signal)),
-        never = waiting::tell(mutex, args.verbose) => match never {},
+        never = waiting::tell(lock, work.verbose) => match never {},
     }
 }
 
@@ -167,7 +168,7 @@ async fn give_back(guard: Guard) -> bool {
 
 /// A place in the queue is withdrawn before the program ends, and the store learns that this client is gone. A store that
 /// does not answer must not hold the program up until its leases have run out.
-async fn leave(client: Client) {
+pub(crate) async fn leave(client: Client) {
     match tokio::time::timeout(LEAVE_LIMIT, client.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => say(error),

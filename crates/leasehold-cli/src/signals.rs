@@ -16,11 +16,13 @@ pub(crate) struct Signals {
     streams: Vec<(Signal, Stream)>,
     /// Something about a child.
     children: Stream,
+    is_end_wanted: bool,
 }
 
 impl Signals {
     pub(crate) fn catch() -> io::Result<Self> {
-        let mut signals = Self { streams: Vec::new(), children: signal(SignalKind::child())? };
+        let mut signals =
+            Self { streams: Vec::new(), children: signal(SignalKind::child())?, is_end_wanted: false };
         for number in ENDING.into_iter().chain(PASSED_ON) {
             signals.add(number)?;
         }
@@ -29,7 +31,15 @@ impl Signals {
 
     /// From now on also Ctrl-Z is passed on. Before there is a command it just stops this program.
     pub(crate) fn catch_stop(&mut self) -> io::Result<()> {
+        if self.streams.iter().any(|(number, _)| *number == Signal::SIGTSTP) {
+            return Ok(());
+        }
         self.add(Signal::SIGTSTP)
+    }
+
+    /// Whether a signal has come that is to end this program, and not just its command.
+    pub(crate) fn is_end_wanted(&self) -> bool {
+        self.is_end_wanted
     }
 
     /// What was ignored when the program started stays so, here and in the command: `nohup` and `trap ''` mean that.
@@ -42,7 +52,9 @@ impl Signals {
 
     /// The next signal that is passed on.
     pub(crate) async fn next(&mut self) -> Signal {
-        next_of(&mut self.streams).await
+        let number = next_of(&mut self.streams).await;
+        self.is_end_wanted |= ENDING.contains(&number);
+        number
     }
 
     /// The next signal that ends the waiting.
@@ -57,9 +69,12 @@ impl Signals {
 
     /// The next signal that is passed on, or none when something happened to a child.
     pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
-        let Self { streams, children } = self;
+        let Self { streams, children, is_end_wanted } = self;
         tokio::select! {
-            number = next_of(streams) => Some(number),
+            number = next_of(streams) => {
+                *is_end_wanted |= ENDING.contains(&number);
+                Some(number)
+            }
             _ = children.recv() => None,
         }
     }

@@ -4,10 +4,11 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use leasehold::{HolderView, LockView, Mutex};
+use leasehold::{HolderView, LockView};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
+use crate::lock::Lock;
 use crate::look::{printable, who};
 use crate::say::say;
 
@@ -54,14 +55,14 @@ fn is_in_foreground() -> bool {
 }
 
 /// Tells about the waiting until it is dropped: on a terminal live, otherwise once if asked to.
-pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
+pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {
         tokio::time::sleep(PATIENCE).await;
         let mut line = is_live.then(Line::default);
         loop {
             // A store that does not answer may be why it waits.
-            let view = mutex.inspect().await;
+            let view = lock.inspect().await;
             match &mut line {
                 Some(line) => line.write(&view.map_or_else(
                     |error| error.to_string().chars().take(room()).collect(),
@@ -79,8 +80,8 @@ pub(crate) async fn tell(mutex: &Mutex, is_verbose: bool) -> Infallible {
 }
 
 /// Tells, if asked to, why the lock was not to be had.
-pub(crate) async fn explain_conflict(mutex: &Mutex, is_verbose: bool) {
-    if is_verbose && let Ok(view) = mutex.inspect().await {
+pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
+    if is_verbose && let Ok(view) = lock.inspect().await {
         let name = printable(&view.name);
         match view.holders.first() {
             Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),

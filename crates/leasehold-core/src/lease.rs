@@ -23,6 +23,8 @@ pub struct LeaseTerms {
     pub renews: bool,
     /// The hold ends this long after the grant, however well renewals go.
     pub longest_hold: Option<Duration>,
+    /// The lease runs until this long after the grant, though its holder should die before.
+    pub outlives: Duration,
 }
 
 /// How sure the holder can be.
@@ -73,6 +75,8 @@ pub struct LeaseMachine {
     trusted_until: LocalTime,
     /// When the longest hold is over.
     ends_at: LocalTime,
+    /// No renewal makes the lease end before this.
+    outlives_until: LocalTime,
     renew_at: LocalTime,
     /// A renewal is under way. An answer to an older one is as good.
     in_flight: bool,
@@ -100,6 +104,7 @@ impl LeaseMachine {
             state: LeaseState::Held,
             trusted_until: trusted_until.min(ends_at),
             ends_at,
+            outlives_until: granted_at + terms.outlives,
             renew_at,
             in_flight: false,
             hinted: false,
@@ -241,7 +246,7 @@ impl LeaseMachine {
     }
 
     fn ttl_from(&self, now: LocalTime) -> Duration {
-        self.terms.ttl.min(self.ends_at.since(now))
+        self.terms.ttl.max(self.outlives_until.since(now)).min(self.ends_at.since(now))
     }
 
     fn loss_by_time(&self) -> Loss {
@@ -268,7 +273,7 @@ mod tests {
     }
 
     fn terms() -> LeaseTerms {
-        LeaseTerms { ttl: TTL, renews: true, longest_hold: None }
+        LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO }
     }
 
     fn renewed(lasts: Duration) -> Reply {
@@ -360,6 +365,21 @@ mod tests {
         assert!(lease.poll_transmit(at(1_000)).is_some());
         lease.handle_reply(at(1_001), at(1_000), &renewed(TTL));
         assert_eq!(lease.poll_timeout(), Some(at(1_000 + 9_000 - 92)), "nothing but the end is left");
+    }
+
+    #[test]
+    fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
+        let outlives = Duration::from_secs(60);
+        let mut lease = lease(LeaseTerms { outlives, ..terms() }, outlives);
+        let mut ends_at = at(60_000);
+        while ends_at < at(100_000) {
+            let now = lease.poll_timeout().unwrap();
+            let Some(Command::Renew(renew)) = lease.poll_transmit(now) else { panic!() };
+            assert!(now + renew.ttl >= ends_at && renew.ttl >= TTL);
+            ends_at = now + renew.ttl;
+            lease.handle_reply(now, now, &renewed(renew.ttl));
+        }
+        assert_eq!(lease.state(at(95_000)), LeaseState::Held);
     }
 
     #[test]

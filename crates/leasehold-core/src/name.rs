@@ -94,11 +94,15 @@ pub enum Kind {
     Semaphore,
     /// Many readers, or one writer.
     ReadWrite,
+    /// One leader at a time.
+    Election,
+    /// A number that is counted down to zero.
+    Latch,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite];
+    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
@@ -107,6 +111,8 @@ impl Kind {
             Self::Mutex => "mutex",
             Self::Semaphore => "semaphore",
             Self::ReadWrite => "rw",
+            Self::Election => "election",
+            Self::Latch => "latch",
         }
     }
 

@@ -62,6 +62,21 @@ impl Client {
         RwLock(self.0.rw_lock(name))
     }
 
+    /// As [`crate::Client::election`].
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election(self.0.election(name))
+    }
+
+    /// As [`crate::Client::latch`].
+    pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
+        Latch(self.0.latch(name, count))
+    }
+
+    /// As [`crate::Client::once_per`].
+    pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
+        OncePer(self.0.once_per(name, period))
+    }
+
     /// As [`crate::Client::inspect`].
     ///
     /// # Errors
@@ -99,13 +114,24 @@ impl Client {
     }
 }
 
-/// The settings of a lock, and looking at it, for every kind; the waiting differs by its names.
-macro_rules! kind {
+/// The settings of a lock.
+macro_rules! settings {
     ($kind:ident) => {
-        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
-        #[derive(Clone, Debug)]
-        pub struct $kind(crate::$kind);
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+        }
 
+        lease_settings!($kind);
+    };
+}
+
+/// Those that a kind has which keeps by itself what was taken.
+macro_rules! lease_settings {
+    ($kind:ident) => {
         impl $kind {
             #[doc = concat!("As [`crate::", stringify!($kind), "::ttl`].")]
             #[must_use]
@@ -125,18 +151,23 @@ macro_rules! kind {
                 Self(self.0.longest_hold(hold))
             }
 
-            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
-            #[must_use]
-            pub fn at_least(self, at_least: Duration) -> Self {
-                Self(self.0.at_least(at_least))
-            }
-
             #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
             #[must_use]
             pub fn max_waiters(self, max_waiters: u32) -> Self {
                 Self(self.0.max_waiters(max_waiters))
             }
+        }
+    };
+}
 
+/// A lock and looking at it, for every kind.
+macro_rules! kind {
+    ($kind:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $kind(crate::$kind);
+
+        impl $kind {
             #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
             #[must_use]
             pub fn note(self, note: impl Into<String>) -> Self {
@@ -168,6 +199,86 @@ kind!(Mutex);
 kind!(Reentrant);
 kind!(Semaphore);
 kind!(RwLock);
+kind!(Election);
+kind!(OncePer);
+kind!(Latch);
+
+settings!(Mutex);
+settings!(Reentrant);
+settings!(Semaphore);
+settings!(RwLock);
+settings!(Election);
+lease_settings!(OncePer);
+
+impl OncePer {
+    /// As [`crate::OncePer::at_least_once`].
+    #[must_use]
+    pub fn at_least_once(self) -> Self {
+        Self(self.0.at_least_once())
+    }
+
+    /// As [`crate::OncePer::start`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn start(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.start())?.map(Guard))
+    }
+}
+
+impl Latch {
+    /// As [`crate::Latch::keep`].
+    #[must_use]
+    pub fn keep(self, keep: Duration) -> Self {
+        Self(self.0.keep(keep))
+    }
+
+    /// As [`crate::Latch::count_down`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn count_down(&self) -> Result<u32, Error> {
+        block_on(self.0.count_down())
+    }
+
+    /// As [`crate::Latch::count_down_as`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn count_down_as(&self, name: impl AsRef<str>) -> Result<u32, Error> {
+        block_on(self.0.count_down_as(name))
+    }
+
+    /// As [`crate::Latch::remaining`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn remaining(&self) -> Result<u32, Error> {
+        block_on(self.0.remaining())
+    }
+
+    /// As [`crate::Latch::wait`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait(&self) -> Result<(), Error> {
+        block_on(self.0.wait())
+    }
+
+    /// As [`crate::Latch::wait_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
+        block_on(self.0.wait_timeout(limit))
+    }
+}
 
 impl Mutex {
     /// As [`crate::Mutex::lock`].
@@ -357,6 +468,72 @@ impl RwLock {
     }
 }
 
+impl Election {
+    /// As [`crate::Election::campaign`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn campaign(&self) -> Result<Guard, Error> {
+        block_on(self.0.campaign()).map(Guard)
+    }
+
+    /// As [`crate::Election::try_campaign`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_campaign(&self) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.try_campaign())?.map(Guard))
+    }
+
+    /// As [`crate::Election::campaign_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn campaign_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        Ok(block_on(self.0.campaign_timeout(limit))?.map(Guard))
+    }
+
+    /// As [`crate::Election::leader`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn leader(&self) -> Result<Option<HolderView>, Error> {
+        block_on(self.0.leader())
+    }
+
+    /// As [`crate::Election::observe`].
+    #[must_use]
+    pub fn observe(&self) -> Observer {
+        Observer(self.0.observe())
+    }
+}
+
+/// As [`crate::Observer`].
+#[derive(Debug)]
+pub struct Observer(crate::Observer);
+
+impl Observer {
+    /// As [`crate::Observer::every`].
+    #[must_use]
+    pub fn every(self, every: Duration) -> Self {
+        Self(self.0.every(every))
+    }
+
+    /// As [`crate::Observer::next`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
+    pub fn next(&mut self) -> Result<Option<HolderView>, Error> {
+        block_on(self.0.next())
+    }
+}
+
 /// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
 /// of the work, or let another thread wait with [`Self::lost_within`].
 #[must_use = "the lock is given back when the guard is dropped"]
@@ -519,5 +696,80 @@ impl UpgradableGuard {
     /// As there.
     pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
         Ok(block_on(self.inner().upgrade_timeout(limit))?.map(WriteGuard::of).map_err(Self::of))
+    }
+}
+
+/// As [`crate::MutexSet`].
+#[derive(Clone, Debug)]
+pub struct MutexSet(crate::MutexSet);
+
+impl MutexSet {
+    /// As [`crate::MutexSet::new`].
+    pub fn new(mutexes: impl IntoIterator<Item = Mutex>) -> Self {
+        Self(crate::MutexSet::new(mutexes.into_iter().map(|mutex| mutex.0)))
+    }
+
+    /// As [`crate::MutexSet::lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock(&self) -> Result<SetGuard, Error> {
+        block_on(self.0.lock()).map(SetGuard::of)
+    }
+
+    /// As [`crate::MutexSet::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_lock(&self) -> Result<Option<SetGuard>, Error> {
+        Ok(block_on(self.0.try_lock())?.map(SetGuard::of))
+    }
+
+    /// As [`crate::MutexSet::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn lock_timeout(&self, limit: Duration) -> Result<Option<SetGuard>, Error> {
+        Ok(block_on(self.0.lock_timeout(limit))?.map(SetGuard::of))
+    }
+}
+
+/// As [`crate::SetGuard`].
+#[must_use = "the locks are given back when the guard is dropped"]
+#[derive(Debug)]
+pub struct SetGuard(Vec<Guard>);
+
+impl SetGuard {
+    fn of(guard: crate::SetGuard) -> Self {
+        Self(guard.into_guards().into_iter().map(Guard).collect())
+    }
+
+    /// As [`crate::SetGuard::token`].
+    #[must_use]
+    pub fn token(&self, name: &str) -> Option<Token> {
+        self.0.iter().find(|guard| guard.name() == name).map(Guard::token)
+    }
+
+    /// As [`crate::SetGuard::guards`].
+    pub fn guards(&self) -> &[Guard] {
+        &self.0
+    }
+
+    /// As [`crate::SetGuard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.iter().all(Guard::is_held)
+    }
+
+    /// As [`crate::SetGuard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(self) -> Result<(), Error> {
+        self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
 use tokio::runtime;
@@ -12,8 +13,11 @@ use tokio::sync::oneshot;
 use crate::about::About;
 use crate::clock;
 use crate::driver;
+use crate::election::Election;
 use crate::error::{Error, ErrorKind};
+use crate::latch::Latch;
 use crate::mutex::Mutex;
+use crate::once::OncePer;
 use crate::reentrant::Reentrant;
 use crate::rw::RwLock;
 use crate::semaphore::Semaphore;
@@ -199,6 +203,21 @@ impl Client {
     /// Many readers, or one writer. As [`Self::mutex`], nothing is sent.
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle.clone(), name.as_ref())
+    }
+
+    /// One leader at a time. As [`Self::mutex`], nothing is sent.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.handle.clone(), name.as_ref())
+    }
+
+    /// A number that is counted down to zero. As [`Self::mutex`], nothing is sent.
+    pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
+        Latch::new(self.handle.clone(), name.as_ref(), count)
+    }
+
+    /// Work that one of many starts in each period, under the mutex of that name. As [`Self::mutex`], nothing is sent.
+    pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
+        OncePer::new(self.handle.clone(), name.as_ref(), period)
     }
 
     /// What is held or waited for in this store, in the order of the names.

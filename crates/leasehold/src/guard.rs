@@ -259,7 +259,7 @@ impl Guard {
         self.handle.session.remaining(self.sequence, clock::local()).err()
     }
 
-    fn lost_error(&self, loss: Loss) -> Error {
+    pub(crate) fn lost_error(&self, loss: Loss) -> Error {
         self.handle.lost(&self.resource, loss)
     }
 

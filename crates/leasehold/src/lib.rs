@@ -31,14 +31,18 @@ pub mod blocking;
 mod client;
 mod clock;
 mod driver;
+mod election;
 mod error;
 mod guard;
+mod latch;
 mod lock;
 mod mutex;
+mod once;
 mod reentrant;
 mod rw;
 mod semaphore;
 mod session;
+mod set;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -48,14 +52,18 @@ mod view;
 
 pub use about::{About, MAX_NOTE_BYTES};
 pub use client::Client;
+pub use election::{Election, Observer};
 pub use error::Error;
 pub use guard::Guard;
+pub use latch::Latch;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use lock::{MAX_TTL, MIN_TTL};
 pub use mutex::Mutex;
+pub use once::OncePer;
 pub use reentrant::Reentrant;
 pub use rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use semaphore::Semaphore;
+pub use set::{MutexSet, SetGuard};
 pub use url::SCHEMES;
 pub use view::{HolderView, LockView, Mode, WaiterView};
 

@@ -64,7 +64,12 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    fn deadline(self) -> Option<LocalTime> {
+    /// Until then, if it is still to come.
+    pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
+        deadline.map_or(Self::No, |deadline| Self::For(deadline.since(clock::local())))
+    }
+
+    pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
             Self::No | Self::For(Duration::ZERO) => None,
             Self::For(limit) => Some(clock::local() + limit),
@@ -81,7 +86,12 @@ impl Lock {
             resource: resource_of(kind, name).map(Arc::new),
             capacity,
             owner: None,
-            terms: LeaseTerms { ttl: DEFAULT_TTL, renews: true, longest_hold: None },
+            terms: LeaseTerms {
+                ttl: DEFAULT_TTL,
+                renews: true,
+                longest_hold: None,
+                outlives: Duration::ZERO,
+            },
             at_least: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
             about,
@@ -133,6 +143,11 @@ impl Lock {
         self.handle.force_release((**resource).clone()).await
     }
 
+    /// Whether this is the lock that the guard is about.
+    pub(crate) fn is_of(&self, guard: &Guard) -> bool {
+        self.resource.as_ref().is_ok_and(|resource| resource.name.as_str() == guard.name())
+    }
+
     /// As the kinds print themselves.
     pub(crate) fn debug(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.resource.as_ref().map(|resource| resource.name.as_str());
@@ -172,7 +187,8 @@ impl Lock {
             }
             Outcome::Refused(Refusal::NotHeld) => Err(self.handle.lost(resource, Loss::Gone)),
             Outcome::Refused(refusal) => {
-                Err(self.handle.error(ErrorKind::Invalid, resource, explain(refusal)))
+                let what = explain(refusal, unit(resource.kind));
+                Err(self.handle.error(ErrorKind::Invalid, resource, what))
             }
             Outcome::Cancelled => Err(self.handle.closed()),
             Outcome::Failed => {
@@ -198,7 +214,7 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl,
+            ttl: terms.ttl.max(terms.outlives).min(terms.longest_hold.unwrap_or(Duration::MAX)),
             reserve: 0,
             wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
@@ -233,7 +249,8 @@ impl Lock {
         let resource = self.checked_resource()?;
         let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
         if weight == 0 || weight > self.capacity {
-            return invalid(format!("of {} permits, {weight} can't be had", self.capacity));
+            let unit = unit(resource.kind);
+            return invalid(format!("of {} {unit}, {weight} can't be had", self.capacity));
         }
         if let Some(owner) = &self.owner {
             // What is no name for a lock is none for an owner.
@@ -264,8 +281,26 @@ impl Lock {
     }
 }
 
-/// The settings of a lock, and looking at it: the same for every kind.
+/// The settings of a lock, the same for every kind.
 macro_rules! settings {
+    ($kind:ident) => {
+        impl $kind {
+            /// Keeps what was taken until this long after the grant, also when it is released before. For work that
+            /// must not run twice although the clocks that start it differ.
+            #[must_use]
+            pub fn at_least(mut self, at_least: std::time::Duration) -> Self {
+                self.0.at_least = at_least;
+                self
+            }
+        }
+
+        $crate::lock::lease_settings!($kind);
+    };
+}
+pub(crate) use settings;
+
+/// Those that a kind has which keeps by itself what was taken.
+macro_rules! lease_settings {
     ($kind:ident) => {
         impl $kind {
             /// How long the lease runs without renewal: 10 s unless set, 100 ms to 30 days. It is what a holder that
@@ -290,21 +325,23 @@ macro_rules! settings {
                 self
             }
 
-            /// Keeps what was taken until this long after the grant, also when it is released before. For work that
-            /// must not run twice although the clocks that start it differ.
-            #[must_use]
-            pub fn at_least(mut self, at_least: std::time::Duration) -> Self {
-                self.0.at_least = at_least;
-                self
-            }
-
             /// How many may wait for this lock; beyond that, waiting fails with `is_queue_full`. 100,000 unless set.
             #[must_use]
             pub fn max_waiters(mut self, max_waiters: u32) -> Self {
                 self.0.max_waiters = max_waiters;
                 self
             }
+        }
 
+        $crate::lock::looking!($kind);
+    };
+}
+pub(crate) use lease_settings;
+
+/// What is shown to whoever looks, and looking.
+macro_rules! looking {
+    ($kind:ident) => {
+        impl $kind {
             /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
             #[must_use]
             pub fn note(mut self, note: impl Into<String>) -> Self {
@@ -339,16 +376,23 @@ macro_rules! settings {
         }
     };
 }
-pub(crate) use settings;
+pub(crate) use looking;
 
-fn explain(refusal: Refusal) -> String {
+/// What a kind's weight counts.
+fn unit(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Semaphore => "permits",
+        Kind::Latch => "counts",
+        _ => "holders",
+    }
+}
+
+fn explain(refusal: Refusal, unit: &str) -> String {
     match refusal {
         Refusal::Capacity { in_use } => {
-            format!("it is in use with {in_use} permits: everybody must name the same number")
+            format!("it is in use with {in_use} {unit}: everybody must name the same number")
         }
-        Refusal::Weight { capacity } => {
-            format!("more than its {capacity} permits, or none, can't be had")
-        }
+        Refusal::Weight { capacity } => format!("more than its {capacity} {unit}, or none, can't be had"),
         other => format!("the store refused: {other:?}"),
     }
 }

@@ -14,7 +14,7 @@ use crate::lock::{Lock, settings};
 ///
 /// It waits in the store's queue: first come, first served, across processes. Cloning is cheap.
 #[derive(Clone)]
-pub struct Mutex(Lock);
+pub struct Mutex(pub(crate) Lock);
 
 settings!(Mutex);
 
@@ -50,7 +50,8 @@ impl Mutex {
         self.0.try_lock(1).await
     }
 
-    /// Waits for the lock for at most this long, and then answers `None`.
+    /// Waits for the lock for at most this long, and then answers `None`. With `Duration::MAX` it waits for as long as it
+    /// takes, with zero not at all.
     ///
     /// # Errors
     ///

@@ -237,6 +237,13 @@ impl Deref for WriteGuard {
     }
 }
 
+impl From<WriteGuard> for Guard {
+    /// For a writer that stays one.
+    fn from(writer: WriteGuard) -> Self {
+        writer.guard
+    }
+}
+
 /// A held lease to read, which is a [`Guard`] that can become one to write.
 #[derive(Debug)]
 #[must_use = "the lock is given back when the guard is dropped"]

@@ -388,13 +388,18 @@ impl Session {
         Poll::Pending
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state().is_closed
+    }
+
     pub(crate) fn driver_gone(&self) {
-        let closers = {
+        let (closers, sleepers) = {
             let mut state = self.state();
             state.is_driver_gone = true;
-            std::mem::take(&mut state.closers)
+            (std::mem::take(&mut state.closers), std::mem::take(&mut state.sleepers))
         };
-        closers.into_iter().for_each(Waker::wake);
+        // Nobody is there any more who would wake them in time.
+        closers.into_iter().chain(sleepers.into_values()).for_each(Waker::wake);
     }
 
     /// The last handle is gone: the driver ends once nothing is left to give back.

@@ -10,7 +10,7 @@ use leasehold_core::LocalTime;
 use super::{After, Session};
 use crate::clock;
 
-/// Ends when the local clock reaches a point.
+/// Ends when the local clock reaches a point, or with the client.
 pub(crate) struct Sleep {
     session: Arc<Session>,
     until: LocalTime,
@@ -35,6 +35,10 @@ impl Future for Sleep {
         // A waker is never dropped with the mutex held: its task may go with it, and a guard with that.
         let replaced = {
             let mut state = self.session.state();
+            if state.is_driver_gone {
+                // Nobody is there who would wake it.
+                return Poll::Ready(());
+            }
             state.arm(self.until, &mut after);
             state.sleepers.insert((self.until, self.key), context.waker().clone())
         };

@@ -1,8 +1,12 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod election;
+mod latch;
+mod once;
 mod reentrant;
 mod rw;
 mod semaphore;
+mod set;
 mod suite;
 
 use std::sync::Arc;
@@ -131,7 +135,7 @@ pub(crate) async fn until(
     }
 }
 
-/// Starts this attempt, and says once it stands in the queue.
+/// Starts this attempt, and says once it stands in the queue, which nobody leaves meanwhile.
 pub(crate) async fn queue<T: Send + 'static>(
     client: &Client,
     kind: Kind,
@@ -172,26 +176,21 @@ pub(crate) use on_store;
 /// How long one test may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-macro_rules! kinds {
-    (each $what:literal) => {
-        $crate::suite::tests!(each $what);
-        $crate::semaphore::tests!(each $what);
-        $crate::rw::tests!(each $what);
-        $crate::reentrant::tests!(each $what);
+/// The suites, which every store runs.
+macro_rules! suites {
+    ($how:ident $what:literal) => {
+        suites!($how $what: suite semaphore rw reentrant election latch once set);
     };
-    (together $what:literal) => {
-        $crate::suite::tests!(together $what);
-        $crate::semaphore::tests!(together $what);
-        $crate::rw::tests!(together $what);
-        $crate::reentrant::tests!(together $what);
+    (each $what:literal: $($suite:ident)*) => {
+        $($crate::$suite::tests!(each $what);)*
+    };
+    (together $what:literal: $($suite:ident)*) => {
+        $($crate::$suite::tests!(together $what);)*
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn every_kind() {
+        async fn every_suite() {
             let place = $crate::Place::new($what);
-            suite(&place).await;
-            semaphore(&place).await;
-            rw(&place).await;
-            reentrant(&place).await;
+            $($suite(&place).await;)*
         }
     };
 }
@@ -202,7 +201,7 @@ macro_rules! stores {
         const STORES: &[&str] = &[$($what),*];
         $(
             mod $store {
-                kinds!($how $what);
+                suites!($how $what);
             }
         )*
     };
@@ -223,7 +222,7 @@ stores! {
 }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {

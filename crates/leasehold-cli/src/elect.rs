@@ -1,0 +1,116 @@
+//! `elect`: keep a command running on exactly one of many hosts.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::args::{ElectArgs, name};
+use crate::command::Command;
+use crate::duration;
+use crate::exit::{Exit, Stop};
+use crate::lock::Lock;
+use crate::run::{Taken, grace, leave, run_and_give_back, take, uncaught};
+use crate::say::say;
+use crate::signals::Signals;
+use crate::store;
+
+pub(crate) async fn elect(url: Option<String>, args: ElectArgs) -> Result<Exit, Stop> {
+    let work = &args.work;
+    grace(work)?;
+    name(&work.name)?;
+    let command = Command::find(work)?;
+    let mut signals = Signals::catch().map_err(|error| uncaught(&error))?;
+    let client = store::connect(url).await?;
+    let note = work.note.clone().unwrap_or_else(|| command.note());
+    let lock = Lock::leadership(&client, work, &note)?;
+    let exit = stand_again_and_again(&lock, &command, &args, &mut signals).await;
+    leave(client).await;
+    exit
+}
+
+async fn stand_again_and_again(
+    lock: &Lock,
+    command: &Command,
+    args: &ElectArgs,
+    signals: &mut Signals,
+) -> Result<Exit, Stop> {
+    let mut backoff = Backoff::new(args.backoff, args.backoff_max);
+    loop {
+        let (ran_for, what) = match stand(lock, command, args, signals).await {
+            Ok(Term::Served { exit, .. }) if signals.is_end_wanted() => return Ok(exit),
+            Ok(Term::Served { exit, ran_for }) => (ran_for, format!("the command ended: {exit}")),
+            Ok(Term::Interrupted(exit)) => return Ok(exit),
+            // What is wrong from the beginning does not become right.
+            Err(stop) if stop.exit != Exit::Failure => return Err(stop),
+            Err(stop) => (Duration::ZERO, stop.message),
+        };
+        let pause = backoff.after(ran_for);
+        say(format_args!("{what}; standing for election again in {}", duration::show(pause)));
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            signal = signals.next_end() => return Ok(Exit::Signal(signal as i32)),
+        }
+    }
+}
+
+/// One time in office.
+enum Term {
+    Served { exit: Exit, ran_for: Duration },
+    Interrupted(Exit),
+}
+
+async fn stand(
+    lock: &Lock,
+    command: &Command,
+    args: &ElectArgs,
+    signals: &mut Signals,
+) -> Result<Term, Stop> {
+    let work = &args.work;
+    let guard = match take(lock, Duration::MAX, work, signals).await? {
+        Taken::Yes(guard) => guard,
+        Taken::No => return Err(Stop::failure("the election ended without a leader")),
+        Taken::Interrupted(signal) => return Ok(Term::Interrupted(Exit::Signal(signal as i32))),
+    };
+    let began = Instant::now();
+    let exit = run_and_give_back(guard, command, work, grace(work)?, signals).await?;
+    Ok(Term::Served { exit, ran_for: began.elapsed() })
+}
+
+/// Pauses that double.
+struct Backoff {
+    first: Duration,
+    most: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    fn new(first: Duration, most: Duration) -> Self {
+        let first = first.min(most);
+        Self { first, most, next: first }
+    }
+
+    /// The pause after a command that ran for so long.
+    fn after(&mut self, ran_for: Duration) -> Duration {
+        if ran_for > self.most {
+            self.next = self.first;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(self.most);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_are_short_again_after_a_long_run() {
+        let seconds = Duration::from_secs;
+        let mut backoff = Backoff::new(seconds(1), seconds(5));
+        let pauses: Vec<_> = (0..4).map(|_| backoff.after(seconds(5)).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 5]);
+        assert_eq!(backoff.after(seconds(6)), seconds(1));
+        assert_eq!(Backoff::new(seconds(9), seconds(5)).after(seconds(0)), seconds(5));
+    }
+}

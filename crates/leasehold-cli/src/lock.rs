@@ -1,0 +1,111 @@
+//! Which lock a command runs under, and how it is taken.
+
+use std::time::Duration;
+
+use leasehold::{
+    Client, Election, Error, Guard, Kind, LockView, Mutex, OncePer, Reentrant, RwLock, Semaphore,
+};
+
+use crate::args::{RunArgs, WorkArgs, name};
+use crate::exit::Stop;
+use crate::look::printable;
+
+pub(crate) struct Lock {
+    client: Client,
+    name: String,
+    way: Way,
+}
+
+enum Way {
+    Mutex(Mutex),
+    Owner(Reentrant),
+    Shared(RwLock),
+    Exclusive(RwLock),
+    Permit(Semaphore),
+    Once(OncePer),
+    Leadership(Election),
+}
+
+impl Lock {
+    /// What the arguments ask for. Others are shown the note.
+    pub(crate) fn new(client: &Client, args: &RunArgs, note: &str) -> Result<Self, Stop> {
+        macro_rules! set {
+            ($lock:expr) => {
+                $lock.ttl(args.work.ttl).at_least(args.at_least).note(note)
+            };
+        }
+        let (name, kind) = (name(&args.work.name)?.to_owned(), &args.kind);
+        if let Some(period) = kind.once_per {
+            let once = client.once_per(&name, period).ttl(args.work.ttl).note(note);
+            let once = if args.at_least_once { once.at_least_once() } else { once };
+            return Ok(Self { client: client.clone(), name, way: Way::Once(once) });
+        }
+        let way = match (&kind.owner, kind.semaphore) {
+            (Some(owner), _) => Way::Owner(set!(client.reentrant(&name, owner))),
+            (_, Some(permits)) => Way::Permit(set!(client.semaphore(&name, permits))),
+            _ if kind.shared => Way::Shared(set!(client.rw_lock(&name))),
+            _ if kind.exclusive => Way::Exclusive(set!(client.rw_lock(&name))),
+            _ => Way::Mutex(set!(client.mutex(&name))),
+        };
+        Ok(Self { client: client.clone(), name, way })
+    }
+
+    /// The leadership that `elect` is about.
+    pub(crate) fn leadership(client: &Client, work: &WorkArgs, note: &str) -> Result<Self, Stop> {
+        let name = name(&work.name)?.to_owned();
+        let way = Way::Leadership(client.election(&name).ttl(work.ttl).note(note));
+        Ok(Self { client: client.clone(), name, way })
+    }
+
+    fn kind(&self) -> Kind {
+        match self.way {
+            Way::Mutex(_) | Way::Owner(_) | Way::Once(_) => Kind::Mutex,
+            Way::Shared(_) | Way::Exclusive(_) => Kind::ReadWrite,
+            Way::Permit(_) => Kind::Semaphore,
+            Way::Leadership(_) => Kind::Election,
+        }
+    }
+
+    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+        self.client.inspect(self.kind(), &self.name).await
+    }
+
+    /// Takes it within this time.
+    pub(crate) async fn take(&self, limit: Duration) -> Result<Option<Guard>, Stop> {
+        let taken = match &self.way {
+            Way::Mutex(lock) => lock.lock_timeout(limit).await,
+            Way::Owner(lock) => lock.lock_timeout(limit).await,
+            Way::Shared(lock) => lock.read_timeout(limit).await,
+            Way::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
+            Way::Permit(lock) => lock.acquire_timeout(1, limit).await,
+            Way::Once(once) => once.start().await,
+            Way::Leadership(lock) => lock.campaign_timeout(limit).await,
+        };
+        let guard = taken?;
+        if guard.is_some() {
+            self.refuse_mixture().await?;
+        }
+        Ok(guard)
+    }
+
+    /// Who says -s, and who says nothing, must not work side by side unawares. Everybody takes a lock first and looks for
+    /// the other then, so of two at least one sees the other.
+    async fn refuse_mixture(&self) -> Result<(), Stop> {
+        let (other, advice) = match self.way {
+            Way::Mutex(_) | Way::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
+            Way::Shared(_) | Way::Exclusive(_) => {
+                (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
+            }
+            // A start can't be undone.
+            Way::Permit(_) | Way::Once(_) | Way::Leadership(_) => return Ok(()),
+        };
+        if self.client.inspect(other, &self.name).await?.holders.is_empty() {
+            return Ok(());
+        }
+        let what = match other {
+            Kind::Mutex => "without -s and -x",
+            _ => "with -s or -x",
+        };
+        Err(Stop::usage(format!("\"{}\" is in use {what}: {advice}", printable(&self.name))))
+    }
+}

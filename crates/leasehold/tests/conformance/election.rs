@@ -1,0 +1,87 @@
+//! One leader at a time, whom everybody can know.
+
+use std::time::Duration;
+
+use leasehold::{Error, Kind};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how election $what:
+            one_leads_and_the_next_follows_when_it_resigns
+            an_observer_is_told_each_leader_with_what_it_says_of_itself
+            an_observer_is_told_of_a_leader_that_died
+            the_blocking_face_elects
+        }
+    };
+}
+pub(crate) use tests;
+
+pub(crate) const KIND: Kind = Kind::Election;
+
+/// Often enough for a test.
+const OFTEN: Duration = Duration::from_millis(10);
+
+pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store) {
+    let (one, other) = pair(&store).await;
+    let first = one.election("a").campaign().await.unwrap();
+    assert!(other.election("a").try_campaign().await.unwrap().is_none());
+    assert!(other.election("a").campaign_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    until(&one, KIND, "a", |view| view.waiters.is_empty()).await;
+    let election = other.election("a");
+    let next = queue(&one, KIND, "a", async move { election.campaign().await }).await;
+    assert_eq!(other.election("a").leader().await.unwrap().unwrap().token, first.token());
+    let token = first.token();
+    first.release().await.unwrap();
+    let next = next.await.unwrap();
+    assert!(next.token() > token);
+    assert!(other.election("a").leader().await.unwrap().unwrap().is_ours);
+    next.release().await.unwrap();
+    assert!(one.election("a").leader().await.unwrap().is_none());
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
+}
+
+pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mut observer = other.election("a").observe().every(OFTEN);
+    assert!(observer.next().await.unwrap().is_none(), "nobody leads, and that is told at once");
+    for address in ["10.0.0.7", "10.0.0.8"] {
+        let leadership = one.election("a").note(address).campaign().await.unwrap();
+        let told = tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().unwrap();
+        assert_eq!((told.about.note.as_deref(), told.token), (Some(address), leadership.token()));
+        let again = tokio::time::timeout(OFTEN * 5, observer.next()).await;
+        assert!(again.is_err(), "nothing has changed: {again:?}");
+        leadership.release().await.unwrap();
+        assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+    }
+}
+
+pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mut observer = other.election("a").observe().every(OFTEN);
+    let election = one.election("a").ttl(Duration::from_millis(200)).auto_renew(false);
+    let leadership = election.campaign().await.unwrap();
+    assert!(observer.next().await.unwrap().is_some());
+    assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+    assert!(!leadership.is_held());
+    until(&one, KIND, "a", |view| view.holders.is_empty()).await;
+}
+
+pub(crate) async fn the_blocking_face_elects(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let election = client.election("a").note("here");
+        let mut observer = election.observe().every(OFTEN);
+        assert!(observer.next()?.is_none());
+        let leadership = election.campaign()?;
+        assert!(election.try_campaign()?.is_none());
+        assert_eq!(observer.next()?.and_then(|leader| leader.about.note).as_deref(), Some("here"));
+        leadership.release()?;
+        assert!(election.leader()?.is_none());
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}

@@ -1,0 +1,121 @@
+//! Work that one of many starts in each period.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Error, Kind};
+
+use super::{SOON, Store, pair, until};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how once $what:
+            of_many_one_starts_in_each_period
+            a_host_that_dies_costs_the_period_where_it_is_at_most_once
+            a_host_that_dies_is_followed_by_another_where_it_is_at_least_once
+            work_that_takes_longer_than_its_period_is_not_started_twice
+            a_period_that_can_t_be_is_refused
+            the_blocking_face_starts_once
+        }
+    };
+}
+pub(crate) use tests;
+
+const KIND: Kind = Kind::Mutex;
+const PERIOD: Duration = Duration::from_secs(1);
+
+pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
+    let mut last: Option<Instant> = None;
+    let observer = store.client().await;
+    for _ in 0..2 {
+        let mut tasks = Vec::new();
+        for _ in 0..8 {
+            let lottery = store.client().await.once_per("a", PERIOD);
+            tasks.push(tokio::spawn(async move { lottery.start().await.unwrap() }));
+        }
+        let mut started = Vec::new();
+        for task in tasks {
+            started.extend(task.await.unwrap());
+        }
+        assert_eq!(started.len(), 1, "one of them");
+        let now = Instant::now();
+        let since = last.replace(now).map(|last| now - last);
+        assert!(since.is_none_or(|since| since > PERIOD / 10 * 8), "{since:?}");
+        started.remove(0).release().await.unwrap();
+        assert!(observer.once_per("a", PERIOD).start().await.unwrap().is_none(), "it is done");
+        until(&observer, KIND, "a", |view| view.holders.is_empty()).await;
+    }
+}
+
+/// Starts, and is gone without a word.
+async fn start_and_die(lottery: leasehold::OncePer) {
+    let guard = lottery.ttl(Duration::from_millis(300)).auto_renew(false).start().await.unwrap();
+    std::mem::forget(guard.expect("it is free"));
+}
+
+pub(crate) async fn a_host_that_dies_costs_the_period_where_it_is_at_most_once(store: Store) {
+    let (one, other) = pair(&store).await;
+    let began = Instant::now();
+    start_and_die(one.once_per("a", PERIOD)).await;
+    let lottery = other.once_per("a", PERIOD);
+    while lottery.start().await.unwrap().is_none() {
+        assert!(began.elapsed() < SOON, "the next period begins");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(began.elapsed() > PERIOD / 10 * 8, "another started after {:?}", began.elapsed());
+}
+
+pub(crate) async fn a_host_that_dies_is_followed_by_another_where_it_is_at_least_once(store: Store) {
+    let (one, other) = pair(&store).await;
+    let period = PERIOD * 60;
+    let began = Instant::now();
+    start_and_die(one.once_per("a", period).at_least_once()).await;
+    let report = other.once_per("a", period).at_least_once();
+    let second = tokio::time::timeout(SOON, report.start()).await.expect("it is its turn").unwrap().unwrap();
+    assert!(began.elapsed() < period / 2);
+    // Who waits while it is done is told that it was done.
+    let third = {
+        let report = one.once_per("a", period).at_least_once();
+        tokio::spawn(async move { report.start().await.unwrap() })
+    };
+    until(&other, KIND, "a", |view| view.waiters.len() == 1).await;
+    second.release().await.unwrap();
+    let third = tokio::time::timeout(SOON, third).await.expect("it is told").unwrap();
+    assert!(third.is_none());
+    until(&other, KIND, "a", |view| view.waiters.is_empty()).await;
+    assert!(report.start().await.unwrap().is_none());
+}
+
+pub(crate) async fn work_that_takes_longer_than_its_period_is_not_started_twice(store: Store) {
+    let (one, other) = pair(&store).await;
+    let began = Instant::now();
+    let guard = one.once_per("a", PERIOD).ttl(Duration::from_millis(400)).start().await.unwrap().unwrap();
+    while began.elapsed() < PERIOD * 2 {
+        assert!(other.once_per("a", PERIOD).start().await.unwrap().is_none());
+        assert!(guard.is_held());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    guard.release().await.unwrap();
+    assert!(other.once_per("a", PERIOD).start().await.unwrap().is_some());
+}
+
+pub(crate) async fn a_period_that_can_t_be_is_refused(store: Store) {
+    let client = store.client().await;
+    for period in [Duration::ZERO, Duration::from_millis(900), Duration::MAX] {
+        let error = client.once_per("a", period).start().await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains("a period is"), "{error}");
+    }
+    assert!(client.once_per("", PERIOD).start().await.unwrap_err().is_invalid());
+    assert!(client.list().await.unwrap().is_empty());
+}
+
+pub(crate) async fn the_blocking_face_starts_once(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        client.once_per("a", PERIOD * 60).start()?.expect("it is free").release()?;
+        assert!(client.once_per("a", PERIOD * 60).at_least_once().start()?.is_none());
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}

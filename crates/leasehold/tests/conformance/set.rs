@@ -1,0 +1,160 @@
+//! Several mutexes at once: all of them or none, and no deadlock.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, Kind, Loss, MutexSet};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how set $what:
+            all_are_taken_together_and_each_has_its_token
+            what_can_t_be_had_as_a_whole_is_not_held_in_part
+            those_who_want_the_same_in_another_order_never_wait_for_each_other
+            a_set_that_can_t_be_is_refused
+            the_loss_of_one_ends_the_work_under_all
+            a_loss_while_waiting_for_the_next_one_ends_the_waiting
+            a_dropped_set_leaves_nothing
+            the_blocking_face_takes_sets
+        }
+    };
+}
+pub(crate) use tests;
+
+const KIND: Kind = Kind::Mutex;
+
+fn set(client: &Client, names: &[&str]) -> MutexSet {
+    MutexSet::new(names.iter().map(|name| client.mutex(name)))
+}
+
+async fn until_free(client: &Client, names: &[&str]) {
+    for name in names {
+        until(client, KIND, name, |view| view.holders.is_empty() && view.waiters.is_empty()).await;
+    }
+}
+
+pub(crate) async fn all_are_taken_together_and_each_has_its_token(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = set(&one, &["b", "c", "a"]).lock().await.unwrap();
+    let names: Vec<_> = guard.guards().iter().map(leasehold::Guard::name).collect();
+    assert_eq!(names, ["b", "c", "a"], "in the order in which they were given");
+    for name in ["a", "b", "c"] {
+        let view = other.inspect(KIND, name).await.unwrap();
+        assert_eq!(guard.token(name), Some(view.holders[0].token));
+        assert!(other.mutex(name).try_lock().await.unwrap().is_none());
+    }
+    assert!(guard.token("d").is_none() && guard.is_held());
+    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
+    guard.renew().await.unwrap();
+    assert!(guard.remaining() > Duration::from_secs(9));
+    guard.release().await.unwrap();
+    for guard in set(&other, &["a", "b"]).try_lock().await.unwrap().unwrap().into_guards() {
+        guard.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn what_can_t_be_had_as_a_whole_is_not_held_in_part(store: Store) {
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("b").lock().await.unwrap();
+    let both = set(&other, &["b", "a", "c"]);
+    assert!(both.try_lock().await.unwrap().is_none());
+    assert!(both.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    assert!(one.inspect(KIND, "a").await.unwrap().holders.is_empty(), "it was given back before the answer");
+    assert!(one.inspect(KIND, "c").await.unwrap().holders.is_empty());
+    until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
+    held.release().await.unwrap();
+    assert!(both.lock_timeout(SOON).await.unwrap().is_some());
+}
+
+pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each_other(store: Store) {
+    let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["c", "a", "b"]];
+    let mut tasks = Vec::new();
+    for order in orders {
+        let client = store.client().await;
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..25 {
+                let guard = set(&client, &order).lock().await.unwrap();
+                tokio::task::yield_now().await;
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    until_free(&store.client().await, &["a", "b", "c"]).await;
+}
+
+pub(crate) async fn a_set_that_can_t_be_is_refused(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mixed = MutexSet::new([one.mutex("a"), other.mutex("b")]);
+    for (set, says) in [
+        (set(&one, &["a", "b", "a"]), "mutex \"a\" on "),
+        (set(&one, &["a", "b", "a"]), "twice"),
+        (set(&one, &[]), "no mutexes"),
+        (set(&one, &["a", ""]), "can't be empty"),
+        (mixed, "another client"),
+        (MutexSet::new([one.mutex("a"), one.mutex("b").ttl(Duration::ZERO)]), "ttl"),
+    ] {
+        for error in [set.lock().await.unwrap_err(), set.try_lock().await.unwrap_err()] {
+            assert!(error.is_invalid() && error.to_string().contains(says), "{error}");
+        }
+    }
+    assert!(one.list().await.unwrap().is_empty(), "nothing was taken");
+}
+
+pub(crate) async fn the_loss_of_one_ends_the_work_under_all(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = set(&one, &["a", "b"]).lock().await.unwrap();
+    let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
+        other.mutex("b").force_release().await.unwrap();
+    });
+    let error = ended.unwrap_err();
+    assert!(error.is_lost() && error.to_string().contains("mutex \"b\""), "{error}");
+    let (lost, loss) = guard.lost().await;
+    assert_eq!((lost.name(), loss), ("b", Loss::Gone));
+    assert!(!guard.is_held() && guard.release().await.unwrap_err().is_lost());
+    until_free(&one, &["a", "b"]).await;
+}
+
+pub(crate) async fn a_loss_while_waiting_for_the_next_one_ends_the_waiting(store: Store) {
+    let (one, other) = pair(&store).await;
+    let _held = other.mutex("b").lock().await.unwrap();
+    let both = set(&one, &["a", "b"]);
+    let waiting = tokio::spawn(async move { both.lock().await });
+    until(&one, KIND, "b", |view| view.waiters.len() == 1).await;
+    other.mutex("a").force_release().await.unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("it ends").unwrap();
+    assert!(ended.unwrap_err().is_lost());
+    until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
+}
+
+pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
+    let (one, other) = pair(&store).await;
+    drop(set(&one, &["a", "b"]).lock().await.unwrap());
+    until_free(&one, &["a", "b"]).await;
+    let held = other.mutex("b").lock().await.unwrap();
+    let both = set(&one, &["a", "b"]);
+    let waiting = queue(&one, KIND, "b", async move { both.lock().await }).await;
+    assert_eq!(one.inspect(KIND, "a").await.unwrap().holders.len(), 1);
+    waiting.abort();
+    held.release().await.unwrap();
+    until_free(&one, &["a", "b"]).await;
+}
+
+pub(crate) async fn the_blocking_face_takes_sets(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let both = leasehold::blocking::MutexSet::new(["b", "a"].map(|name| client.mutex(name)));
+        let guard = both.lock()?;
+        assert!(guard.is_held() && guard.token("a") == Some(guard.guards()[1].token()));
+        assert!(both.try_lock()?.is_none());
+        assert!(both.lock_timeout(Duration::from_millis(10))?.is_none());
+        guard.release()?;
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}
