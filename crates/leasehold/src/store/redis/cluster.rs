@@ -135,7 +135,7 @@ impl Cluster {
     pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
         let mut trouble = uncovered();
         for host in self.masters() {
-            match self.link(&host, &Handle::current())?.lanes_within(CONNECT_LIMIT).await {
+            match self.link(&host, &Handle::current())?.lanes().await {
                 Ok(lanes) => {
                     let mut question = redis::cmd("PUBSUB");
                     let answer = lanes.home().send_packed_command(question.arg("SHARDNUMSUB")).await;

@@ -69,7 +69,9 @@ pub(super) struct Link {
 
 #[derive(Clone)]
 enum State {
-    Dialing,
+    Dialing {
+        is_first: bool,
+    },
     /// The last attempt failed like this.
     Down(StoreError),
     Up(Arc<Lanes>),
@@ -78,7 +80,7 @@ enum State {
 impl Link {
     /// Begins to connect. Runs on the client's own runtime.
     pub(super) fn new(goal: Goal, terms: Terms) -> Self {
-        let (tell, state) = watch::channel(State::Dialing);
+        let (tell, state) = watch::channel(State::Dialing { is_first: true });
         let doubt = Arc::new(Notify::new());
         let is_resp2 = terms.is_resp2;
         let keeper = Keeper { goal, terms, is_resp2, state: tell, doubt: doubt.clone() };
@@ -89,21 +91,21 @@ impl Link {
     pub(super) fn lanes_now(&self) -> Option<Arc<Lanes>> {
         match &*self.state.borrow() {
             State::Up(lanes) => Some(lanes.clone()),
-            State::Dialing | State::Down(_) => None,
+            State::Dialing { .. } | State::Down(_) => None,
         }
     }
 
     /// The connections, once they are there. An error says that nothing was sent.
     pub(super) async fn lanes(&self) -> Result<Arc<Lanes>, StoreError> {
-        self.lanes_within(ANSWER_LIMIT).await
-    }
-
-    pub(super) async fn lanes_within(&self, limit: Duration) -> Result<Arc<Lanes>, StoreError> {
-        if let Some(lanes) = self.lanes_now() {
-            return Ok(lanes);
-        }
+        let limit = match &*self.state.borrow() {
+            State::Up(lanes) => return Ok(lanes.clone()),
+            State::Down(error) => return Err(error.clone()),
+            // The first time it may take longer, as connecting may.
+            State::Dialing { is_first: true } => CONNECT_LIMIT,
+            State::Dialing { is_first: false } => ANSWER_LIMIT,
+        };
         let mut state = self.state.clone();
-        let decided = state.wait_for(|state| !matches!(state, State::Dialing));
+        let decided = state.wait_for(|state| !matches!(state, State::Dialing { .. }));
         match timeout(limit, decided).await.map(|found| found.map(|state| state.clone())) {
             Ok(Ok(State::Up(lanes))) => Ok(lanes),
             Ok(Ok(State::Down(error))) => Err(error),
@@ -120,7 +122,7 @@ impl Link {
         self.doubt();
         let mut state = self.state.clone();
         let is_settled = |state: &State| match state {
-            State::Dialing => false,
+            State::Dialing { .. } => false,
             State::Down(_) => true,
             State::Up(now) => !Arc::ptr_eq(now, lanes),
         };
@@ -278,7 +280,7 @@ impl Keeper {
                     self.until_lost(&lanes).await;
                     tracing::warn!("the connection was lost");
                     lanes.give_up();
-                    self.state.send_replace(State::Dialing);
+                    self.state.send_replace(State::Dialing { is_first: false });
                     (self.terms.missed)();
                 }
                 Err(error) => {

@@ -90,7 +90,7 @@ impl Redis {
             |error: StoreError| Error::new(ErrorKind::Unavailable, format!("{url}: {}", error.message));
         let server = async |goal, is_sought| {
             let link = Link::new(goal, terms(Some(keys::inbox_of(client, None))));
-            link.lanes_within(CONNECT_LIMIT).await.map_err(unavailable)?;
+            link.lanes().await.map_err(unavailable)?;
             Ok::<_, Error>(Nodes::Server { link, is_sought })
         };
         let nodes = match &url.place {
