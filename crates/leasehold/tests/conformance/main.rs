@@ -1,5 +1,6 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod barrier;
 mod election;
 mod latch;
 mod once;
@@ -113,6 +114,7 @@ macro_rules! stores {
                 $crate::reentrant::tests!($scheme);
                 $crate::election::tests!($scheme);
                 $crate::latch::tests!($scheme);
+                $crate::barrier::tests!($scheme);
                 $crate::once::tests!($scheme);
                 $crate::set::tests!($scheme);
             }
@@ -123,7 +125,7 @@ macro_rules! stores {
 stores! { memory: "memory" sqlite: "sqlite" redis: "redis" redis_unix: "redis+unix" }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
