@@ -98,11 +98,14 @@ pub enum Kind {
     Election,
     /// A number that is counted down to zero.
     Latch,
+    /// A place where parties wait until all have come.
+    Barrier,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: &[Self] = &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch];
+    pub const ALL: &[Self] =
+        &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch, Self::Barrier];
 
     /// The word that stands for it in keys, tables and on the command line.
     #[must_use]
@@ -113,6 +116,7 @@ impl Kind {
             Self::ReadWrite => "rw",
             Self::Election => "election",
             Self::Latch => "latch",
+            Self::Barrier => "barrier",
         }
     }
 

@@ -72,6 +72,11 @@ impl Client {
         Latch(self.0.latch(name, count))
     }
 
+    /// As [`crate::Client::barrier`].
+    pub fn barrier(&self, name: impl AsRef<str>, parties: u32) -> Barrier {
+        Barrier(self.0.barrier(name, parties))
+    }
+
     /// As [`crate::Client::once_per`].
     pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
         OncePer(self.0.once_per(name, period))
@@ -202,6 +207,7 @@ kind!(RwLock);
 kind!(Election);
 kind!(OncePer);
 kind!(Latch);
+kind!(Barrier);
 
 settings!(Mutex);
 settings!(Reentrant);
@@ -209,6 +215,7 @@ settings!(Semaphore);
 settings!(RwLock);
 settings!(Election);
 lease_settings!(OncePer);
+lease_settings!(Barrier);
 
 impl OncePer {
     /// As [`crate::OncePer::at_least_once`].
@@ -224,6 +231,26 @@ impl OncePer {
     /// As there.
     pub fn start(&self) -> Result<Option<Guard>, Error> {
         Ok(block_on(self.0.start())?.map(Guard))
+    }
+}
+
+impl Barrier {
+    /// As [`crate::Barrier::wait`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait(&self) -> Result<bool, Error> {
+        block_on(self.0.wait())
+    }
+
+    /// As [`crate::Barrier::wait_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_timeout(&self, limit: Duration) -> Result<Option<bool>, Error> {
+        block_on(self.0.wait_timeout(limit))
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 
 use crate::about::About;
+use crate::barrier::Barrier;
 use crate::clock;
 use crate::driver;
 use crate::election::Election;
@@ -218,6 +219,11 @@ impl Client {
     /// Work that one of many starts in each period, under the mutex of that name. As [`Self::mutex`], nothing is sent.
     pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
         OncePer::new(self.handle.clone(), name.as_ref(), period)
+    }
+
+    /// A place where this many parties wait for each other. As [`Self::mutex`], nothing is sent.
+    pub fn barrier(&self, name: impl AsRef<str>, parties: u32) -> Barrier {
+        Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
     /// What is held or waited for in this store, in the order of the names.

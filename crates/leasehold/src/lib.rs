@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod about;
+mod barrier;
 pub mod blocking;
 mod client;
 mod clock;
@@ -51,6 +52,7 @@ mod url;
 mod view;
 
 pub use about::{About, MAX_NOTE_BYTES};
+pub use barrier::Barrier;
 pub use client::Client;
 pub use election::{Election, Observer};
 pub use error::Error;

@@ -187,7 +187,7 @@ impl Lock {
             }
             Outcome::Refused(Refusal::NotHeld) => Err(self.handle.lost(resource, Loss::Gone)),
             Outcome::Refused(refusal) => {
-                let what = explain(refusal, unit(resource.kind));
+                let what = explain(refusal, resource.kind);
                 Err(self.handle.error(ErrorKind::Invalid, resource, what))
             }
             Outcome::Cancelled => Err(self.handle.closed()),
@@ -383,13 +383,16 @@ fn unit(kind: Kind) -> &'static str {
     match kind {
         Kind::Semaphore => "permits",
         Kind::Latch => "counts",
+        Kind::Barrier => "parties",
         _ => "holders",
     }
 }
 
-fn explain(refusal: Refusal, unit: &str) -> String {
+fn explain(refusal: Refusal, kind: Kind) -> String {
+    let unit = unit(kind);
     match refusal {
         Refusal::Capacity { in_use } => {
+            let in_use = if kind == Kind::Barrier { crate::barrier::parties(in_use) } else { in_use };
             format!("it is in use with {in_use} {unit}: everybody must name the same number")
         }
         Refusal::Weight { capacity } => format!("more than its {capacity} {unit}, or none, can't be had"),

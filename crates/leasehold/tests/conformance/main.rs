@@ -1,5 +1,6 @@
 //! What every store must do, seen through the public library. One suite, run by every store.
 
+mod barrier;
 mod election;
 mod latch;
 mod once;
@@ -179,7 +180,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The suites, which every store runs.
 macro_rules! suites {
     ($how:ident $what:literal) => {
-        suites!($how $what: suite semaphore rw reentrant election latch once set);
+        suites!($how $what: suite semaphore rw reentrant election latch barrier once set);
     };
     (each $what:literal: $($suite:ident)*) => {
         $($crate::$suite::tests!(each $what);)*
@@ -222,7 +223,7 @@ stores! {
 }
 
 /// The kinds that have a suite, which every store runs.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND];
+const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {

@@ -1,0 +1,185 @@
+//! A place where parties wait until all have come.
+//!
+//! Who has come holds a lease, so a party that dies while it waits has not come. Whoever sees that all are there makes its
+//! lease a *mark*, which is kept for a while: it says which tokens have passed, so that those who look later know it
+//! too, though the first have left. Tokens rise, so a mark says nothing about a later round. A mark weighs little, an
+//! arrival so much that only one round fits: who comes too early waits in the queue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Kind, Token};
+
+use crate::client::Handle;
+use crate::clock;
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::lock::{Lock, Wait, lease_settings};
+use crate::session::Sleep;
+use crate::view::{HolderView, LockView};
+
+const MARK: u32 = 1;
+const ARRIVAL: u32 = 1 << 12;
+
+/// The largest number of parties: beside them there must be room for marks.
+const MOST: u32 = u32::MAX / ARRIVAL - 1;
+
+/// How long a mark is kept. A party that does not look for longer has lost its lease, unless it asked for a long one.
+const KEEP: Duration = Duration::from_secs(60);
+
+/// How often whoever waits looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// For how many parties this capacity is.
+pub(crate) fn parties(capacity: u32) -> u32 {
+    capacity / ARRIVAL
+}
+
+/// A place where parties wait until all have come, again and again. Made by
+/// [`Client::barrier`](crate::Client::barrier).
+///
+/// Everybody names the same number of parties. A party that dies while it waits counts no more once its lease has ended;
+/// others wait for somebody in its place.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// let client = leasehold::Client::connect("memory:").await?;
+/// let barrier = client.barrier("loaded", 1);
+///
+/// let is_leader = barrier.wait().await?; // alone it need not wait
+/// assert!(is_leader);
+/// # Ok(()) });
+/// ```
+#[derive(Clone)]
+pub struct Barrier(Lock, u32);
+
+lease_settings!(Barrier);
+
+impl Barrier {
+    pub(crate) fn new(handle: Arc<Handle>, name: &str, parties: u32) -> Self {
+        let capacity = parties.min(MOST) * ARRIVAL + (ARRIVAL - 1);
+        Self(Lock::new(handle, Kind::Barrier, name, capacity), parties)
+    }
+
+    /// Waits until all parties have come, and says to one of them, the first to come, that it is the leader of this round.
+    /// It looks ten times a second.
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for a name or a setting that can't be, no parties, more than a million, or a number other than that with
+    /// which the barrier is in use; `is_lost` when this party's lease was lost while it waited: it has not come then, or the
+    /// others may have gone on without it. `is_unavailable` when the store could not be asked; `is_queue_full`; `is_closed`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, this party has not come, unless the others saw it and have gone on.
+    pub async fn wait(&self) -> Result<bool, Error> {
+        let passed = self.pass(Wait::ForEver).await?;
+        passed.ok_or_else(|| self.0.handle.closed())
+    }
+
+    /// Waits for at most this long, and answers `None` if not all have come by then: this party leaves again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::wait`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::wait`].
+    pub async fn wait_timeout(&self, limit: Duration) -> Result<Option<bool>, Error> {
+        self.pass(Wait::For(limit)).await
+    }
+
+    async fn pass(&self, wait: Wait) -> Result<Option<bool>, Error> {
+        self.check()?;
+        let deadline = wait.deadline();
+        let Some(guard) = self.0.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
+        let arrived = clock::local();
+        let mut has_seen_all = false;
+        loop {
+            let round = Round::passed(&self.inspect().await?, guard.token(), self.1);
+            if let Some(loss) = guard.loss() {
+                return Err(guard.lost_error(loss));
+            }
+            let is_late = deadline.is_none_or(|deadline| clock::local() >= deadline);
+            if let Some(round) = round {
+                let is_leader = round.first == guard.token();
+                // Marks take room. One is enough, so the others wait for the leader's, but not for long.
+                if round.is_marked || is_leader || has_seen_all || is_late {
+                    self.leave(guard, &round, clock::local().since(arrived)).await?;
+                    return Ok(Some(is_leader));
+                }
+            }
+            has_seen_all = round.is_some();
+            if is_late {
+                guard.release().await?;
+                return Ok(None);
+            }
+            let next = deadline.into_iter().chain([clock::local() + LOOK]).min();
+            let sleep = Sleep::until(&self.0.handle.session, next.unwrap_or_else(clock::local));
+            guard.run(sleep).await?;
+        }
+    }
+
+    /// Makes way for the next round. The first who knows leaves the mark by which the others know.
+    async fn leave(&self, guard: Guard, round: &Round, waited: Duration) -> Result<(), Error> {
+        if round.is_marked {
+            return guard.release().await;
+        }
+        let mut mark = self.0.clone();
+        mark.at_least = waited + KEEP;
+        mark.set_note(round.note());
+        if let Some(left) = mark.replace(&guard, MARK, Wait::No).await? {
+            guard.replaced();
+            left.release().await?;
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let resource = self.0.checked_resource()?;
+        if (1..=MOST).contains(&self.1) {
+            return Ok(());
+        }
+        let what = format!("a barrier has between 1 and {MOST} parties, not {}", self.1);
+        Err(self.0.handle.error(ErrorKind::Invalid, resource, what))
+    }
+}
+
+/// All who passed together, by their tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Round {
+    first: Token,
+    last: Token,
+    /// Somebody has left a mark of it.
+    is_marked: bool,
+}
+
+impl Round {
+    /// The round in which this party passed, if it did.
+    fn passed(view: &LockView, token: Token, parties: u32) -> Option<Self> {
+        let marks: Vec<Self> = view.holders.iter().filter_map(Self::from_mark).collect();
+        if let Some(mark) = marks.iter().find(|mark| (mark.first..=mark.last).contains(&token)) {
+            return Some(*mark);
+        }
+        let latest = marks.iter().map(|mark| mark.last).max();
+        let is_here =
+            |holder: &&HolderView| holder.weight == ARRIVAL && !holder.kept && Some(holder.token) > latest;
+        let tokens: Vec<Token> = view.holders.iter().filter(is_here).map(|holder| holder.token).collect();
+        let all = tokens.len() >= usize::try_from(parties).unwrap_or(usize::MAX);
+        let (first, last) = (tokens.iter().min().copied()?, tokens.iter().max().copied()?);
+        (all && tokens.contains(&token)).then_some(Self { first, last, is_marked: false })
+    }
+
+    fn note(&self) -> String {
+        format!("passed {} {}", self.first, self.last)
+    }
+
+    fn from_mark(holder: &HolderView) -> Option<Self> {
+        let note = holder.about.note.as_deref().filter(|_| holder.weight == MARK)?;
+        let (first, last) = note.strip_prefix("passed ")?.split_once(' ')?;
+        let token = |text: &str| text.parse().ok().and_then(Token::new);
+        Some(Self { first: token(first)?, last: token(last)?, is_marked: true })
+    }
+}

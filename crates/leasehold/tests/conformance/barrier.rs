@@ -1,0 +1,139 @@
+//! A place where parties wait until all have come.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leasehold::{Error, Kind};
+
+use super::{SOON, Store, pair, until};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how barrier $what:
+            nobody_passes_before_all_have_come_round_after_round
+            a_party_that_leaves_or_dies_has_not_come
+            who_comes_too_early_waits_for_the_next_round
+            a_party_that_was_taken_away_is_told_so
+            a_barrier_that_can_t_be_is_refused
+            the_blocking_face_waits_for_all
+        }
+    };
+}
+pub(crate) use tests;
+
+pub(crate) const KIND: Kind = Kind::Barrier;
+
+pub(crate) async fn nobody_passes_before_all_have_come_round_after_round(store: Store) {
+    const PARTIES: u32 = 4;
+    const ROUNDS: u32 = 5;
+    let come = Arc::new(AtomicU32::new(0));
+    let leaders = Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for _ in 0..PARTIES {
+        let barrier = store.client().await.barrier("a", PARTIES);
+        let (come, leaders) = (come.clone(), leaders.clone());
+        tasks.push(tokio::spawn(async move {
+            for round in 1..=ROUNDS {
+                come.fetch_add(1, Ordering::SeqCst);
+                let is_leader = barrier.wait().await.unwrap();
+                let here = come.load(Ordering::SeqCst);
+                assert!(here >= round * PARTIES, "{here} have come in round {round}");
+                leaders.fetch_add(u32::from(is_leader), Ordering::SeqCst);
+            }
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(SOON * 3, task).await.expect("all pass").unwrap();
+    }
+    assert_eq!(leaders.load(Ordering::SeqCst), ROUNDS, "each round has one leader");
+}
+
+pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
+    let (one, other) = pair(&store).await;
+    let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
+    assert!(gave_up.is_none());
+    assert!(one.barrier("a", 2).wait_timeout(Duration::ZERO).await.unwrap().is_none());
+    let dies = one.barrier("a", 2).ttl(Duration::from_millis(300)).auto_renew(false);
+    let waiting = tokio::spawn(async move { dies.wait().await });
+    until(&other, KIND, "a", |view| view.holders.len() == 1).await;
+    until(&other, KIND, "a", |view| view.holders.is_empty()).await;
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    assert!(ended.unwrap_err().is_lost());
+    assert!(other.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    let dropped = {
+        let barrier = one.barrier("a", 2);
+        tokio::spawn(async move { barrier.wait().await })
+    };
+    until(&other, KIND, "a", |view| view.holders.len() == 1).await;
+    dropped.abort();
+    until(&other, KIND, "a", |view| view.holders.is_empty()).await;
+}
+
+pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mut parties = Vec::new();
+    for _ in 0..3 {
+        let barrier = one.barrier("a", 2);
+        parties.push(tokio::spawn(async move { barrier.wait().await.unwrap() }));
+    }
+    let give_up = std::time::Instant::now() + SOON;
+    while parties.iter().filter(|party| party.is_finished()).count() < 2 {
+        assert!(std::time::Instant::now() < give_up, "two of them pass");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // The third has come, and waits for a fourth.
+    until(&other, KIND, "a", |view| {
+        view.waiters.is_empty() && view.holders.iter().any(|holder| !holder.kept)
+    })
+    .await;
+    assert_eq!(parties.iter().filter(|party| party.is_finished()).count(), 2);
+    tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("it passes").unwrap();
+    for party in parties {
+        tokio::time::timeout(SOON, party).await.expect("all pass").unwrap();
+    }
+}
+
+pub(crate) async fn a_party_that_was_taken_away_is_told_so(store: Store) {
+    let (one, other) = pair(&store).await;
+    let barrier = one.barrier("a", 2);
+    let waiting = tokio::spawn(async move { barrier.wait().await });
+    until(&other, KIND, "a", |view| view.holders.len() == 1).await;
+    assert_eq!(other.barrier("a", 2).force_release().await.unwrap().len(), 1);
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    assert!(ended.unwrap_err().is_lost());
+}
+
+pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
+    let (one, other) = pair(&store).await;
+    for parties in [0, 1 << 20, u32::MAX] {
+        let error = one.barrier("a", parties).wait().await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains("parties"), "{error}");
+    }
+    assert!(one.barrier("", 2).wait().await.unwrap_err().is_invalid());
+    assert!(one.list().await.unwrap().is_empty());
+    let barrier = one.barrier("a", 2);
+    let waiting = tokio::spawn(async move { barrier.wait().await });
+    until(&other, KIND, "a", |view| view.holders.len() == 1).await;
+    let error = other.barrier("a", 3).wait().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("in use with 2 parties"), "{error}");
+    waiting.abort();
+}
+
+pub(crate) async fn the_blocking_face_waits_for_all(store: Store) {
+    let url = store.url.clone();
+    let work = move || {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let barrier = client.barrier("a", 2).ttl(Duration::from_secs(5));
+        assert!(barrier.wait_timeout(Duration::from_millis(10))?.is_none());
+        let there = std::thread::spawn({
+            let barrier = barrier.clone();
+            move || barrier.wait()
+        });
+        let here = barrier.wait()?;
+        assert!(here != there.join().unwrap()?, "one of them leads");
+        client.close()
+    };
+    let worked: Result<(), Error> = tokio::task::spawn_blocking(work).await.unwrap();
+    worked.unwrap();
+}
