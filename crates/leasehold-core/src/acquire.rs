@@ -23,6 +23,8 @@ pub struct Patience {
     pub deadline: LocalTime,
     /// How often to look again when nothing is heard.
     pub look_again: Duration,
+    /// A pushed grant does not count before it was asked for: the answer says how safe it is.
+    pub confirms_pushes: bool,
 }
 
 /// How an attempt ended.
@@ -58,6 +60,8 @@ pub enum Failure {
     Busy,
     /// Whether it took effect is unknown.
     Unknown,
+    /// It took effect, but is not as safe as was asked for.
+    NotDurable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +236,12 @@ impl AcquireMachine {
         } else {
             self.may_arrive_late = self.failures > 0;
         }
+        if failure == Failure::NotDurable {
+            // The store has granted it, and is to take it back at once: nobody else gets it meanwhile.
+            self.owes_release = true;
+            self.phase = Phase::Done(Outcome::Failed);
+            return;
+        }
         match self.patience {
             Some(patience) if self.anchor.is_some() || failure == Failure::Busy => {
                 let pause = RETRY_AFTER.saturating_mul(1 << self.failures.min(10));
@@ -257,6 +267,9 @@ impl AcquireMachine {
         match push.kind {
             // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
             PushKind::Granted(_) if push.at < answered_at => self.handle_hint(now),
+            PushKind::Granted(_) if self.patience.is_some_and(|patience| patience.confirms_pushes) => {
+                self.handle_hint(now);
+            }
             PushKind::Granted(grant) => {
                 // The store's clock moved this much since it answered, so the push was sent no earlier than
                 // this by ours, whatever delayed it on its way.
@@ -384,7 +397,7 @@ mod tests {
     }
 
     fn patient() -> Option<Patience> {
-        Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20) })
+        Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20), confirms_pushes: false })
     }
 
     fn grant(lasts: Duration) -> Grant {
@@ -439,6 +452,20 @@ mod tests {
         attempt.handle_answer(at(5), at(7), &answer(90_001, Reply::Granted(grant(TTL))));
         let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!() };
         assert_eq!(since, at(5));
+    }
+
+    #[test]
+    fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
+        let mut attempt = asked(patient().map(|patience| Patience { confirms_pushes: true, ..patience }));
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        let acquisition = attempt.acquisition();
+        let kind = PushKind::Granted(grant(TTL));
+        attempt.handle_push(at(6), &Push { acquisition, at: store(5), kind });
+        assert_eq!(attempt.poll_outcome(), None);
+        assert!(matches!(attempt.poll_transmit(at(6)), Some(Command::Acquire(_))));
+        attempt.handle_failure(at(8), Failure::NotDurable);
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "it was granted, and all answers were seen");
     }
 
     #[test]

@@ -91,6 +91,7 @@ impl Lock {
                 renews: true,
                 longest_hold: None,
                 outlives: Duration::ZERO,
+                replicas: 0,
             },
             at_least: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
@@ -220,7 +221,9 @@ impl Lock {
             replaces: replaces.map(Guard::sequence),
             metadata: self.about.clone(),
         };
-        let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });
+        let confirms_pushes = terms.replicas > 0;
+        let patience =
+            deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again, confirms_pushes });
         let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
         let errand = began.map_err(|Closed| self.handle.closed())?;
         Ok((
@@ -267,6 +270,10 @@ impl Lock {
             && hold < MIN_TTL
         {
             return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+        }
+        if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
+            let what = "this store has no replicas that could be waited for";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         if self.at_least > MAX_TTL {
             return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
@@ -342,6 +349,16 @@ pub(crate) use lease_settings;
 macro_rules! looking {
     ($kind:ident) => {
         impl $kind {
+            /// Counts a lease, and each of its renewals, only when this many of the server's replicas have it too: then a
+            /// failover to one of them does not forget it. It costs the way to the replicas and back. If they do not
+            /// answer within half a second the lease is given back, with an error that says so; a renewal that they do
+            /// not get is tried again until the lease has run out. Redis only.
+            #[must_use]
+            pub fn replicas(mut self, replicas: u32) -> Self {
+                self.0.terms.replicas = replicas;
+                self
+            }
+
             /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
             #[must_use]
             pub fn note(mut self, note: impl Into<String>) -> Self {
@@ -422,7 +439,8 @@ impl Attempt<'_> {
                     }
                 }
                 None => {
-                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
+                    let batch = vec![(self.resource.clone(), errand.command.clone())];
+                    let sent = store.call_durably(batch, errand.replicas);
                     call = Some((errand, sent));
                 }
             }

@@ -75,6 +75,8 @@ pub(crate) struct Errand {
     pub(crate) sequence: u64,
     pub(crate) sent_at: LocalTime,
     pub(crate) command: Command,
+    /// How many replicas must have it before its answer counts.
+    pub(crate) replicas: u32,
 }
 
 /// What the driver is to do.

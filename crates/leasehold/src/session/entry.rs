@@ -146,7 +146,11 @@ impl Entry {
             }
             Stage::Owed { .. } | Stage::Over(_) => return None,
         };
-        Some(Errand { sequence, sent_at: now, command })
+        let replicas = match command {
+            Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
+            _ => 0,
+        };
+        Some(Errand { sequence, sent_at: now, command, replicas })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {

@@ -59,6 +59,17 @@ pub(crate) trait Store: Send + Sync {
     /// Runs commands in this order, and answers in this order.
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>>;
 
+    /// As `call`, but an answer counts only when this many replicas have what it tells; otherwise it is
+    /// `Failure::NotDurable`. Only for stores that have replicas.
+    fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, _replicas: u32) -> Pending<Vec<Answered>> {
+        self.call(batch)
+    }
+
+    /// Whether there may be replicas that can be waited for.
+    fn has_replicas(&self) -> bool {
+        false
+    }
+
     /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
     /// expired just now.
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;

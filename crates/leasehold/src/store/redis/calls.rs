@@ -14,22 +14,28 @@ use crate::store::StoreError;
 /// One command, and whose.
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
-/// All in one flight. A script that the server does not know (any more) is sent in full. `is_asking` is for a node that is
-/// about to get the slot.
+/// How commands go to a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) dialect: Dialect,
+    /// The node is about to get the slot, and has to be told that we know.
+    pub(super) is_asking: bool,
+}
+
+/// All in one flight. A script that the server does not know (any more) is sent in full.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
-    dialect: Dialect,
+    way: Way,
     calls: &[Call<'_>],
-    is_asking: bool,
 ) -> Vec<Result<Answer, Trouble>> {
-    let commands = calls.iter().map(|(resource, command)| dialect.by_name(resource, command));
-    let values = flight(&mut connection, commands.collect(), is_asking).await;
+    let commands = calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, false));
+    let values = flight(&mut connection, commands.collect(), way.is_asking).await;
     let mut answers = Vec::with_capacity(calls.len());
     for ((resource, command), value) in calls.iter().zip(values) {
         let value = match value {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                let commands = vec![dialect.in_full(resource, command)];
-                flight(&mut connection, commands, is_asking).await.pop().unwrap_or(Ok(Value::Nil))
+                let commands = vec![way.dialect.spelled(resource, command, true)];
+                flight(&mut connection, commands, way.is_asking).await.pop().unwrap_or(Ok(Value::Nil))
             }
             other => other,
         };
@@ -38,7 +44,7 @@ pub(super) async fn run(
     answers
 }
 
-async fn flight(
+pub(super) async fn flight(
     connection: &mut MultiplexedConnection,
     mut commands: Vec<redis::Cmd>,
     is_asking: bool,
@@ -64,7 +70,7 @@ async fn flight(
     }
 }
 
-fn read(value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
+pub(super) fn read(value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
     script::answer(&value).ok_or_else(|| {
         Trouble::Failed(StoreError {

@@ -24,6 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
+use super::durable::DURABLE_LIMIT;
 use super::sentinel::Sentinels;
 use super::trouble::{explain, store_error};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
@@ -181,6 +182,9 @@ pub(super) struct Lanes {
     home: MultiplexedConnection,
     fate: Arc<Fate>,
     express: Mutex<Option<MultiplexedConnection>>,
+    /// For what has to be waited for until replicas have it; made when it is first needed.
+    durable: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+    client: redis::Client,
     /// The inboxes of a cluster's hash slots that are subscribed to, and whether that was confirmed.
     slots: Mutex<HashMap<u16, bool>>,
     /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
@@ -208,6 +212,22 @@ impl Lanes {
 
     fn express_slot(&self) -> MutexGuard<'_, Option<MultiplexedConnection>> {
         self.express.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection on which replicas are waited for.
+    pub(super) async fn durable(&self) -> Result<MultiplexedConnection, RedisError> {
+        let mut durable = self.durable.lock().await;
+        if let Some(connection) = &*durable {
+            return Ok(connection.clone());
+        }
+        let (client, config) = (self.client.clone(), config().set_response_timeout(Some(DURABLE_LIMIT)));
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        *durable = Some(connection.clone());
+        Ok(connection)
+    }
+
+    pub(super) async fn drop_durable(&self) {
+        *self.durable.lock().await = None;
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<u16, bool>> {
@@ -367,6 +387,8 @@ impl Keeper {
             home,
             fate: fate.clone(),
             express: Mutex::new(None),
+            durable: tokio::sync::Mutex::new(None),
+            client: client.clone(),
             slots: Mutex::new(HashMap::new()),
             tasks: Mutex::new(JoinSet::new()),
         });

@@ -11,6 +11,7 @@
 mod address;
 mod calls;
 mod cluster;
+mod durable;
 mod greeting;
 mod keys;
 mod link;
@@ -192,9 +193,17 @@ impl Store for Redis {
     }
 
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        self.call_durably(batch, 0)
+    }
+
+    fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, replicas: u32) -> Pending<Vec<Answered>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run(&batch).await };
+        let work = async move { nodes.run(&batch, replicas).await };
         self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
+    }
+
+    fn has_replicas(&self) -> bool {
+        true
     }
 
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {

@@ -9,12 +9,12 @@ use leasehold_core::{Answer, ClientId, Command, Failure, Resource};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::calls::{self, Call};
+use super::calls::{self, Call, Way};
 use super::cluster::Cluster;
 use super::link::{Lanes, Link};
 use super::script::{Channels, Dialect};
 use super::trouble::Trouble;
-use super::{ANSWER_LIMIT, Nodes, keys, uncovered};
+use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
 use crate::store::{Answered, StoreError};
 use crate::url::Host;
 
@@ -23,18 +23,19 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 impl Nodes {
     /// Runs commands in this order, and answers in this order.
-    pub(super) async fn run(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
+    pub(super) async fn run(&self, batch: &[(Arc<Resource>, Command)], replicas: u32) -> Vec<Answered> {
         match self {
             Self::Server { link, is_sought } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
-                let answers = run_on(link, Dialect::SERVER, &calls, false, None).await;
+                let way = Way { dialect: Dialect::SERVER, is_asking: false };
+                let answers = run_on(link, way, replicas, &calls, None).await;
                 if *is_sought && answers.iter().any(is_refused_by_a_replica) {
                     link.seek();
                 }
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
             }
             Self::Cluster { cluster, dialect, client, runtime } => {
-                Flight { cluster, dialect: *dialect, client: *client, runtime, batch }.run().await
+                Flight { cluster, dialect: *dialect, client: *client, runtime, batch, replicas }.run().await
             }
         }
     }
@@ -65,9 +66,9 @@ fn is_refused_by_a_replica(answer: &Result<Answer, Trouble>) -> bool {
 /// All of these on one node, with what else has to be on the way there before them.
 async fn run_on(
     link: &Link,
-    dialect: Dialect,
+    way: Way,
+    replicas: u32,
     calls: &[Call<'_>],
-    is_asking: bool,
     inboxes: Option<ClientId>,
 ) -> Vec<Result<Answer, Trouble>> {
     let lanes = match link.lanes().await {
@@ -75,8 +76,8 @@ async fn run_on(
         Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
     };
     let mut answers = match inboxes {
-        None => run_over(&lanes, dialect, calls, is_asking).await,
-        Some(client) => subscribe_and_run(&lanes, dialect, calls, is_asking, client).await,
+        None => run_over(&lanes, way, replicas, calls).await,
+        Some(client) => subscribe_and_run(&lanes, way, replicas, calls, client).await,
     };
     if lanes.is_over() {
         // One of these may have been the answer to something else.
@@ -100,14 +101,17 @@ fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
 /// By the nearest connection, unless that turns out to be gone.
 async fn run_over(
     lanes: &Lanes,
-    dialect: Dialect,
+    way: Way,
+    replicas: u32,
     calls: &[Call<'_>],
-    is_asking: bool,
 ) -> Vec<Result<Answer, Trouble>> {
+    if replicas > 0 {
+        return durable::run(lanes, way, replicas, calls).await;
+    }
     let Some(express) = lanes.express() else {
-        return calls::run(lanes.home(), dialect, calls, is_asking).await;
+        return calls::run(lanes.home(), way, calls).await;
     };
-    let answers = calls::run(express, dialect, calls, is_asking).await;
+    let answers = calls::run(express, way, calls).await;
     if answers.iter().any(is_lost) {
         lanes.drop_express();
     }
@@ -121,9 +125,9 @@ fn lost() -> StoreError {
 /// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
 async fn subscribe_and_run(
     lanes: &Lanes,
-    dialect: Dialect,
+    way: Way,
+    replicas: u32,
     calls: &[Call<'_>],
-    is_asking: bool,
     client: ClientId,
 ) -> Vec<Result<Answer, Trouble>> {
     let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
@@ -137,9 +141,9 @@ async fn subscribe_and_run(
     // Subscribed to and confirmed: then it does not matter which way the command goes.
     slots.retain(|slot| !lanes.is_subscribed(*slot));
     if slots.is_empty() {
-        return run_over(lanes, dialect, calls, is_asking).await;
+        return run_over(lanes, way, replicas, calls).await;
     }
-    let word = if dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+    let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
     let subscribe = slots.iter().filter(|slot| lanes.begin_subscription(**slot)).map(|slot| async {
         let mut command = redis::cmd(word);
         command.arg(keys::inbox_of(client, Some(*slot)));
@@ -147,8 +151,11 @@ async fn subscribe_and_run(
         lanes.end_subscription(*slot, told.is_ok());
         told.err().map(|error| (*slot, Trouble::from(&error)))
     });
-    let (failed, mut answers) =
-        join(join_all(subscribe), calls::run(lanes.home(), dialect, calls, is_asking)).await;
+    let (failed, mut answers) = if replicas > 0 {
+        (join_all(subscribe).await, durable::run(lanes, way, replicas, calls).await)
+    } else {
+        join(join_all(subscribe), calls::run(lanes.home(), way, calls)).await
+    };
     for (slot, trouble) in failed.into_iter().flatten() {
         let error = StoreError { failure: Failure::Unknown, ..trouble.into() };
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
@@ -169,6 +176,7 @@ struct Flight<'a> {
     client: ClientId,
     runtime: &'a Handle,
     batch: &'a [(Arc<Resource>, Command)],
+    replicas: u32,
 }
 
 /// A command on its way.
@@ -263,7 +271,8 @@ impl Flight<'_> {
             }
         };
         let calls: Vec<Call<'_>> = jobs.iter().map(|job| &self.batch[job.index]).collect();
-        let answers = run_on(&link, self.dialect, &calls, is_asking, Some(self.client)).await;
+        let way = Way { dialect: self.dialect, is_asking };
+        let answers = run_on(&link, way, self.replicas, &calls, Some(self.client)).await;
         jobs.into_iter().zip(answers).collect()
     }
 }

@@ -36,16 +36,15 @@ impl Dialect {
         keys::inbox(self.is_cluster.then(|| keys::slot_of(resource)))
     }
 
-    /// A command by the name of its script.
-    pub(super) fn by_name(self, resource: &Resource, command: &Command) -> redis::Cmd {
+    /// A command by the name of its script, or with the whole script.
+    pub(super) fn spelled(self, resource: &Resource, command: &Command, is_in_full: bool) -> redis::Cmd {
         let (script, args) = call(command);
-        self.spell("EVALSHA", &self.loaded(script).name, resource, &args)
-    }
-
-    /// A command with its script.
-    pub(super) fn in_full(self, resource: &Resource, command: &Command) -> redis::Cmd {
-        let (script, args) = call(command);
-        self.spell("EVAL", &self.loaded(script).text, resource, &args)
+        let loaded = self.loaded(script);
+        if is_in_full {
+            self.spell("EVAL", &loaded.text, resource, &args)
+        } else {
+            self.spell("EVALSHA", &loaded.name, resource, &args)
+        }
     }
 
     fn loaded(self, script: lua::Script) -> &'static Loaded {
