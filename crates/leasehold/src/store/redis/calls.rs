@@ -33,7 +33,7 @@ pub(super) async fn run(
             }
             other => other,
         };
-        answers.push(read(value));
+        answers.push(read(command, value));
     }
     answers
 }
@@ -64,9 +64,9 @@ async fn flight(
     }
 }
 
-fn read(value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
+fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    script::answer(&value).ok_or_else(|| {
+    script::answer(command, &value).ok_or_else(|| {
         Trouble::Failed(StoreError {
             failure: Failure::Unknown,
             message: "the server answered what no script of this version answers".to_owned(),

@@ -152,7 +152,8 @@ impl<'c> Lab<'c> {
         let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
         for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
-            let source = script.text(lua::PLAIN_CHANNELS, "local now = tonumber(ARGV[#ARGV])\n");
+            let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+            let source = script.text("local now = tonumber(ARGV[2])\n", &channels);
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
             lab.scripts.insert(script, sha);
         }
@@ -172,16 +173,12 @@ impl<'c> Lab<'c> {
     }
 
     fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
-        let (script, args) = script::call(command);
+        let (script, said) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script])
-            .arg(keys::KEYS)
-            .arg(keys_of(resource))
-            .arg(keys::inbox(None))
-            .arg(args);
+        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(said);
         call.arg(now.as_micros());
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        script::answer(&value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        script::answer(command, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
     /// The next push, with the channel that it came by.
