@@ -52,7 +52,8 @@ pub struct Hash {
     connection: MultiplexedConnection,
     lock: std::sync::Arc<redis::Script>,
     unlock: std::sync::Arc<redis::Script>,
-    unlocks: u64,
+    /// Shared by all clones: an unlock whose number was used before does nothing.
+    unlocks: std::sync::Arc<std::sync::atomic::AtomicU64>,
 }
 
 impl Hash {
@@ -82,7 +83,7 @@ impl Hash {
              redis.call('set', KEYS[3], 1, 'px', ARGV[5])
              return 1",
         );
-        Self { connection, lock: lock.into(), unlock: unlock.into(), unlocks: 0 }
+        Self { connection, lock: lock.into(), unlock: unlock.into(), unlocks: std::sync::Arc::default() }
     }
 
     /// One lock and its release.
@@ -97,8 +98,8 @@ impl Hash {
         assert_eq!(busy, None);
         let channel = format!("redisson_lock__channel:{{{name}}}");
         let mut unlock = self.unlock.key(name);
-        self.unlocks += 1;
-        unlock.key(channel).key(format!("redisson_unlock_latch:{{{name}}}:{:032x}", self.unlocks));
+        let number = self.unlocks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        unlock.key(channel).key(format!("redisson_unlock_latch:{{{name}}}:{number:032x}"));
         unlock.arg(0).arg(30_000).arg(owner).arg("publish").arg(13_500);
         assert_eq!(unlock.invoke_async::<Option<i64>>(&mut self.connection).await.expect("answers"), Some(1));
     }
