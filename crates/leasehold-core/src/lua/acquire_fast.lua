@@ -10,9 +10,9 @@ if form == 0 and last < now then
   local flags, capacity, weight, ttl, reserve = struct.unpack('>BI4I4I8I4', ARGV[1], 25)
   if flags < 2 and weight > 0 and weight <= capacity and ttl <= 3600000000 and reserve < 3600000000 then
     if stays > now + 3601000000 then
-      redis.call('SET', KEYS[1], struct.pack('>Bddd', 1, now + reserve, stays, now + ttl) .. ARGV[1], 'KEEPTTL')
+      redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, stays, now + ttl, ARGV[1]), 'KEEPTTL')
     else
-      redis.call('SET', KEYS[1], struct.pack('>Bddd', 1, now + reserve, now + 7200000000, now + ttl) .. ARGV[1],
+      redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, now + 7200000000, now + ttl, ARGV[1]),
         'PX', '7200000')
     end
     return now
