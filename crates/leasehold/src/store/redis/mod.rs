@@ -12,6 +12,7 @@ mod address;
 mod calls;
 mod cluster;
 mod durable;
+mod express;
 mod greeting;
 mod keys;
 mod link;
