@@ -34,6 +34,7 @@ mod clock;
 mod driver;
 mod election;
 mod error;
+pub mod fence;
 mod guard;
 mod latch;
 mod lock;
