@@ -45,6 +45,7 @@ mod rw;
 mod semaphore;
 mod session;
 mod set;
+mod settings;
 mod store;
 #[cfg(test)]
 mod tests;
