@@ -15,6 +15,7 @@ use leasehold_core::model::{Table, Turn, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command as StoreCommand, Now, Push, Release, StoreTime,
 };
+use leasehold_servers::Server;
 use rusqlite::Connection;
 
 fn main() {
@@ -142,31 +143,14 @@ fn uncontended() {
     bar("sqlite: against two bare transactions", result.ratios[1], 2.0);
 }
 
-/// A server of this benchmark's own, stopped with it.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The same pair of round trips: nothing, what most libraries do, and ours with queue and token.
 fn redis_pair() {
     const PAIRS: u32 = 500;
-    let folder = tempfile::tempdir().expect("a folder");
-    let socket = folder.path().join("socket");
-    let mut command = Command::new("redis-server");
-    command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(folder.path());
-    let _server = Server(command.stdout(Stdio::null()).spawn().expect("redis-server is installed"));
-    while !socket.exists() {
-        thread::sleep(Duration::from_millis(5));
-    }
-    let url = format!("redis+unix://{}", socket.display());
+    let server = Server::on_socket();
+    let url = server.url();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let client = redis::Client::open(url.as_str()).expect("an address");
-    let connection = runtime.block_on(client.get_connection_manager()).expect("connects");
+    let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("connects");
     let delete = redis::Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
     );

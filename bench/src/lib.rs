@@ -2,6 +2,13 @@
 //! comparison that a noisy machine allows. Figures are medians over the rounds, ratios are medians of each round's
 //! ratio.
 
+pub mod bare;
+pub mod handoff;
+pub mod pair;
+pub mod report;
+pub mod rounds;
+pub mod server_cost;
+
 use std::time::{Duration, Instant};
 
 /// Something whose cost is measured.
@@ -85,4 +92,14 @@ pub fn show(seconds: f64) -> String {
 pub fn processor_time() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0))
+}
+
+/// A runtime as a program with one busy thread would have it.
+///
+/// # Panics
+///
+/// When the system gives none.
+#[must_use]
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }

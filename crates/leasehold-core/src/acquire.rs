@@ -23,6 +23,8 @@ pub struct Patience {
     pub deadline: LocalTime,
     /// How often to look again when nothing is heard.
     pub look_again: Duration,
+    /// A pushed grant does not count before it was asked for: the answer says how safe it is.
+    pub confirms_pushes: bool,
 }
 
 /// How an attempt ended.
@@ -58,6 +60,8 @@ pub enum Failure {
     Busy,
     /// Whether it took effect is unknown.
     Unknown,
+    /// It took effect, but is not as safe as was asked for.
+    NotDurable,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +85,8 @@ pub struct AcquireMachine {
     /// The local time before an answered `Acquire` was sent, and the store's time in the answer: what a push
     /// is measured from.
     anchor: Option<(LocalTime, StoreTime)>,
+    /// The way to the store is new, and may lead to another clock than the anchor's.
+    is_adrift: bool,
     /// Some `Acquire` may still be under way, or its answer was lost.
     may_arrive_late: bool,
     /// The store may hold a lease or a place for an attempt that ended without a grant.
@@ -105,6 +111,7 @@ impl AcquireMachine {
             patience,
             phase: Phase::Asking { at: now },
             anchor: None,
+            is_adrift: false,
             may_arrive_late: false,
             owes_release: false,
             failures: 0,
@@ -195,6 +202,7 @@ impl AcquireMachine {
             return;
         }
         self.anchor = Some((sent_at, answer.at));
+        self.is_adrift = false;
         match &answer.reply {
             Reply::Granted(grant) => {
                 let until = sent_at + grant.lasts.saturating_sub(drift_margin(grant.lasts));
@@ -218,7 +226,7 @@ impl AcquireMachine {
     }
 
     /// An `Acquire` that failed. An attempt that waits tries again, if it has a place in the queue or others are only in
-    /// its way.
+    /// its way. Any attempt asks once more when an answer was lost, since a connection may have been cut while it was idle.
     pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
@@ -228,11 +236,18 @@ impl AcquireMachine {
         } else {
             self.may_arrive_late = self.failures > 0;
         }
+        if failure == Failure::NotDurable {
+            // The store has granted it, and is to take it back at once: nobody else gets it meanwhile.
+            self.owes_release = true;
+            self.phase = Phase::Done(Outcome::Failed);
+            return;
+        }
         match self.patience {
             Some(patience) if self.anchor.is_some() || failure == Failure::Busy => {
                 let pause = RETRY_AFTER.saturating_mul(1 << self.failures.min(10));
                 self.phase = Phase::Asking { at: now + pause.min(patience.look_again) };
             }
+            _ if failure == Failure::Unknown && self.failures == 1 => self.phase = Phase::Asking { at: now },
             _ if self.may_arrive_late => self.give_up(Outcome::Failed),
             _ => self.end(Outcome::Failed),
         }
@@ -241,17 +256,20 @@ impl AcquireMachine {
     /// What the store told unasked. A push to an attempt that has ended changes nothing: what it owes has been
     /// sent, or its lease is known.
     pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
-        let Some((sent_at, answered_at)) = self.anchor else {
+        if matches!(self.phase, Phase::Done(_)) {
+            return;
+        }
+        let Some((sent_at, answered_at)) = self.anchor.filter(|_| !self.is_adrift) else {
             // Nothing to measure it from, and the answer that is under way may be older.
             self.hinted = true;
             return;
         };
-        if matches!(self.phase, Phase::Done(_)) {
-            return;
-        }
         match push.kind {
             // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
             PushKind::Granted(_) if push.at < answered_at => self.handle_hint(now),
+            PushKind::Granted(_) if self.patience.is_some_and(|patience| patience.confirms_pushes) => {
+                self.handle_hint(now);
+            }
             PushKind::Granted(grant) => {
                 // The store's clock moved this much since it answered, so the push was sent no earlier than
                 // this by ours, whatever delayed it on its way.
@@ -270,7 +288,14 @@ impl AcquireMachine {
         }
     }
 
-    /// Something may have changed, or the connection is new: ask at once.
+    /// The way to the store is new: what was told meanwhile was missed, and what is told now may be by another clock, until
+    /// an answer anchors it.
+    pub fn handle_reconnected(&mut self, now: LocalTime) {
+        self.is_adrift = true;
+        self.handle_hint(now);
+    }
+
+    /// Something may have changed: ask at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         match self.phase {
             Phase::Waiting { .. } => self.phase = Phase::Asking { at: now },
@@ -372,7 +397,7 @@ mod tests {
     }
 
     fn patient() -> Option<Patience> {
-        Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20) })
+        Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20), confirms_pushes: false })
     }
 
     fn grant(lasts: Duration) -> Grant {
@@ -411,6 +436,36 @@ mod tests {
         let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
         assert_eq!(trusted_until, at(10_000 - 102));
         assert_eq!(owed(&mut attempt), None);
+    }
+
+    #[test]
+    fn a_push_over_a_new_connection_is_confirmed_before_it_counts() {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        attempt.handle_reconnected(at(5));
+        assert!(matches!(attempt.poll_transmit(at(5)), Some(Command::Acquire(_))));
+        // By a server whose clock is far ahead of the one that queued it: nobody knows how old this is.
+        let acquisition = attempt.acquisition();
+        let kind = PushKind::Granted(grant(TTL));
+        attempt.handle_push(at(6), &Push { acquisition, at: store(90_000), kind });
+        assert_eq!(attempt.poll_outcome(), None);
+        attempt.handle_answer(at(5), at(7), &answer(90_001, Reply::Granted(grant(TTL))));
+        let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!() };
+        assert_eq!(since, at(5));
+    }
+
+    #[test]
+    fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
+        let mut attempt = asked(patient().map(|patience| Patience { confirms_pushes: true, ..patience }));
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        let acquisition = attempt.acquisition();
+        let kind = PushKind::Granted(grant(TTL));
+        attempt.handle_push(at(6), &Push { acquisition, at: store(5), kind });
+        assert_eq!(attempt.poll_outcome(), None);
+        assert!(matches!(attempt.poll_transmit(at(6)), Some(Command::Acquire(_))));
+        attempt.handle_failure(at(8), Failure::NotDurable);
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "it was granted, and all answers were seen");
     }
 
     #[test]
@@ -531,6 +586,9 @@ mod tests {
 
         let mut unknown = asked(None);
         unknown.handle_failure(at(1), Failure::Unknown);
+        assert_eq!(unknown.poll_outcome(), None);
+        assert!(matches!(unknown.poll_transmit(at(1)), Some(Command::Acquire(_))), "once more");
+        unknown.handle_failure(at(2), Failure::Unknown);
         assert_eq!(unknown.poll_outcome(), Some(Outcome::Failed));
         assert_eq!(owed(&mut unknown), Some(TOMBSTONE));
 

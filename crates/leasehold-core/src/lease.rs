@@ -25,6 +25,8 @@ pub struct LeaseTerms {
     pub longest_hold: Option<Duration>,
     /// The lease runs until this long after the grant, though its holder should die before.
     pub outlives: Duration,
+    /// How many of the store's replicas must have the lease, and each renewal, before it counts.
+    pub replicas: u32,
 }
 
 /// How sure the holder can be.
@@ -273,7 +275,7 @@ mod tests {
     }
 
     fn terms() -> LeaseTerms {
-        LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO }
+        LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 }
     }
 
     fn renewed(lasts: Duration) -> Reply {

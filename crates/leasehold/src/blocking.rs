@@ -95,7 +95,8 @@ impl Client {
     ///
     /// As there.
     pub fn connect(url: &str) -> Result<Self, Error> {
-        block_on(crate::Client::connect(url)).map(Self)
+        // A thread that is parked may be the one that a runtime needs, so none is used.
+        block_on(crate::Client::connect_from(url, None)).map(Self)
     }
 
     /// As [`crate::Client::mutex`].

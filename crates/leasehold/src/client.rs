@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
+use tokio::runtime;
 use tokio::sync::oneshot;
 
 use crate::about::About;
@@ -123,8 +124,11 @@ pub(crate) fn unanswered() -> store::Answered {
 
 impl Client {
     /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it),
-    /// `sqlite:PATH` (shared by the processes of this machine), `redis://[user:password@]host[:port][/database]` or
-    /// `redis+unix:///PATH`.
+    /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
+    /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`.
+    /// `docs/operations.md` has the parameters of each.
+    ///
+    /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
     ///
     /// # Errors
     ///
@@ -135,9 +139,21 @@ impl Client {
     ///
     /// Nothing is left when it is dropped early.
     pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_from(url, runtime::Handle::try_current().ok()).await
+    }
+
+    /// With a connection of the caller's own on its runtime, where it has one that nobody blocks.
+    pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let url = StoreUrl::parse(url)?;
         let opened = url.clone();
-        Self::with_store(url, move |id, inbox| async move { store::open(&opened, id, inbox).await }).await
+        let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
+        Self::with_store(url, open).await
+    }
+
+    /// What an operator should know about the store, in plain words: none where there is nothing to worry about.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.handle.store.warnings()
     }
 
     /// Whether the store keeps nothing for this client, as far as it knows.

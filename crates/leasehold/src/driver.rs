@@ -6,6 +6,7 @@
 //! everything that is due in one batch, and never waits for the store: an answer that is slow to come delays no
 //! loss and no other batch. It ends when the client's last handle is gone and nothing is left to give back.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -66,7 +67,9 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
             return;
         }
         if !due.errands.is_empty() {
-            tokio::spawn(send(session.clone(), store.clone(), due.errands));
+            for errands in by_shard(&*store, due.errands) {
+                tokio::spawn(send(session.clone(), store.clone(), errands));
+            }
         }
         if due.next <= clock::local() {
             // More than one batch is due: let the first one out.
@@ -84,9 +87,21 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
     }
 }
 
+/// In the order of their deadlines, for each place that they go to and each safety.
+fn by_shard(
+    store: &dyn Store,
+    errands: Vec<(Arc<Resource>, Errand)>,
+) -> impl Iterator<Item = Vec<(Arc<Resource>, Errand)>> {
+    let mut shards = BTreeMap::<_, Vec<_>>::new();
+    for (resource, errand) in errands {
+        shards.entry((store.shard(&resource), errand.replicas)).or_default().push((resource, errand));
+    }
+    shards.into_values()
+}
+
 async fn send(session: Arc<Session>, store: Arc<dyn Store>, errands: Vec<(Arc<Resource>, Errand)>) {
     let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
-    let answers = store.call(batch).await;
+    let answers = store.call_durably(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
     debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
     let now = clock::local();
     for ((_, errand), answered) in errands.iter().zip(&answers) {

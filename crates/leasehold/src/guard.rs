@@ -126,7 +126,8 @@ impl Guard {
                 Some(answered) => answered,
                 None => {
                     let unheard = Unheard(self);
-                    let mut answers = store.call(vec![(self.resource.clone(), errand.command.clone())]).await;
+                    let batch = vec![(self.resource.clone(), errand.command.clone())];
+                    let mut answers = store.call_durably(batch, errand.replicas).await;
                     std::mem::forget(unheard);
                     answers.pop().unwrap_or_else(unanswered)
                 }

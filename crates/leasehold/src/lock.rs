@@ -3,7 +3,8 @@
 //! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::client::{Handle, resource_of, unanswered};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::session::{Closed, Ended, Errand};
+use crate::session::{Closed, Ended, Errand, Sleep};
 use crate::view::{HolderView, LockView};
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
@@ -29,6 +30,9 @@ pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// How long whoever gave up waits for its place in the queue to be taken back.
+const WITHDRAWAL_LIMIT: Duration = Duration::from_millis(100);
 
 /// A resource, and how its leases are asked for.
 #[derive(Clone)]
@@ -87,6 +91,7 @@ impl Lock {
                 renews: true,
                 longest_hold: None,
                 outlives: Duration::ZERO,
+                replicas: 0,
             },
             at_least: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
@@ -172,7 +177,11 @@ impl Lock {
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
-            Outcome::Granted { .. } | Outcome::NotGranted => Ok(None),
+            Outcome::NotGranted => {
+                attempt.withdrawn().await;
+                Ok(None)
+            }
+            Outcome::Granted { .. } => Ok(None),
             Outcome::QueueFull => {
                 let what = format!("{} wait already", self.max_waiters);
                 Err(self.handle.error(ErrorKind::QueueFull, resource, what))
@@ -212,7 +221,9 @@ impl Lock {
             replaces: replaces.map(Guard::sequence),
             metadata: self.about.clone(),
         };
-        let patience = deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again });
+        let confirms_pushes = terms.replicas > 0;
+        let patience =
+            deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again, confirms_pushes });
         let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
         let errand = began.map_err(|Closed| self.handle.closed())?;
         Ok((
@@ -259,6 +270,10 @@ impl Lock {
             && hold < MIN_TTL
         {
             return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+        }
+        if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
+            let what = "this store has no replicas that could be waited for";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         if self.at_least > MAX_TTL {
             return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
@@ -317,7 +332,8 @@ impl Attempt<'_> {
                     }
                 }
                 None => {
-                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
+                    let batch = vec![(self.resource.clone(), errand.command.clone())];
+                    let sent = store.call_durably(batch, errand.replicas);
                     call = Some((errand, sent));
                 }
             }
@@ -335,6 +351,19 @@ impl Attempt<'_> {
             session.poll_ended(&mut watch, context)
         })
         .await
+    }
+
+    /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
+    /// does not meet it. The driver sends it; a store that does not answer is not waited for.
+    async fn withdrawn(&self) {
+        let session = &self.handle.session;
+        let mut limit = pin!(Sleep::until(session, clock::local() + WITHDRAWAL_LIMIT));
+        let mut watch = session.watch(self.sequence);
+        poll_fn(|context| match session.poll_given(&mut watch, context) {
+            Poll::Ready(_) => Poll::Ready(()),
+            Poll::Pending => limit.as_mut().poll(context),
+        })
+        .await;
     }
 
     /// A guard stands for the lease from now on.

@@ -75,6 +75,8 @@ pub(crate) struct Errand {
     pub(crate) sequence: u64,
     pub(crate) sent_at: LocalTime,
     pub(crate) command: Command,
+    /// How many replicas must have it before its answer counts.
+    pub(crate) replicas: u32,
 }
 
 /// What the driver is to do.
@@ -424,7 +426,7 @@ impl Inbox for Session {
         let now = clock::local();
         let sequences: Vec<u64> = self.state().entries.keys().copied().collect();
         for sequence in sequences {
-            self.step(sequence, now, |entry| entry.handle_hint(now));
+            self.step(sequence, now, |entry| entry.handle_reconnected(now));
         }
     }
 

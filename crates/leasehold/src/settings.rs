@@ -63,6 +63,16 @@ pub(crate) use lease_settings;
 macro_rules! looking {
     ($kind:ident) => {
         impl $kind {
+            /// Counts a lease, and each of its renewals, only when this many of the server's replicas have it too: then a
+            /// failover to one of them does not forget it. It costs the way to the replicas and back. If they do not
+            /// answer within half a second the lease is given back, with an error that says so; a renewal that they do
+            /// not get is tried again until the lease has run out. Redis only.
+            #[must_use]
+            pub fn replicas(mut self, replicas: u32) -> Self {
+                self.0.terms.replicas = replicas;
+                self
+            }
+
             /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
             #[must_use]
             pub fn note(mut self, note: impl Into<String>) -> Self {

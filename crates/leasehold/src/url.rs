@@ -1,30 +1,26 @@
 //! What a store's address says. The parts that may be a secret are never kept in what is shown.
 
+mod redis;
+
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind};
 
+pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
+
 /// The schemes that a client can connect to.
-pub const SCHEMES: &[&str] = &["memory", "sqlite", "redis", "redis+unix"];
+pub const SCHEMES: &[&str] =
+    &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster"];
 
 /// Schemes that mean something here, but which this version can't connect to.
-const PLANNED: &[&str] = &["rediss", "redis-sentinel", "redis-cluster", "redlock"];
+const PLANNED: &[&str] = &["redlock"];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
-    Memory {
-        name: String,
-    },
-    /// The address may have a password in it; what is shown has none.
-    Redis {
-        address: String,
-        shown: String,
-    },
-    Sqlite {
-        path: PathBuf,
-        is_durable: bool,
-    },
+    Memory { name: String },
+    Redis(Box<RedisUrl>),
+    Sqlite { path: PathBuf, is_durable: bool },
 }
 
 impl StoreUrl {
@@ -36,8 +32,8 @@ impl StoreUrl {
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
             "sqlite" => Self::parse_sqlite(rest),
-            "redis" | "redis+unix" => {
-                Ok(Self::Redis { address: url.to_owned(), shown: without_secrets(scheme, rest) })
+            "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => {
+                Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
             }
             _ if PLANNED.contains(&scheme) => Err(Error::new(
                 ErrorKind::Unsupported,
@@ -89,15 +85,6 @@ fn schemes() -> String {
     SCHEMES.iter().map(|scheme| format!("{scheme}:")).collect::<Vec<_>>().join(", ")
 }
 
-/// The part before an `@` names a user and a password, and parameters may.
-fn without_secrets(scheme: &str, rest: &str) -> String {
-    let rest = rest.trim_start_matches('/');
-    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
-    let place = place.split('?').next().unwrap_or_default();
-    let slashes = if scheme == "redis+unix" { "///" } else { "//" };
-    format!("{scheme}:{slashes}{place}")
-}
-
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -108,7 +95,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory { name } => write!(f, "memory:{name}"),
-            Self::Redis { shown, .. } => f.write_str(shown),
+            Self::Redis(url) => url.fmt(f),
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
     }
@@ -142,7 +129,7 @@ mod tests {
         for url in ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no"] {
             assert!(StoreUrl::parse(url).unwrap_err().is_invalid(), "{url}");
         }
-        assert!(StoreUrl::parse("rediss://h").unwrap_err().is_unsupported());
+        assert!(StoreUrl::parse("redlock://h").unwrap_err().is_unsupported());
     }
 
     #[test]
@@ -153,7 +140,15 @@ mod tests {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!format!("{url} {url:?}").contains("hunter2"), "{url}");
         }
-        for url in ["rediss://:hunter2@host", "postgres://me:hunter2@host", "hunter2", "hunter2 x:y"] {
+        for url in [
+            "redlock://:hunter2@host",
+            "redis://:hunter2@host:port",
+            "redis://:hunter2@",
+            "redis://h?pass=hunter2",
+            "postgres://me:hunter2@host",
+            "hunter2",
+            "hunter2 x:y",
+        ] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
         }

@@ -1,59 +1,16 @@
 //! What becomes of locks when something happens to their Redis server, or to the way there.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Loss};
-use leasehold_servers::Server;
-use redis::{Commands as _, Connection};
+use leasehold::{Client, Guard, Kind, Loss};
+use leasehold_servers::{Proxy, Server};
+use redis::Commands as _;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A server on a socket, which can be stopped and started again.
-struct Place {
-    server: Option<Server>,
-    socket: PathBuf,
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let server = Some(Server::on_a_socket(folder.path(), &socket));
-        Self { server, socket, folder }
-    }
-
-    fn url(&self) -> String {
-        format!("redis+unix://{}", self.socket.display())
-    }
-
-    async fn client(&self) -> Client {
-        Client::connect(&self.url()).await.unwrap()
-    }
-
-    fn admin(&self) -> Connection {
-        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
-    }
-
-    fn stop(&mut self) {
-        self.server = None;
-        let _ = std::fs::remove_file(&self.socket);
-    }
-
-    fn start(&mut self) {
-        self.server = Some(Server::on_a_socket(self.folder.path(), &self.socket));
-    }
-
-    fn signal(&self, signal: &str) {
-        self.server.as_ref().unwrap().signal(signal);
-    }
-}
-
-fn run(admin: &mut Connection, words: &[&str]) {
-    let mut command = redis::cmd(words[0]);
-    command.arg(&words[1..]).exec(admin).unwrap();
+async fn client_of(server: &Server) -> Client {
+    Client::connect(&server.url()).await.unwrap()
 }
 
 async fn until(mut is_so: impl AsyncFnMut() -> bool) {
@@ -70,24 +27,24 @@ async fn until_waiting(client: &Client, count: usize) {
 
 #[tokio::test]
 async fn forgotten_scripts_are_sent_again() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     for _ in 0..3 {
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         let guard = client.mutex("a").lock().await.unwrap();
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         guard.renew().await.unwrap();
-        run(&mut admin, &["SCRIPT", "FLUSH"]);
+        server.run(&["SCRIPT", "FLUSH"]);
         guard.release().await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    run(&mut admin, &["FLUSHALL"]);
+    server.run(&["FLUSHALL"]);
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Gone);
     let next = client.mutex("a").lock().await.unwrap();
     assert!(next.token() > guard.token());
@@ -95,11 +52,11 @@ async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
 
 #[tokio::test]
 async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
-    let mut place = Place::new();
-    let client = place.client().await;
+    let mut server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
-    place.stop();
-    place.start();
+    server.stop();
+    server.start();
     // Long before the next renewal would be due: every lease is renewed when the connection is new.
     assert_eq!(timeout(Duration::from_secs(8), guard.lost()).await.unwrap(), Loss::Gone);
     let next = client.mutex("a").lock().await.unwrap();
@@ -108,12 +65,12 @@ async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
 
 #[tokio::test]
 async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
-    let place = Place::new();
-    let client = place.client().await;
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
-    place.signal("STOP");
+    server.signal("STOP");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    place.signal("CONT");
+    server.signal("CONT");
     // Beyond the first lease: only renewals can have kept it.
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(guard.is_held());
@@ -122,31 +79,31 @@ async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
 
 #[tokio::test]
 async fn a_server_that_hangs_for_longer_costs_the_lease_in_time() {
-    let place = Place::new();
-    let client = place.client().await;
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let ttl = Duration::from_secs(2);
     let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
-    place.signal("STOP");
+    server.signal("STOP");
     let began = Instant::now();
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
     assert!(began.elapsed() < ttl + Duration::from_millis(500), "noticed after {:?}", began.elapsed());
-    place.signal("CONT");
+    server.signal("CONT");
     let next = timeout(SOON, client.mutex("a").lock()).await.unwrap().unwrap();
     assert!(next.token() > guard.token());
 }
 
 #[tokio::test]
 async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant() {
-    let place = Place::new();
-    let (one, other, mut admin) = (place.client().await, place.client().await, place.admin());
+    let server = Server::on_socket();
+    let (one, other) = (client_of(&server).await, client_of(&server).await);
     for _ in 0..5 {
         let guard = one.mutex("a").lock().await.unwrap();
         let mutex = other.mutex("a");
         let waiting = tokio::spawn(async move { mutex.lock().await });
         until_waiting(&one, 1).await;
         // Every connection but this one, so also the holder's.
-        run(&mut admin, &["CLIENT", "KILL", "TYPE", "pubsub"]);
-        run(&mut admin, &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         // It may be published while the waiter is away.
         guard.release_within(SOON).await.unwrap();
         // Much sooner than the 20 s after which a waiter looks again by itself.
@@ -157,14 +114,14 @@ async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant
 
 #[tokio::test]
 async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
     let other = client.mutex("b").at_least(Duration::from_secs(1)).lock().await.unwrap();
     let mutex = client.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });
     until_waiting(&client, 1).await;
-    run(&mut admin, &["CONFIG", "SET", "maxmemory", "1"]);
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = client.mutex("c").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("memory is full"), "{error}");
     guard.renew().await.unwrap();
@@ -173,14 +130,15 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
     until_waiting(&client, 0).await;
     guard.release().await.unwrap();
     other.release().await.unwrap();
-    run(&mut admin, &["CONFIG", "SET", "maxmemory", "0"]);
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(client.mutex("a").try_lock().await.unwrap().is_some());
 }
 
 #[tokio::test]
 async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mut admin = server.admin();
     let _: () = admin.lpush("leasehold:1:{mutex:a}:state", "mine").unwrap();
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
@@ -191,33 +149,240 @@ async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
 
 #[tokio::test]
 async fn whoever_may_not_connect_is_told_why_and_no_password_is_shown() {
-    let place = Place::new();
-    let mut admin = place.admin();
-    run(&mut admin, &["CONFIG", "SET", "requirepass", "s3cret"]);
-    let error = Client::connect(&place.url()).await.unwrap_err();
+    let server = Server::on_socket();
+    server.run(&[
+        "ACL",
+        "SETUSER",
+        "weak",
+        "on",
+        ">x",
+        "~*",
+        "&*",
+        "+subscribe",
+        "+hello",
+        "+client",
+        "+ping",
+    ]);
+    server.run(&["CONFIG", "SET", "requirepass", "s3cret"]);
+    let error = Client::connect(&server.url()).await.unwrap_err();
     assert!(error.to_string().contains("wants a password"), "{error}");
-    let wrong = format!("{}?pass=hunter2", place.url());
+    let wrong = format!("{}?pass=hunter2", server.url());
     let error = Client::connect(&wrong).await.unwrap_err();
     assert!(
         error.to_string().contains("does not accept") && !format!("{error:?}").contains("hunter2"),
         "{error}"
     );
-    let right = Client::connect(&format!("{}?pass=s3cret", place.url())).await.unwrap();
+    let right = Client::connect(&format!("{}?pass=s3cret", server.url())).await.unwrap();
     assert!(right.mutex("a").try_lock().await.unwrap().is_some());
-    run(
-        &mut admin,
-        &["ACL", "SETUSER", "weak", "on", ">x", "~*", "&*", "+subscribe", "+hello", "+client", "+ping"],
-    );
-    let weak = Client::connect(&format!("{}?user=weak&pass=x", place.url())).await.unwrap();
+    let weak = Client::connect(&format!("{}?user=weak&pass=x", server.url())).await.unwrap();
     let error = weak.mutex("a").try_lock().await.unwrap_err();
     assert!(error.to_string().contains("may not run scripts"), "{error}");
 }
 
 #[tokio::test]
 async fn a_replica_is_not_written_to() {
-    let place = Place::new();
-    let (client, mut admin) = (place.client().await, place.admin());
-    run(&mut admin, &["REPLICAOF", "127.0.0.1", "1"]);
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    server.run(&["REPLICAOF", "127.0.0.1", "1"]);
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("replica"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_kept_its_files_costs_nothing() {
+    let mut server = Server::builder().setting("appendonly", "yes").setting("appendfsync", "always").start();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.stop();
+    server.start();
+    until(async || guard.renew().await.is_ok()).await;
+    assert!(client_of(&server).await.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+/// The connections that are subscribed to something, or those that are not, without the test's own.
+fn connections(server: &Server, is_subscribed: bool) -> Vec<String> {
+    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
+    };
+    let ours =
+        list.lines().filter(|line| field(line, "lib-name=") != "redis-rs" && !line.contains("cmd=client"));
+    ours.filter(|line| (field(line, "sub=") != "0") == is_subscribed).map(|line| field(line, "id=")).collect()
+}
+
+#[tokio::test]
+async fn whichever_connection_is_killed_locks_and_waiters_go_on() {
+    for protocol in ["3", "2"] {
+        let server = Server::on_port();
+        let url = format!("{}?protocol={protocol}", server.url());
+        for (subscribed, others) in [(true, false), (false, true), (true, true)] {
+            let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+            let guard = one.mutex("a").lock().await.unwrap();
+            let mutex = other.mutex("a");
+            let waiting = tokio::spawn(async move { mutex.lock().await });
+            until_waiting(&one, 1).await;
+            let mut victims = if subscribed { connections(&server, true) } else { Vec::new() };
+            victims.extend(if others { connections(&server, false) } else { Vec::new() });
+            assert!(victims.len() >= 2, "both clients have one");
+            for id in victims {
+                // It may have gone by itself.
+                let _ = server.query::<i64>(&["CLIENT", "KILL", "ID", &id]);
+            }
+            // An idle connection that was cut is no reason for an error.
+            let free = one.mutex("free").lock().await.unwrap();
+            free.release().await.unwrap();
+            guard.renew().await.unwrap();
+            guard.release_within(SOON).await.unwrap();
+            let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
+            guard.release_within(SOON).await.unwrap();
+        }
+    }
+}
+
+/// A holder that is connected directly, and one who waits behind a proxy.
+async fn one_waits_behind(proxy: &Proxy, server: &Server) -> (Guard, tokio::task::JoinHandle<Guard>) {
+    let holder = client_of(server).await;
+    let guard = holder.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let mutex = Client::connect(&proxy.url()).await.unwrap().mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until_waiting(&holder, 1).await;
+    (guard, waiting)
+}
+
+#[tokio::test]
+async fn a_lost_push_costs_time_and_nothing_else() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (guard, waiting) = one_waits_behind(&proxy, &server).await;
+    proxy.swallow_messages(Some(b"leasehold"));
+    let token = guard.token();
+    guard.release().await.unwrap();
+    // The first in the queue knows when the present lease would have ended, and looks then.
+    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
+    assert!(proxy.swallowed() > 0, "the push was lost");
+    assert!(next.is_held() && next.token() > token);
+    next.renew().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_never_comes_is_an_error_and_leaves_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = client_of(&server).await;
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    proxy.swallow_replies(true);
+    let began = Instant::now();
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "after {:?}", began.elapsed());
+    // The server has granted it. It is given back at once, though that is not answered either.
+    until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    assert!(began.elapsed() < Duration::from_secs(8), "after {:?}", began.elapsed());
+    proxy.swallow_replies(false);
+    proxy.cut();
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+#[tokio::test]
+async fn a_command_that_arrives_after_its_attempt_was_given_up_takes_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = client_of(&server).await;
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mutex = client.mutex("a");
+    mutex.lock().await.unwrap().release().await.unwrap();
+    // The two ways to the server are two connections, so what goes by the other one can overtake it.
+    until(async || connections(&server, false).len() >= 2).await;
+    proxy.delay_requests(Duration::from_millis(700));
+    let late = tokio::spawn(async move { mutex.lock().await });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    proxy.delay_requests(Duration::ZERO);
+    late.abort();
+    let began = Instant::now();
+    // From before it arrives until after that, nobody holds it and nobody waits for it.
+    while began.elapsed() < Duration::from_secs(2) {
+        let view = watcher.inspect(Kind::Mutex, "a").await.unwrap();
+        assert!(view.holders.is_empty() && view.waiters.is_empty(), "{view:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let guard = watcher.mutex("a").try_lock().await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_throws_keys_away_is_warned_of() {
+    let server = Server::builder().setting("maxmemory-policy", "volatile-lru").start();
+    let client = client_of(&server).await;
+    let warnings = client.warnings();
+    assert!(
+        warnings.iter().any(|warning| warning.contains("volatile-lru") && warning.contains("noeviction"))
+    );
+    let sound = Server::on_socket();
+    assert_eq!(client_of(&sound).await.warnings(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn clients_that_would_not_see_each_other_s_locks_do_not_meet() {
+    let server = Server::on_socket();
+    client_of(&server).await;
+    server.run(&["SET", "leasehold:layout", "0"]);
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("layout 0"), "{error}");
+    server.run(&["DEL", "leasehold:layout"]);
+    client_of(&server).await;
+    let kept: i64 = server.query(&["TTL", "leasehold:layout"]).unwrap();
+    assert!(kept > 3_600, "it is remembered, but not for ever");
+}
+
+#[tokio::test]
+async fn a_server_that_loads_or_is_full_says_so() {
+    // Each key takes it 50 ms, and it hears its clients after each KiB.
+    let builder = Server::builder().setting("save", "3600 1").setting("rdbcompression", "no");
+    let builder = builder.setting("key-load-delay", "50000");
+    let mut server = builder.setting("loading-process-events-interval-bytes", "1024").start();
+    for number in 0..60 {
+        server.run(&["SET", &format!("filler:{number}"), &"x".repeat(1_024)]);
+    }
+    server.shut_down();
+    server.start_loading();
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(error.to_string().contains("loading its data"), "{error}");
+
+    let full = Server::builder().setting("maxclients", "3").start();
+    let error = async {
+        let mut clients = Vec::new();
+        loop {
+            match Client::connect(&full.url()).await {
+                Ok(client) => clients.push(client),
+                Err(error) => return error,
+            }
+            assert!(clients.len() < 4, "it takes no more than three connections");
+        }
+    };
+    let error = error.await;
+    let text = error.to_string();
+    assert!(text.contains("as many clients as it may"), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_addresses_are_told_in_time_and_without_the_password() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    proxy.refuse(true);
+    let nobody = format!("redis://me:hunter2@127.0.0.1:{}", proxy.port());
+    // No resolver accepts a label of 64 letters, so none is asked.
+    let unknown = format!("redis://me:hunter2@{}:6379", "a".repeat(64));
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("redis://me:hunter2@{}", silent.local_addr().unwrap());
+    for (url, what) in
+        [(&nobody, "nobody listens"), (&unknown, "name is not known"), (&silent_url, "no answer within")]
+    {
+        let began = Instant::now();
+        let error = Client::connect(url).await.unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(7), "{url} took {:?}", began.elapsed());
+        let text = format!("{error} {error:?}");
+        assert!(error.is_unavailable() && text.contains(what) && text.contains("redis://"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
 }

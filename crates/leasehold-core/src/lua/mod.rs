@@ -9,6 +9,12 @@ use alloc::string::String;
 /// Reads the server's clock, which is the only one that decides.
 pub const CLOCK: &str = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n";
 
+/// Inboxes that any server of the store reaches: a server of its own, and a cluster before Redis 7.
+pub const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
+
+/// Inboxes that stay with the nodes that have their hash slot.
+pub const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
+
 const STATE: &str = "local raw = redis.call('GET', KEYS[1])\n";
 const MODEL: &str = include_str!("model.lua");
 
@@ -23,11 +29,11 @@ impl Script {
     /// All scripts.
     pub const ALL: [Self; 5] = [ACQUIRE, RENEW, RELEASE, INSPECT, FORCE_RELEASE];
 
-    /// The whole text, with [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
-    /// microseconds.
+    /// The whole text, with the channels, and with [`CLOCK`] or what a test has instead of it: something that sets the local
+    /// `now` to microseconds.
     #[must_use]
-    pub fn text(&self, clock: &str) -> String {
-        [clock, STATE, self.usual, MODEL, self.command].concat()
+    pub fn text(&self, channels: &str, clock: &str) -> String {
+        [channels, clock, STATE, self.usual, MODEL, self.command].concat()
     }
 }
 

@@ -11,6 +11,7 @@
 --       9 tombstones  a sorted set, by end
 -- ARGV  1 the name of a client's inbox, less its id in hex
 --       what the command adds
+-- NUMSUB and PUBLISH are the commands that reach it: those of plain or of sharded channels.
 --
 -- First time passes, then the speaker's entries come back, then the head of the queue is granted what fits, then the
 -- command does what it does; finally the state is stored, and each key that was written gets an expiry that none of its
@@ -213,7 +214,7 @@ local function inbox_of(id)
 end
 
 local function is_there(id)
-  return redis.call('PUBSUB', 'NUMSUB', inbox_of(id))[2] > 0
+  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
 end
 
 local function weight_of(owner)
@@ -443,7 +444,7 @@ local function store(raw)
   end
   for i = 1, #pushes do
     local p = pushes[i]
-    redis.call('PUBLISH', inbox_of(p.id), struct.pack('>Bc24dddd', p.kind, p.id, now, p.a, p.b, p.c))
+    redis.call(PUBLISH, inbox_of(p.id), struct.pack('>Bc24dddd', p.kind, p.id, now, p.a, p.b, p.c))
   end
 end
 

@@ -62,6 +62,12 @@ macro_rules! kind {
         pub struct $kind(pub(super) crate::$kind);
 
         impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::replicas`].")]
+            #[must_use]
+            pub fn replicas(self, replicas: u32) -> Self {
+                Self(self.0.replicas(replicas))
+            }
+
             #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
             #[must_use]
             pub fn note(self, note: impl Into<String>) -> Self {

@@ -146,7 +146,11 @@ impl Entry {
             }
             Stage::Owed { .. } | Stage::Over(_) => return None,
         };
-        Some(Errand { sequence, sent_at: now, command })
+        let replicas = match command {
+            Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
+            _ => 0,
+        };
+        Some(Errand { sequence, sent_at: now, command, replicas })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
@@ -206,9 +210,9 @@ impl Entry {
     }
 
     /// Something may have been missed: ask at once.
-    pub(super) fn handle_hint(&mut self, now: LocalTime) {
+    pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
-            Stage::Attempt(machine) => machine.handle_hint(now),
+            Stage::Attempt(machine) => machine.handle_reconnected(now),
             Stage::Lease { .. } => self.renew_now(now),
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}

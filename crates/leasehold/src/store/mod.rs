@@ -9,12 +9,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::{Answer, ClientId, Command, Failure, Push, Resource};
+use tokio::runtime::Handle;
 
 use crate::error::Error;
 use crate::url::StoreUrl;
 
 /// What a store says when it could not decide.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     /// Whether the command may have taken effect.
     pub(crate) failure: Failure,
@@ -58,18 +59,41 @@ pub(crate) trait Store: Send + Sync {
     /// Runs commands in this order, and answers in this order.
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>>;
 
+    /// As `call`, but an answer counts only when this many replicas have what it tells; otherwise it is
+    /// `Failure::NotDurable`. Only for stores that have replicas.
+    fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, _replicas: u32) -> Pending<Vec<Answered>> {
+        self.call(batch)
+    }
+
+    /// Whether there may be replicas that can be waited for.
+    fn has_replicas(&self) -> bool {
+        false
+    }
+
     /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
     /// expired just now.
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;
 
     fn rhythm(&self) -> Rhythm;
+
+    /// Commands for resources with the same number go to the same place; a slow place is not to delay another one.
+    fn shard(&self, _resource: &Resource) -> u64 {
+        0
+    }
+
+    /// What an operator should know.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
-/// Opens a store for one client. What is pushed to that client goes to its inbox, for as long as that lives.
+/// Opens a store for one client. What is pushed to that client goes to its inbox, for as long as that lives. `caller` is
+/// the runtime that the client is made in, where it may be used for the callers' own commands.
 pub(crate) async fn open(
     url: &StoreUrl,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
     match url {
         StoreUrl::Memory { name } => {
@@ -77,7 +101,7 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
-        StoreUrl::Redis { address, .. } => Ok(redis::Redis::open(url, address, client, inbox).await?),
+        StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

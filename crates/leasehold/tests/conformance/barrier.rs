@@ -9,8 +9,8 @@ use leasehold::{Error, Kind};
 use super::{SOON, Store, pair, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { barrier $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how barrier $what:
             nobody_passes_before_all_have_come_round_after_round
             a_party_that_leaves_or_dies_has_not_come
             who_comes_too_early_waits_for_the_next_round

@@ -7,8 +7,8 @@ use leasehold::{Error, Kind};
 use super::{SOON, Store, pair, queue, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { election $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how election $what:
             one_leads_and_the_next_follows_when_it_resigns
             an_observer_is_told_each_leader_with_what_it_says_of_itself
             an_observer_is_told_of_a_leader_that_died

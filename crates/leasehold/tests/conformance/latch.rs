@@ -7,8 +7,8 @@ use leasehold::{Error, Kind};
 use super::{SOON, Store, pair, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { latch $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how latch $what:
             a_latch_opens_when_all_have_counted
             whoever_counts_by_name_counts_once
             counts_outlive_their_client_and_end_in_time

@@ -10,39 +10,101 @@ mod semaphore;
 mod set;
 mod suite;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, LockView};
-use leasehold_servers::Server;
+use leasehold_servers::{Certificates, Cluster, Flavor, Sentinels, Server};
 
 /// A place for leases that lives as long as one test, and that several clients can share.
 struct Store {
     url: String,
-    /// Dropped before the folder that it is in.
-    _server: Option<Server>,
+    _place: Arc<Place>,
+}
+
+/// What has to be there for as long as a store is used.
+struct Place {
+    url: String,
+    servers: Servers,
+    _certificates: Option<Certificates>,
     _folder: tempfile::TempDir,
 }
 
-impl Store {
-    fn new(scheme: &str) -> Self {
+enum Servers {
+    None,
+    One(Box<Server>),
+    Sentinels(Box<Sentinels>),
+    Cluster(Box<Cluster>),
+}
+
+impl Place {
+    fn new(what: &str) -> Arc<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let (url, server) = match scheme {
-            "memory" => (format!("memory:conformance-{}", COUNT.fetch_add(1, Ordering::Relaxed)), None),
-            "sqlite" => (format!("sqlite:{}", folder.path().join("locks.db").display()), None),
-            "redis" => {
-                let (server, port) = Server::on_a_free_port(folder.path());
-                (format!("redis://127.0.0.1:{port}"), Some(server))
+        let of = |flavor| Server::builder().flavor(flavor);
+        let on = |server: Server| (server.url(), Servers::One(Box::new(server)));
+        let mut certificates = None;
+        let (url, servers) = match what {
+            "memory" => {
+                (format!("memory:conformance-{}", COUNT.fetch_add(1, Ordering::Relaxed)), Servers::None)
             }
-            "redis+unix" => {
-                let socket = folder.path().join("socket");
-                let server = Server::on_a_socket(folder.path(), &socket);
-                (format!("redis+unix://{}", socket.display()), Some(server))
+            "sqlite" => (format!("sqlite:{}", folder.path().join("locks.db").display()), Servers::None),
+            "redis" => on(Server::on_port()),
+            "redis, protocol 2" => {
+                let server = Server::on_port();
+                (format!("{}?protocol=2", server.url()), Servers::One(Box::new(server)))
+            }
+            "redis 6.2" => on(of(Flavor::Redis62).start()),
+            "valkey 9" => on(of(Flavor::Valkey9).start()),
+            "redis+unix" => on(Server::on_socket()),
+            "rediss" => {
+                let files = Certificates::new();
+                let authority = &files.authority;
+                let server = Server::builder().tls(&files.server, authority).start();
+                let url = format!("{}?ca={}", server.url(), authority.display());
+                certificates = Some(files);
+                (url, Servers::One(Box::new(server)))
+            }
+            "redis-sentinel" => {
+                let sentinels = Sentinels::start();
+                (sentinels.url(Sentinels::SERVICE), Servers::Sentinels(Box::new(sentinels)))
+            }
+            "redis-cluster" => {
+                let cluster = Cluster::start();
+                (cluster.url(), Servers::Cluster(Box::new(cluster)))
+            }
+            "redis-cluster 6.2" => {
+                let cluster = Cluster::of(&of(Flavor::Redis62));
+                (cluster.url(), Servers::Cluster(Box::new(cluster)))
             }
             other => panic!("no test knows how to start a {other}: store"),
         };
-        Self { url, _server: server, _folder: folder }
+        Arc::new(Self { url, servers, _certificates: certificates, _folder: folder })
+    }
+
+    /// Forgets what the last test has left.
+    fn clear(&self) {
+        match &self.servers {
+            Servers::None => {}
+            Servers::One(server) => drop(server.run(&["FLUSHALL"])),
+            Servers::Sentinels(sentinels) => drop(sentinels.master().run(&["FLUSHALL"])),
+            Servers::Cluster(cluster) => {
+                for node in &cluster.nodes[..3] {
+                    node.run(&["FLUSHALL"]);
+                }
+            }
+        }
+    }
+}
+
+impl Store {
+    fn new(what: &str) -> Self {
+        Self::at(Place::new(what))
+    }
+
+    fn at(place: Arc<Place>) -> Self {
+        Self { url: place.url.clone(), _place: place }
     }
 
     async fn client(&self) -> Client {
@@ -87,48 +149,86 @@ pub(crate) async fn queue<T: Send + 'static>(
     task
 }
 
-/// Runs these tests of a suite on one store.
+/// Runs these tests of a suite: `each` on a store of its own, or all `together`, one after the other, where a store takes
+/// seconds to start.
 macro_rules! on_store {
-    ($suite:ident $scheme:literal: $($test:ident)*) => {
+    (each $suite:ident $what:literal: $($test:ident)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
-                let store = $crate::Store::new($scheme);
-                let limit = std::time::Duration::from_secs(60);
-                tokio::time::timeout(limit, $crate::$suite::$test(store)).await.expect("it ends in a minute");
+                let store = $crate::Store::new($what);
+                tokio::time::timeout($crate::LIMIT, $crate::$suite::$test(store)).await.expect("it ends in a minute");
             }
         )*
+    };
+    (together $suite:ident $what:literal: $($test:ident)*) => {
+        async fn $suite(place: &std::sync::Arc<$crate::Place>) {
+            $(
+                eprintln!("{} on {}", stringify!($test), $what);
+                place.clear();
+                let store = $crate::Store::at(place.clone());
+                tokio::time::timeout($crate::LIMIT, $crate::$suite::$test(store)).await.expect("it ends in a minute");
+            )*
+        }
     };
 }
 pub(crate) use on_store;
 
+/// How long one test may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The suites, which every store runs.
+macro_rules! suites {
+    ($how:ident $what:literal) => {
+        suites!($how $what: suite semaphore rw reentrant election latch barrier once set);
+    };
+    (each $what:literal: $($suite:ident)*) => {
+        $($crate::$suite::tests!(each $what);)*
+    };
+    (together $what:literal: $($suite:ident)*) => {
+        $($crate::$suite::tests!(together $what);)*
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn every_suite() {
+            let place = $crate::Place::new($what);
+            $($suite(&place).await;)*
+        }
+    };
+}
+
 macro_rules! stores {
-    ($($store:ident: $scheme:literal)*) => {
-        /// The stores that run the suite.
-        const STORES: &[&str] = &[$($scheme),*];
+    ($($store:ident: $how:ident $what:literal)*) => {
+        /// The stores that run the suites.
+        const STORES: &[&str] = &[$($what),*];
         $(
             mod $store {
-                $crate::suite::tests!($scheme);
-                $crate::semaphore::tests!($scheme);
-                $crate::rw::tests!($scheme);
-                $crate::reentrant::tests!($scheme);
-                $crate::election::tests!($scheme);
-                $crate::latch::tests!($scheme);
-                $crate::barrier::tests!($scheme);
-                $crate::once::tests!($scheme);
-                $crate::set::tests!($scheme);
+                suites!($how $what);
             }
         )*
     };
 }
 
-stores! { memory: "memory" sqlite: "sqlite" redis: "redis" redis_unix: "redis+unix" }
+stores! {
+    memory: each "memory"
+    sqlite: each "sqlite"
+    redis: each "redis"
+    redis_resp2: each "redis, protocol 2"
+    redis_6_2: each "redis 6.2"
+    valkey_9: each "valkey 9"
+    redis_tls: each "rediss"
+    redis_unix: each "redis+unix"
+    sentinel: together "redis-sentinel"
+    cluster: together "redis-cluster"
+    cluster_6_2: together "redis-cluster 6.2"
+}
 
 /// The kinds that have a suite, which every store runs.
 const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
-    assert_eq!(STORES, leasehold::SCHEMES);
+    for scheme in leasehold::SCHEMES {
+        assert!(STORES.contains(scheme), "{scheme}: runs no suite");
+    }
     assert_eq!(KINDS, Kind::ALL);
 }

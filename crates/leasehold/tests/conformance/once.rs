@@ -7,8 +7,8 @@ use leasehold::{Error, Kind};
 use super::{SOON, Store, pair, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { once $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how once $what:
             of_many_one_starts_in_each_period
             a_host_that_dies_costs_the_period_where_it_is_at_most_once
             a_host_that_dies_is_followed_by_another_where_it_is_at_least_once

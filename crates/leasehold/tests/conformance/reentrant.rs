@@ -7,8 +7,8 @@ use leasehold::{Error, Kind, Loss};
 use super::{SOON, Store, pair, queue, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { reentrant $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how reentrant $what:
             an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it
             an_owner_that_holds_enters_before_those_who_wait
             an_acquisition_that_dies_leaves_the_others_of_its_owner

@@ -9,8 +9,8 @@ use leasehold::{Kind, Semaphore};
 use super::{SOON, Store, pair, queue, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { semaphore $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how semaphore $what:
             permits_are_shared_up_to_their_number
             a_waiter_for_many_permits_is_not_overtaken_by_one_for_few
             one_release_of_many_permits_starts_everybody_who_fits

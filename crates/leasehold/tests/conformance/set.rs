@@ -7,8 +7,8 @@ use leasehold::{Client, Error, Kind, Loss, MutexSet};
 use super::{SOON, Store, pair, queue, until};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { set $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how set $what:
             all_are_taken_together_and_each_has_its_token
             what_can_t_be_had_as_a_whole_is_not_held_in_part
             those_who_want_the_same_in_another_order_never_wait_for_each_other

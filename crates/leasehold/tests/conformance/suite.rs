@@ -9,8 +9,8 @@ use leasehold::{Guard, Kind, LockView, Loss, Mutex};
 use super::{SOON, Store, pair};
 
 macro_rules! tests {
-    ($scheme:literal) => {
-        $crate::on_store! { suite $scheme:
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how suite $what:
             one_holds_and_the_other_does_not
             tokens_rise_from_grant_to_grant_and_from_client_to_client
             waiters_get_it_in_the_order_in_which_they_queued
@@ -221,9 +221,9 @@ pub(crate) async fn a_lease_without_renewal_is_lost_in_time(store: Store) {
 
 pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
     let (one, other) = pair(&store).await;
-    let ttl = Duration::from_millis(500);
+    let ttl = Duration::from_secs(2);
     let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
-    for _ in 0..4 {
+    for _ in 0..2 {
         guard.expires_within(ttl / 2).await;
         guard.renew().await.unwrap();
         assert!(guard.remaining() > ttl / 2);
@@ -448,8 +448,9 @@ pub(crate) async fn a_guard_says_when_little_is_left(store: Store) {
     tokio::time::timeout(SOON, guard.expires_within(left)).await.expect("it ends");
     assert!(guard.remaining() <= left);
     guard.expires_within(ttl).await;
-    let renewed = client.mutex("b").ttl(ttl).lock().await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(1_200), renewed.expires_within(left)).await;
+    // It is renewed twice meanwhile, each time with two seconds left.
+    let renewed = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(2_500), renewed.expires_within(left)).await;
     assert!(early.is_err(), "a lease that is renewed in time never comes that close");
 }
 

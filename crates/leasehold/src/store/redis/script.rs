@@ -12,9 +12,59 @@ use redis::Value;
 
 use super::keys;
 
-/// The script of a command, and what it is called with besides the keys.
+/// How the scripts reach the clients' inboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Channels {
+    /// Heard by whoever subscribes on any server: a server of its own, and a cluster before Redis 7.
+    Plain,
+    /// Kept to the nodes that have the slot.
+    Sharded,
+}
+
+/// How a store's commands are spelled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dialect {
+    pub(super) channels: Channels,
+    /// In a cluster each hash slot has an inbox of its own.
+    pub(super) is_cluster: bool,
+}
+
+impl Dialect {
+    pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false };
+
+    fn inbox(self, resource: &Resource) -> String {
+        keys::inbox(self.is_cluster.then(|| keys::slot_of(resource)))
+    }
+
+    /// A command by the name of its script, or with the whole script.
+    pub(super) fn spelled(self, resource: &Resource, command: &Command, is_in_full: bool) -> redis::Cmd {
+        let (script, args) = call(command);
+        let loaded = self.loaded(script);
+        if is_in_full {
+            self.spell("EVAL", &loaded.text, resource, &args)
+        } else {
+            self.spell("EVALSHA", &loaded.name, resource, &args)
+        }
+    }
+
+    fn loaded(self, script: lua::Script) -> &'static Loaded {
+        &LOADED[&(script, self.channels)]
+    }
+
+    fn spell(self, word: &str, script: &str, resource: &Resource, args: &[Vec<u8>]) -> redis::Cmd {
+        let mut command = redis::cmd(word);
+        command.arg(script).arg(keys::KEYS);
+        keys::each_key(resource, |key| {
+            command.arg(key);
+        });
+        command.arg(self.inbox(resource)).arg(args);
+        command
+    }
+}
+
+/// The script of a command, and what it is called with besides the keys and the inbox.
 pub(super) fn call(command: &Command) -> (lua::Script, Vec<Vec<u8>>) {
-    let mut args = vec![keys::inbox().into_bytes()];
+    let mut args = Vec::with_capacity(12);
     let script = match command {
         Command::Acquire(acquire) => {
             push_acquire(&mut args, acquire);
@@ -74,33 +124,21 @@ struct Loaded {
     name: String,
 }
 
-static LOADED: LazyLock<HashMap<lua::Script, Loaded>> = LazyLock::new(|| {
-    let load = |script: lua::Script| {
-        let text = script.text(lua::CLOCK);
+static LOADED: LazyLock<HashMap<(lua::Script, Channels), Loaded>> = LazyLock::new(|| {
+    let load = |script: lua::Script, channels| {
+        let commands = match channels {
+            Channels::Plain => lua::PLAIN_CHANNELS,
+            Channels::Sharded => lua::SHARDED_CHANNELS,
+        };
+        let text = script.text(commands, lua::CLOCK);
         let name = redis::Script::new(&text).get_hash().to_owned();
-        (script, Loaded { text, name })
+        ((script, channels), Loaded { text, name })
     };
-    lua::Script::ALL.into_iter().map(load).collect()
+    let every = lua::Script::ALL.into_iter();
+    every
+        .flat_map(|script| [Channels::Plain, Channels::Sharded].map(|channels| load(script, channels)))
+        .collect()
 });
-
-/// A command by the name of its script.
-pub(super) fn by_name(resource: &Resource, command: &Command) -> redis::Cmd {
-    let (script, args) = call(command);
-    command_of("EVALSHA", &LOADED[&script].name, resource, &args)
-}
-
-/// A command with its script.
-pub(super) fn in_full(resource: &Resource, command: &Command) -> redis::Cmd {
-    let (script, args) = call(command);
-    command_of("EVAL", &LOADED[&script].text, resource, &args)
-}
-
-fn command_of(word: &str, script: &str, resource: &Resource, args: &[Vec<u8>]) -> redis::Cmd {
-    let keys = keys::keys(resource);
-    let mut command = redis::cmd(word);
-    command.arg(script).arg(keys.len()).arg(&keys[..]).arg(args);
-    command
-}
 
 /// What a script returned. None for what no version of it returns.
 pub(super) fn answer(value: &Value) -> Option<Answer> {

@@ -20,6 +20,12 @@ use super::{keys, script};
 
 const CLIENTS: u128 = 4;
 
+fn keys_of(resource: &Resource) -> Vec<String> {
+    let mut keys = Vec::new();
+    keys::each_key(resource, |key| keys.push(key.to_owned()));
+    keys
+}
+
 /// A server of this test's own, on a socket in a folder of its own.
 struct Server {
     process: Child,
@@ -146,7 +152,7 @@ impl<'c> Lab<'c> {
         let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
         for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
-            let source = script.text("local now = tonumber(ARGV[#ARGV])\n");
+            let source = script.text(lua::PLAIN_CHANNELS, "local now = tonumber(ARGV[#ARGV])\n");
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
             lab.scripts.insert(script, sha);
         }
@@ -158,17 +164,22 @@ impl<'c> Lab<'c> {
     }
 
     fn arrive(&mut self, client: ClientId) {
-        self.inboxes.subscribe(keys::inbox_of(client)).unwrap();
+        self.inboxes.subscribe(keys::inbox_of(client, None)).unwrap();
     }
 
     fn leave(&mut self, client: ClientId) {
-        self.inboxes.unsubscribe(keys::inbox_of(client)).unwrap();
+        self.inboxes.unsubscribe(keys::inbox_of(client, None)).unwrap();
     }
 
     fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
         let (script, args) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script]).arg(9).arg(&keys::keys(resource)[..]).arg(args).arg(now.as_micros());
+        call.arg(&self.scripts[&script])
+            .arg(keys::KEYS)
+            .arg(keys_of(resource))
+            .arg(keys::inbox(None))
+            .arg(args);
+        call.arg(now.as_micros());
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
         script::answer(&value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
@@ -208,7 +219,7 @@ fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[St
                         let heard = lab.hear();
                         assert_eq!(
                             heard,
-                            (keys::inbox_of(push.to()), Some(push.clone())),
+                            (keys::inbox_of(push.to(), None), Some(push.clone())),
                             "after {command:?}"
                         );
                     }
@@ -222,20 +233,20 @@ fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[St
     // Nothing more was pushed than was expected: the next thing to be heard is this.
     let client = ClientId::new(0);
     let last: i64 =
-        redis::cmd("PUBLISH").arg(keys::inbox_of(client)).arg("the end").query(lab.commands).unwrap();
+        redis::cmd("PUBLISH").arg(keys::inbox_of(client, None)).arg("the end").query(lab.commands).unwrap();
     assert_eq!(last, 1);
-    assert_eq!(lab.hear(), (keys::inbox_of(client), None));
+    assert_eq!(lab.hear(), (keys::inbox_of(client, None), None));
 }
 
 /// In the end nothing is left, and while something is, every key has an expiry.
 fn forget(lab: &mut Lab<'_>, resource: &Resource, now: StoreTime) {
-    for key in keys::keys(resource) {
+    for key in keys_of(resource) {
         let left: i64 = redis::cmd("PTTL").arg(&key).query(lab.commands).unwrap();
         assert!(left == -2 || left > 0, "{key} stays for ever");
     }
     lab.run(resource, &Command::Inspect, now + Duration::from_secs(3_600));
     lab.run(resource, &Command::Inspect, now + Duration::from_secs(3 * 3_600));
-    for key in keys::keys(resource) {
+    for key in keys_of(resource) {
         let found: bool = redis::cmd("EXISTS").arg(&key).query(lab.commands).unwrap();
         assert!(!found, "{key} is left");
     }

@@ -1,0 +1,105 @@
+//! The same work without a lock library: what ours is compared with.
+
+use redis::aio::MultiplexedConnection;
+
+/// What most libraries do: SET NX PX with a token, and a script that compares and deletes.
+#[derive(Clone)]
+pub struct Bare {
+    connection: MultiplexedConnection,
+    delete: std::sync::Arc<redis::Script>,
+}
+
+impl Bare {
+    /// Over this connection.
+    #[must_use]
+    pub fn new(connection: MultiplexedConnection) -> Self {
+        let delete = redis::Script::new(
+            "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end",
+        );
+        Self { connection, delete: delete.into() }
+    }
+
+    /// One lock and its release.
+    ///
+    /// # Panics
+    ///
+    /// When the server answers anything else than it should.
+    pub async fn pair(&mut self, name: &str) {
+        let mut set = redis::cmd("SET");
+        set.arg(name).arg("7a1f9c52b0d34e68").arg("NX").arg("PX").arg(10_000);
+        let _: String = set.query_async(&mut self.connection).await.expect("it is free");
+        let call =
+            self.delete.key(name).arg("7a1f9c52b0d34e68").invoke_async::<i64>(&mut self.connection).await;
+        assert_eq!(call.expect("answers"), 1);
+    }
+}
+
+/// Two PINGs: the least that a lock and a release can cost.
+///
+/// # Panics
+///
+/// When the server does not answer.
+pub async fn two_pings(connection: &mut MultiplexedConnection) {
+    for _ in 0..2 {
+        let _: String = redis::cmd("PING").query_async(connection).await.expect("answers");
+    }
+}
+
+/// What Redisson 3.52 sends for its reentrant lock: a hash that counts per owner, a message when it becomes free, and a
+/// key per unlock that tells a repetition. (It then deletes that key with one command more, which is left out here.)
+#[derive(Clone)]
+pub struct Hash {
+    connection: MultiplexedConnection,
+    lock: std::sync::Arc<redis::Script>,
+    unlock: std::sync::Arc<redis::Script>,
+    unlocks: u64,
+}
+
+impl Hash {
+    /// Over this connection.
+    #[must_use]
+    pub fn new(connection: MultiplexedConnection) -> Self {
+        let lock = redis::Script::new(
+            "if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
+               redis.call('hincrby', KEYS[1], ARGV[2], 1)
+               redis.call('pexpire', KEYS[1], ARGV[1])
+               return nil
+             end
+             return redis.call('pttl', KEYS[1])",
+        );
+        let unlock = redis::Script::new(
+            "local before = redis.call('get', KEYS[3])
+             if before ~= false then return tonumber(before) end
+             if redis.call('hexists', KEYS[1], ARGV[3]) == 0 then return nil end
+             local left = redis.call('hincrby', KEYS[1], ARGV[3], -1)
+             if left > 0 then
+               redis.call('pexpire', KEYS[1], ARGV[2])
+               redis.call('set', KEYS[3], 0, 'px', ARGV[5])
+               return 0
+             end
+             redis.call('del', KEYS[1])
+             redis.call(ARGV[4], KEYS[2], ARGV[1])
+             redis.call('set', KEYS[3], 1, 'px', ARGV[5])
+             return 1",
+        );
+        Self { connection, lock: lock.into(), unlock: unlock.into(), unlocks: 0 }
+    }
+
+    /// One lock and its release.
+    ///
+    /// # Panics
+    ///
+    /// When the server answers anything else than it should.
+    pub async fn pair(&mut self, name: &str) {
+        let owner = "285475da-9152-4c83-822a-67ee2f116a79:52";
+        let lock = self.lock.key(name).arg(30_000).arg(owner).invoke_async(&mut self.connection).await;
+        let busy: Option<i64> = lock.expect("answers");
+        assert_eq!(busy, None);
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        let mut unlock = self.unlock.key(name);
+        self.unlocks += 1;
+        unlock.key(channel).key(format!("redisson_unlock_latch:{{{name}}}:{:032x}", self.unlocks));
+        unlock.arg(0).arg(30_000).arg(owner).arg("publish").arg(13_500);
+        assert_eq!(unlock.invoke_async::<Option<i64>>(&mut self.connection).await.expect("answers"), Some(1));
+    }
+}

@@ -1,0 +1,48 @@
+//! `leasehold-bench`: what is claimed about speed on Redis, measured against the same work without a lock library, in
+//! turn, on servers of its own.
+
+use clap::{Parser, ValueEnum};
+use leasehold_bench::report::Report;
+use leasehold_bench::{handoff, pair, server_cost};
+
+/// Measures leasehold on Redis, as ratios within one run.
+#[derive(Parser)]
+struct Args {
+    /// What to measure; everything when nothing is named.
+    parts: Vec<Part>,
+    /// One JSON value instead of text.
+    #[arg(long)]
+    json: bool,
+    /// Be the other process of `handoff`.
+    #[arg(long, hide = true, value_name = "URL")]
+    peer: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Uncontended lock and release, against round trips.
+    Pair,
+    /// From the release in one process to the critical section in another; what waiting costs.
+    Handoff,
+    /// What the server's processor spends.
+    ServerCost,
+}
+
+fn main() {
+    let args = Args::parse();
+    if let Some(url) = args.peer {
+        return handoff::peer(&url);
+    }
+    let mut report = Report::new(args.json);
+    let is_chosen = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if is_chosen(Part::Pair) {
+        pair::run(&mut report);
+    }
+    if is_chosen(Part::Handoff) {
+        handoff::run(&mut report);
+    }
+    if is_chosen(Part::ServerCost) {
+        server_cost::run(&mut report);
+    }
+    report.end();
+}

@@ -1,0 +1,56 @@
+//! Contestants that take turns, round by round, in one process.
+
+use std::time::Instant;
+
+use futures_util::future::LocalBoxFuture;
+
+use crate::median;
+
+/// Something whose cost is measured.
+pub struct Racer<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    work: Box<dyn FnMut() -> LocalBoxFuture<'a, ()> + 'a>,
+}
+
+impl<'a> Racer<'a> {
+    /// Calls `work` once in each round.
+    pub fn new<F: Future<Output = ()> + 'a>(name: &'a str, mut work: impl FnMut() -> F + 'a) -> Self {
+        Self { name, work: Box::new(move || Box::pin(work())) }
+    }
+}
+
+/// What each of them used in each round, by `meter`: seconds of the wall clock, or of a server's processor.
+pub async fn race(rounds: u32, racers: &mut [Racer<'_>], meter: &dyn Fn() -> f64) -> Vec<Vec<f64>> {
+    let mut used = vec![Vec::new(); racers.len()];
+    // The first round warms up, and does not count.
+    for round in 0..=rounds {
+        for (racer, used) in racers.iter_mut().zip(&mut used) {
+            let before = meter();
+            (racer.work)().await;
+            if round > 0 {
+                used.push(meter() - before);
+            }
+        }
+    }
+    used
+}
+
+/// The median of the rounds, for each racer.
+#[must_use]
+pub fn medians(used: &[Vec<f64>]) -> Vec<f64> {
+    used.iter().cloned().map(median).collect()
+}
+
+/// The median over the rounds of one racer's use against another's.
+#[must_use]
+pub fn ratio(used: &[Vec<f64>], of: usize, to: usize) -> f64 {
+    let pairs = used[of].iter().zip(&used[to]);
+    median(pairs.map(|(of, to)| of / to).collect())
+}
+
+/// The wall clock in seconds.
+pub fn wall() -> impl Fn() -> f64 {
+    let began = Instant::now();
+    move || began.elapsed().as_secs_f64()
+}

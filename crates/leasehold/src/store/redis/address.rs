@@ -1,0 +1,90 @@
+//! From an address to what the client library connects to.
+
+use std::path::Path;
+
+use redis::{
+    ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo,
+    TlsCertificates, io::tcp::TcpSettings,
+};
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+use crate::url::{Host, Login, Tls};
+
+/// How long written data may stay unacknowledged before a connection counts as lost. A client that only waits sends
+/// nothing, so for it the kernel asks: after [`ASK_AFTER`] of silence, and then every [`ASK_EVERY`].
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
+const ASK_AFTER: Duration = Duration::from_secs(10);
+const ASK_EVERY: Duration = Duration::from_secs(3);
+
+/// As whom, and how, every node of a store is connected to.
+#[derive(Clone)]
+pub(super) struct Credentials {
+    login: Login,
+    database: i64,
+    tls: Option<TlsCertificates>,
+}
+
+impl Credentials {
+    /// Reads the files that the address names.
+    pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, Error> {
+        if tls.is_some() && rustls::crypto::CryptoProvider::get_default().is_none() {
+            // Where the program has chosen none. It fails only if somebody else was faster.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        Ok(Self { login: login.clone(), database, tls: tls.map(certificates).transpose()? })
+    }
+
+    pub(super) fn at(&self, host: &Host) -> Result<ConnectionInfo, Error> {
+        let (name, port) = (host.name.clone(), host.port);
+        let address = match self.tls {
+            None => ConnectionAddr::Tcp(name, port),
+            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
+        };
+        self.login_to(address)
+    }
+
+    pub(super) fn login_to(&self, address: ConnectionAddr) -> Result<ConnectionInfo, Error> {
+        let invalid = |error: redis::RedisError| Error::new(ErrorKind::Invalid, error.to_string());
+        let keepalive = socket2::TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_EVERY);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        #[cfg(target_os = "linux")]
+        let tcp = tcp.set_user_timeout(UNACKNOWLEDGED);
+        let mut settings =
+            RedisConnectionInfo::default().set_db(self.database).set_lib_name("leasehold", VERSION);
+        if let Some(user) = &self.login.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &self.login.password {
+            settings = settings.set_password(password);
+        }
+        let info = address.into_connection_info().map_err(invalid)?;
+        let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
+        match &self.tls {
+            None => Ok(info),
+            Some(certificates) => {
+                let client = redis::Client::build_with_tls(info, certificates.clone()).map_err(invalid)?;
+                Ok(client.get_connection_info().clone())
+            }
+        }
+    }
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn certificates(tls: &Tls) -> Result<TlsCertificates, Error> {
+    let client_tls = match (&tls.certificate, &tls.key) {
+        (Some(certificate), Some(key)) => {
+            Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+        }
+        _ => None,
+    };
+    Ok(TlsCertificates { client_tls, root_cert: tls.authority.as_deref().map(read).transpose()? })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|error| {
+        Error::new(ErrorKind::Invalid, format!("{} can't be read: {error}", path.display()))
+            .with_source(error)
+    })
+}

@@ -1,0 +1,98 @@
+//! Commands on one connection.
+
+use std::sync::Arc;
+
+use leasehold_core::{Answer, Command, Failure, Resource};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
+
+use super::keys;
+use super::script::{self, Dialect};
+use super::trouble::{Trouble, store_error};
+use crate::store::StoreError;
+
+/// One command, and whose.
+pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
+
+/// How commands go to a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub(super) dialect: Dialect,
+    /// The node is about to get the slot, and has to be told that we know.
+    pub(super) is_asking: bool,
+}
+
+/// All in one flight. A script that the server does not know (any more) is sent in full.
+pub(super) async fn run(
+    mut connection: MultiplexedConnection,
+    way: Way,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    let commands = calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, false));
+    let values = flight(&mut connection, commands.collect(), way.is_asking).await;
+    let mut answers = Vec::with_capacity(calls.len());
+    for ((resource, command), value) in calls.iter().zip(values) {
+        let value = match value {
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                let commands = vec![way.dialect.spelled(resource, command, true)];
+                flight(&mut connection, commands, way.is_asking).await.pop().unwrap_or(Ok(Value::Nil))
+            }
+            other => other,
+        };
+        answers.push(read(value));
+    }
+    answers
+}
+
+pub(super) async fn flight(
+    connection: &mut MultiplexedConnection,
+    mut commands: Vec<redis::Cmd>,
+    is_asking: bool,
+) -> Vec<Result<Value, RedisError>> {
+    if commands.len() == 1
+        && !is_asking
+        && let Some(command) = commands.pop()
+    {
+        return vec![connection.send_packed_command(&command).await.and_then(Value::extract_error)];
+    }
+    let count = commands.len();
+    let mut pipeline = redis::pipe();
+    pipeline.ignore_errors();
+    for command in commands {
+        if is_asking {
+            pipeline.cmd("ASKING").ignore();
+        }
+        pipeline.add_command(command);
+    }
+    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
+        Ok(values) => values,
+        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+    }
+}
+
+pub(super) fn read(value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
+    let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
+    script::answer(&value).ok_or_else(|| {
+        Trouble::Failed(StoreError {
+            failure: Failure::Unknown,
+            message: "the server answered what no script of this version answers".to_owned(),
+        })
+    })
+}
+
+/// Every resource that has a state on this server.
+pub(super) async fn scan(mut connection: MultiplexedConnection) -> Result<Vec<Resource>, StoreError> {
+    let mut resources = Vec::new();
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(keys::every_state()).arg("COUNT").arg(1_000);
+        let found: Result<(u64, Vec<Vec<u8>>), _> = scan.query_async(&mut connection).await;
+        let (next, keys) = found.map_err(|error| store_error(&error))?;
+        resources.extend(keys.iter().filter_map(|key| keys::resource_of(key)));
+        cursor = next;
+        if cursor == 0 {
+            return Ok(resources);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Which node of a cluster has which hash slot, and the links to them.
+//!
+//! The client library has a cluster connection too. It is not used, since it hides which node a push came from, sends no
+//! batch whose keys are in several slots, and retries by itself what we know better how to repeat.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::select_ok;
+use leasehold_core::Failure;
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::address::Credentials;
+use super::link::{Goal, Lanes, Link, Terms};
+use super::script::Channels;
+use super::trouble::explain;
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, keys, uncovered};
+use crate::store::StoreError;
+use crate::url::Host;
+
+/// The nodes of a cluster.
+pub(super) struct Cluster {
+    credentials: Credentials,
+    seeds: Vec<Host>,
+    slots: Arc<RwLock<Slots>>,
+    links: Mutex<HashMap<Host, Arc<Link>>>,
+    terms: Box<dyn Fn() -> Terms + Send + Sync>,
+    /// Whoever waits may have to wait elsewhere.
+    renewed: Arc<dyn Fn() + Send + Sync>,
+    /// The nodes may have other slots than we think.
+    outdated: Arc<Notify>,
+    /// How often connected nodes were asked.
+    asked: AtomicUsize,
+}
+
+/// Who is the master of each slot.
+#[derive(Default)]
+struct Slots {
+    /// First and last slot, in order.
+    ranges: Vec<(u16, u16, Host)>,
+    /// What redirections told since.
+    moved: HashMap<u16, Host>,
+}
+
+impl Slots {
+    fn master_of(&self, slot: u16) -> Option<&Host> {
+        self.moved.get(&slot).or_else(|| {
+            let at = self.ranges.partition_point(|(_, last, _)| *last < slot);
+            self.ranges.get(at).filter(|(first, ..)| *first <= slot).map(|(.., host)| host)
+        })
+    }
+}
+
+impl Cluster {
+    /// Learns the slots from the first seed that answers.
+    pub(super) async fn open(
+        credentials: Credentials,
+        seeds: Vec<Host>,
+        terms: Box<dyn Fn() -> Terms + Send + Sync>,
+    ) -> Result<Self, StoreError> {
+        let renewed = terms().renewed;
+        let cluster = Self {
+            credentials,
+            seeds,
+            slots: Arc::default(),
+            links: Mutex::default(),
+            terms,
+            renewed,
+            outdated: Arc::default(),
+            asked: AtomicUsize::new(0),
+        };
+        cluster.refresh().await?;
+        Ok(cluster)
+    }
+
+    fn slots(&self) -> std::sync::RwLockReadGuard<'_, Slots> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The master of this slot, as far as we know.
+    pub(super) fn master_of(&self, slot: u16) -> Option<Host> {
+        self.slots().master_of(slot).cloned()
+    }
+
+    /// The link to a node, made when it is first asked for. Runs on the client's own runtime, or where `runtime` says.
+    pub(super) fn link(&self, host: &Host, runtime: &Handle) -> Result<Arc<Link>, StoreError> {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(link) = links.get(host) {
+            return Ok(link.clone());
+        }
+        let info = self
+            .credentials
+            .at(host)
+            .map_err(|error| StoreError { failure: Failure::NotSent, message: error.to_string() })?;
+        let _on = runtime.enter();
+        let link = Arc::new(Link::new(Goal::Server(info), self.terms_of(host)));
+        links.insert(host.clone(), link.clone());
+        Ok(link)
+    }
+
+    /// What a node tells about a slot that another one is the master of by now is not believed.
+    fn terms_of(&self, host: &Host) -> Terms {
+        let terms = (self.terms)();
+        let (hear, slots, host) = (terms.hear, self.slots.clone(), host.clone());
+        let hear = move |channel: &[u8], message: &[u8]| {
+            let slot = keys::slot_of_channel(channel);
+            let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
+            let is_master = slot.and_then(|slot| slots.master_of(slot)) == Some(&host);
+            drop(slots);
+            if is_master {
+                hear(channel, message);
+            }
+        };
+        let outdated = self.outdated.clone();
+        Terms { hear: Arc::new(hear), missed: Arc::new(move || outdated.notify_one()), ..terms }
+    }
+
+    /// The masters, each once.
+    pub(super) fn masters(&self) -> Vec<Host> {
+        let mut hosts: Vec<Host> = self.slots().ranges.iter().map(|(.., host)| host.clone()).collect();
+        hosts.sort();
+        hosts.dedup();
+        hosts
+    }
+
+    /// Whether the nodes have channels that stay with their slots: Redis has since 7.0.
+    pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
+        let mut trouble = uncovered();
+        for host in self.masters() {
+            match self.link(&host, &Handle::current())?.lanes().await {
+                Ok(lanes) => {
+                    let mut question = redis::cmd("PUBSUB");
+                    let answer = lanes.home().send_packed_command(question.arg("SHARDNUMSUB")).await;
+                    let is_known = answer.and_then(Value::extract_error).is_ok();
+                    return Ok(if is_known { Channels::Sharded } else { Channels::Plain });
+                }
+                Err(error) => trouble = error,
+            }
+        }
+        Err(trouble)
+    }
+
+    /// A node said that another one has this slot.
+    pub(super) fn moved(&self, slot: u16, to: Host) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        slots.moved.insert(slot, to);
+        drop(slots);
+        self.outdated.notify_one();
+    }
+
+    /// Something is wrong with a node: ask who has what.
+    pub(super) fn doubt(&self) {
+        self.outdated.notify_one();
+    }
+
+    /// Learns the slots anew, whenever there is reason to.
+    pub(super) async fn keep_fresh(&self, at_the_latest: Duration) {
+        loop {
+            let _ = timeout(at_the_latest, self.outdated.notified()).await;
+            if let Err(error) = self.refresh().await {
+                tracing::debug!(error.message, "the cluster's slots are not known yet");
+                self.outdated.notify_one();
+            }
+            // One redirection seldom comes alone.
+            tokio::time::sleep(REFRESH_PAUSE).await;
+        }
+    }
+
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let ranges = match self.ask_a_friend().await {
+            Some(ranges) => ranges,
+            None => {
+                let known = self.masters();
+                let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
+                let asked =
+                    select_ok(known.iter().chain(seeds).cloned().map(|host| self.ask(host).boxed())).await;
+                asked.map_err(|message| StoreError { failure: Failure::NotSent, message })?.0
+            }
+        };
+        let is_other = {
+            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            let is_other = slots.ranges != ranges;
+            *slots = Slots { ranges, moved: HashMap::new() };
+            is_other
+        };
+        if is_other {
+            let masters = self.masters();
+            let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+            links.retain(|host, _| masters.contains(host));
+            drop(links);
+            (self.renewed)();
+        }
+        Ok(())
+    }
+
+    /// What a node says that we are connected to. It is another one each time, since one may be wrong.
+    async fn ask_a_friend(&self) -> Option<Vec<(u16, u16, Host)>> {
+        let mut friends: Vec<(Host, Arc<Lanes>)> = {
+            let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+            links.iter().filter_map(|(host, link)| Some((host.clone(), link.lanes_now()?))).collect()
+        };
+        friends.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
+        friends.rotate_left(first);
+        for (host, lanes) in friends {
+            if let Ok(ranges) = slots_by(lanes.home(), &host).await {
+                return Some(ranges);
+            }
+        }
+        None
+    }
+
+    async fn ask(&self, host: Host) -> Result<Vec<(u16, u16, Host)>, String> {
+        let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
+        let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
+        let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(ANSWER_LIMIT));
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        slots_by(connection.map_err(|error| say(explain(&error)))?, &host).await.map_err(say)
+    }
+}
+
+async fn slots_by(mut node: MultiplexedConnection, host: &Host) -> Result<Vec<(u16, u16, Host)>, String> {
+    let mut question = redis::cmd("CLUSTER");
+    let answer = question.arg("SLOTS").query_async(&mut node).await;
+    let answer: Value = answer.map_err(|error| explain(&error))?;
+    let ranges = ranges_of(&answer, host).ok_or("it did not tell its slots")?;
+    if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
+}
+
+/// What `CLUSTER SLOTS` says about masters. A node that does not know its own name means the one that was asked.
+fn ranges_of(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
+    let Value::Array(entries) = answer else { return None };
+    let mut ranges = Vec::new();
+    for entry in entries {
+        let Value::Array(entry) = entry else { return None };
+        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &entry[..] else { return None };
+        let [name, Value::Int(port), ..] = &master[..] else { return None };
+        let name = match name {
+            Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
+            _ => asked.name.clone(),
+        };
+        let port = u16::try_from(*port).ok()?;
+        ranges.push((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, Host { name, port }));
+    }
+    ranges.sort_unstable();
+    Some(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(port: u16) -> Host {
+        Host { name: "h".to_owned(), port }
+    }
+
+    #[test]
+    fn a_slot_is_found_in_its_range_unless_it_was_seen_elsewhere() {
+        let ranges = vec![(0, 99, host(1)), (100, 100, host(2)), (200, 299, host(3))];
+        let mut slots = Slots { ranges, moved: HashMap::new() };
+        let found = |slots: &Slots, slot| slots.master_of(slot).map(|host| host.port);
+        assert_eq!(
+            [0, 99, 100, 101, 200, 299, 300].map(|slot| found(&slots, slot)),
+            [Some(1), Some(1), Some(2), None, Some(3), Some(3), None]
+        );
+        slots.moved.insert(99, host(3));
+        assert_eq!(found(&slots, 99), Some(3));
+        assert_eq!(found(&slots, 98), Some(1));
+    }
+
+    #[test]
+    fn a_node_without_a_name_is_the_one_that_was_asked() {
+        let master =
+            |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
+        let entry = |name| Value::Array(vec![Value::Int(0), Value::Int(5), master(name)]);
+        for (name, expected) in [
+            (Value::Nil, "asked"),
+            (Value::BulkString(Vec::new()), "asked"),
+            (Value::BulkString(b"b".to_vec()), "b"),
+        ] {
+            let asked = Host { name: "asked".to_owned(), port: 1 };
+            let ranges = ranges_of(&Value::Array(vec![entry(name)]), &asked).unwrap();
+            assert_eq!(ranges, [(0, 5, Host { name: expected.to_owned(), port: 7000 })]);
+        }
+        assert!(ranges_of(&Value::Okay, &host(1)).is_none());
+    }
+}

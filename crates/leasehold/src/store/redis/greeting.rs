@@ -1,0 +1,55 @@
+//! What is said first on a new connection: is it the same layout, and is the server fit for locks?
+
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, RedisError, Value};
+
+use super::keys::{LAYOUT, LAYOUT_KEY};
+
+/// How long a server remembers which layout its clients have, since the last of them connected.
+const REMEMBERED_SECONDS: u32 = 2 * 24 * 3600;
+
+/// Fails when clients with another layout use this server: they and we would not see each other's locks.
+pub(super) async fn greet(
+    connection: &mut MultiplexedConnection,
+    warn: &(dyn Fn(String) + Send + Sync),
+) -> Result<(), RedisError> {
+    let mut questions = redis::pipe();
+    questions.ignore_errors();
+    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(REMEMBERED_SECONDS);
+    questions.cmd("GET").arg(LAYOUT_KEY);
+    questions.cmd("INFO").arg("memory");
+    let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
+    // A replica, a full memory, another node of the cluster or a narrow ACL: whatever refuses these will refuse locks, and
+    // say why, or does not matter.
+    if let Some(Err(error)) = answers.get(1)
+        && error.code() == Some("LOADING")
+    {
+        return Err(error.clone());
+    }
+    if let Some(Ok(Value::BulkString(layout))) = answers.get(1)
+        && layout != LAYOUT.as_bytes()
+    {
+        let message = format!(
+            "programs with a version of leasehold that keeps its keys in another way (layout {}, here {LAYOUT}) use this \
+             server, and would not see our locks: use the same version everywhere. When none of them runs any more, \
+             delete the key {LAYOUT_KEY}",
+            String::from_utf8_lossy(layout)
+        );
+        return Err((ErrorKind::Client, "layout", message).into());
+    }
+    if let Some(Ok(info)) = answers.get(2)
+        && let Ok(info) = redis::from_redis_value_ref::<String>(info)
+        && let Some(policy) = evicting_policy(&info)
+    {
+        warn(format!(
+            "maxmemory-policy is {policy}: a server that is short of memory throws locks away. Set it to noeviction"
+        ));
+    }
+    Ok(())
+}
+
+/// The policy, where it lets the server remove keys that have an expiry, as all of ours do.
+fn evicting_policy(info: &str) -> Option<&str> {
+    let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
+    (policy != "noeviction").then_some(policy)
+}

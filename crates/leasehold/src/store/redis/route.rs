@@ -1,0 +1,285 @@
+//! Which command goes to which node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use leasehold_core::{Answer, ClientId, Command, Failure, Resource};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use super::calls::{self, Call, Way};
+use super::cluster::Cluster;
+use super::link::{Lanes, Link};
+use super::script::{Channels, Dialect};
+use super::trouble::Trouble;
+use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
+use crate::store::{Answered, StoreError};
+use crate::url::Host;
+
+/// The pause before a slot that is on its way to another node is asked for again.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+
+impl Nodes {
+    /// Runs commands in this order, and answers in this order.
+    pub(super) async fn run(&self, batch: &[(Arc<Resource>, Command)], replicas: u32) -> Vec<Answered> {
+        match self {
+            Self::Server { link, is_sought } => {
+                let calls: Vec<Call<'_>> = batch.iter().collect();
+                let way = Way { dialect: Dialect::SERVER, is_asking: false };
+                let answers = run_on(link, way, replicas, &calls, None).await;
+                if *is_sought && answers.iter().any(is_refused_by_a_replica) {
+                    link.seek();
+                }
+                answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
+            }
+            Self::Cluster { cluster, dialect, client, runtime } => {
+                Flight { cluster, dialect: *dialect, client: *client, runtime, batch, replicas }.run().await
+            }
+        }
+    }
+
+    /// Every resource that has a state, in the order of the names. `Inspect` tells which are in use.
+    pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
+        let mut resources = Vec::new();
+        match self {
+            Self::Server { link, .. } => resources.extend(calls::scan(link.lanes().await?.nearest()).await?),
+            Self::Cluster { cluster, runtime, .. } => {
+                for host in cluster.masters() {
+                    let link = cluster.link(&host, runtime)?;
+                    resources.extend(calls::scan(link.lanes().await?.nearest()).await?);
+                }
+            }
+        }
+        // A scan may show a key twice.
+        resources.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
+        resources.dedup();
+        Ok(resources)
+    }
+}
+
+fn is_refused_by_a_replica(answer: &Result<Answer, Trouble>) -> bool {
+    matches!(answer, Err(Trouble::ReadOnly(_)))
+}
+
+/// All of these on one node, with what else has to be on the way there before them.
+async fn run_on(
+    link: &Link,
+    way: Way,
+    replicas: u32,
+    calls: &[Call<'_>],
+    inboxes: Option<ClientId>,
+) -> Vec<Result<Answer, Trouble>> {
+    let lanes = match link.lanes().await {
+        Ok(lanes) => lanes,
+        Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
+    };
+    let mut answers = match inboxes {
+        None => run_over(&lanes, way, replicas, calls).await,
+        Some(client) => subscribe_and_run(&lanes, way, replicas, calls, client).await,
+    };
+    if lanes.is_over() {
+        // One of these may have been the answer to something else.
+        for answer in &mut answers {
+            *answer = Err(Trouble::Lost(lost()));
+        }
+    }
+    if answers.iter().any(is_lost) {
+        // So that whoever tries again at once does not meet the same connection.
+        link.settled(&lanes).await;
+    } else if answers.iter().any(|answer| matches!(answer, Err(Trouble::Late(_)))) {
+        link.doubt();
+    }
+    answers
+}
+
+fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
+    matches!(answer, Err(Trouble::Lost(_)))
+}
+
+/// By the nearest connection, unless that turns out to be gone.
+async fn run_over(
+    lanes: &Lanes,
+    way: Way,
+    replicas: u32,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    if replicas > 0 {
+        return durable::run(lanes, way, replicas, calls).await;
+    }
+    let Some(express) = lanes.express() else {
+        return calls::run(lanes.home(), way, calls).await;
+    };
+    let answers = calls::run(express, way, calls).await;
+    if answers.iter().any(is_lost) {
+        lanes.drop_express();
+    }
+    answers
+}
+
+fn lost() -> StoreError {
+    StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
+}
+
+/// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
+async fn subscribe_and_run(
+    lanes: &Lanes,
+    way: Way,
+    replicas: u32,
+    calls: &[Call<'_>],
+    client: ClientId,
+) -> Vec<Result<Answer, Trouble>> {
+    let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
+    let mut slots: Vec<u16> = calls
+        .iter()
+        .filter(|(_, command)| waits(command))
+        .map(|(resource, _)| keys::slot_of(resource))
+        .collect();
+    slots.sort_unstable();
+    slots.dedup();
+    // Subscribed to and confirmed: then it does not matter which way the command goes.
+    slots.retain(|slot| !lanes.is_subscribed(*slot));
+    if slots.is_empty() {
+        return run_over(lanes, way, replicas, calls).await;
+    }
+    let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+    let subscribe = slots.iter().filter(|slot| lanes.begin_subscription(**slot)).map(|slot| async {
+        let mut command = redis::cmd(word);
+        command.arg(keys::inbox_of(client, Some(*slot)));
+        let told = lanes.home().send_packed_command(&command).await.and_then(redis::Value::extract_error);
+        lanes.end_subscription(*slot, told.is_ok());
+        told.err().map(|error| (*slot, Trouble::from(&error)))
+    });
+    let (failed, mut answers) = if replicas > 0 {
+        (join_all(subscribe).await, durable::run(lanes, way, replicas, calls).await)
+    } else {
+        join(join_all(subscribe), calls::run(lanes.home(), way, calls)).await
+    };
+    for (slot, trouble) in failed.into_iter().flatten() {
+        let error = StoreError { failure: Failure::Unknown, ..trouble.into() };
+        for ((resource, command), answer) in calls.iter().zip(&mut answers) {
+            if waits(command) && keys::slot_of(resource) == slot && answer.is_ok() {
+                *answer = Err(Trouble::Failed(error.clone()));
+            }
+        }
+    }
+    answers
+}
+
+// --- A cluster -----------------------------------------------------------------------------------
+
+/// A batch on its way through a cluster.
+struct Flight<'a> {
+    cluster: &'a Cluster,
+    dialect: Dialect,
+    client: ClientId,
+    runtime: &'a Handle,
+    batch: &'a [(Arc<Resource>, Command)],
+    replicas: u32,
+}
+
+/// A command on its way.
+struct Job {
+    index: usize,
+    slot: u16,
+    /// The node that is about to get the slot, when the present one sent us there.
+    asked: Option<Host>,
+    /// Why it did not go the last time.
+    trouble: Option<StoreError>,
+}
+
+impl Flight<'_> {
+    async fn run(&self) -> Vec<Answered> {
+        let give_up = Instant::now() + ANSWER_LIMIT;
+        let mut answers: Vec<Option<Answered>> = self.batch.iter().map(|_| None).collect();
+        let job = |(index, (resource, _)): (usize, &(Arc<Resource>, Command))| Job {
+            index,
+            slot: keys::slot_of(resource),
+            asked: None,
+            trouble: None,
+        };
+        let mut jobs: Vec<Job> = self.batch.iter().enumerate().map(job).collect();
+        loop {
+            let done =
+                join_all(self.by_node(jobs).into_iter().map(|(to, jobs)| self.run_group(to, jobs))).await;
+            jobs = Vec::new();
+            let mut is_pausing = false;
+            for (mut job, answer) in done.into_iter().flatten() {
+                match answer {
+                    Ok(answer) => answers[job.index] = Some(Ok(answer)),
+                    Err(Trouble::Moved(to)) => {
+                        self.cluster.moved(job.slot, to);
+                        job.asked = None;
+                        jobs.push(job);
+                    }
+                    Err(Trouble::Ask(to)) => {
+                        job.asked = Some(to);
+                        jobs.push(job);
+                    }
+                    // Nothing of it has happened.
+                    Err(Trouble::TryAgain(error) | Trouble::Absent(error) | Trouble::ReadOnly(error)) => {
+                        self.cluster.doubt();
+                        is_pausing = true;
+                        job.asked = None;
+                        job.trouble = Some(error);
+                        jobs.push(job);
+                    }
+                    Err(Trouble::Lost(error) | Trouble::Late(error) | Trouble::Failed(error)) => {
+                        self.cluster.doubt();
+                        answers[job.index] = Some(Err(error));
+                    }
+                }
+            }
+            if jobs.is_empty() || Instant::now() >= give_up {
+                break;
+            }
+            if is_pausing {
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+        }
+        for job in jobs {
+            let error = job.trouble.unwrap_or_else(going_round);
+            answers[job.index] = Some(Err(error));
+        }
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(going_round()))).collect()
+    }
+
+    fn by_node(&self, jobs: Vec<Job>) -> BTreeMap<(Option<Host>, bool), Vec<Job>> {
+        let mut groups = BTreeMap::<_, Vec<Job>>::new();
+        for job in jobs {
+            let is_asking = job.asked.is_some();
+            let to = job.asked.clone().or_else(|| self.cluster.master_of(job.slot));
+            groups.entry((to, is_asking)).or_default().push(job);
+        }
+        groups
+    }
+
+    async fn run_group(
+        &self,
+        (to, is_asking): (Option<Host>, bool),
+        jobs: Vec<Job>,
+    ) -> Vec<(Job, Result<Answer, Trouble>)> {
+        let link = match &to {
+            None => Err(uncovered()),
+            Some(host) => self.cluster.link(host, self.runtime),
+        };
+        let link = match link {
+            Ok(link) => link,
+            Err(error) => {
+                return jobs.into_iter().map(|job| (job, Err(Trouble::TryAgain(error.clone())))).collect();
+            }
+        };
+        let calls: Vec<Call<'_>> = jobs.iter().map(|job| &self.batch[job.index]).collect();
+        let way = Way { dialect: self.dialect, is_asking };
+        let answers = run_on(&link, way, self.replicas, &calls, Some(self.client)).await;
+        jobs.into_iter().zip(answers).collect()
+    }
+}
+
+fn going_round() -> StoreError {
+    StoreError {
+        failure: Failure::NotSent,
+        message: "the cluster's nodes send each other's clients round in a circle: try again soon".to_owned(),
+    }
+}

@@ -1,0 +1,149 @@
+//! What an error of the server or of the connection means.
+
+use leasehold_core::Failure;
+use redis::{ErrorKind, RedisError};
+
+use super::ANSWER_LIMIT;
+use crate::store::StoreError;
+use crate::url::Host;
+
+/// Why a command has no answer.
+pub(super) enum Trouble {
+    /// Another node of the cluster has the slot.
+    Moved(Host),
+    /// Another node has it, for this one command.
+    Ask(Host),
+    /// The slot is being moved, or the cluster is finding itself again.
+    TryAgain(StoreError),
+    /// The node is a replica (by now).
+    ReadOnly(StoreError),
+    /// There is no connection, so it was not sent.
+    Absent(StoreError),
+    /// It was lost on a connection that is gone, and may have taken effect.
+    Lost(StoreError),
+    /// No answer came in time. The connection may be gone, and the command may have taken effect.
+    Late(StoreError),
+    Failed(StoreError),
+}
+
+impl From<Trouble> for StoreError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::Moved(_) | Trouble::Ask(_) => Self {
+                failure: Failure::NotSent,
+                message: "this server is a node of a cluster: write redis-cluster://host[:port],…".to_owned(),
+            },
+            Trouble::TryAgain(error)
+            | Trouble::ReadOnly(error)
+            | Trouble::Absent(error)
+            | Trouble::Lost(error)
+            | Trouble::Late(error)
+            | Trouble::Failed(error) => error,
+        }
+    }
+}
+
+impl From<&RedisError> for Trouble {
+    fn from(error: &RedisError) -> Self {
+        let redirect = || error.redirect_node().and_then(|(host, _)| Host::parse(host, 6379).ok());
+        match (error.code(), redirect()) {
+            (Some("MOVED"), Some(host)) => Self::Moved(host),
+            (Some("ASK"), Some(host)) => Self::Ask(host),
+            (Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK"), _) => Self::TryAgain(store_error(error)),
+            _ if code(error) == Some("READONLY") => Self::ReadOnly(store_error(error)),
+            _ if error.is_timeout() => Self::Late(store_error(error)),
+            _ if error.is_unrecoverable_error() => Self::Lost(store_error(error)),
+            _ => Self::Failed(store_error(error)),
+        }
+    }
+}
+
+/// What the server says before it runs a script has changed nothing. Of anything else nobody knows.
+pub(super) fn store_error(error: &RedisError) -> StoreError {
+    const BEFORE: [&str; 11] = [
+        "OOM",
+        "LOADING",
+        "NOAUTH",
+        "WRONGPASS",
+        "NOPERM",
+        "READONLY",
+        "MOVED",
+        "ASK",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "NOSCRIPT",
+    ];
+    if error.code() == Some("TRYAGAIN") {
+        return StoreError { failure: Failure::Busy, message: explain(error) };
+    }
+    let is_before = error.is_connection_refusal() || error.code().is_some_and(|code| BEFORE.contains(&code));
+    let failure = if is_before { Failure::NotSent } else { Failure::Unknown };
+    StoreError { failure, message: explain(error) }
+}
+
+/// The word that an error begins with. What happens inside of a script comes with that word further behind.
+fn code(error: &RedisError) -> Option<&str> {
+    const INSIDE: [&str; 4] = ["OOM", "WRONGTYPE", "READONLY", "NOPERM"];
+    let detail = error.detail().unwrap_or_default();
+    INSIDE.into_iter().find(|word| detail.split([' ', ':']).any(|part| part == *word)).or(error.code())
+}
+
+/// What an error means for whoever runs this, and what to do.
+pub(super) fn explain(error: &RedisError) -> String {
+    let text = error.to_string();
+    let what = match code(error) {
+        Some("NOAUTH") => "the server wants a password: write redis://user:password@host",
+        Some("WRONGPASS") => "the server does not accept this user and password",
+        Some("NOPERM") => {
+            "this user may not run scripts or use these keys and channels: docs/operations.md has the rule that suffices"
+        }
+        Some("READONLY") => "this is a replica, which can't be written: name the master",
+        Some("OOM") => "the server's memory is full: raise maxmemory, or free some",
+        Some("LOADING") => "the server is loading its data: try again soon",
+        Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
+        Some("TRYAGAIN") => "the lock's hash slot is being moved to another node: try again soon",
+        Some("CLUSTERDOWN") => "the cluster is down: some of its hash slots have no master",
+        Some("MASTERDOWN") => "this replica has lost its master: name the master",
+        _ if text.contains("cluster support disabled") => "this is no cluster: write redis://host[:port]",
+        _ if text.contains("max number of clients") => {
+            "the server has as many clients as it may: raise maxclients, or close some"
+        }
+        _ if text.contains("lookup address") || text.contains("resolve") => {
+            "the host's name is not known: check how it is written, and the name server"
+        }
+        _ if text.contains("certificate") || text.contains("Certificate") => {
+            return certificate_trouble(&text);
+        }
+        _ if text.contains("corrupt message") || text.contains("InvalidContentType") => {
+            "what answers there does not speak TLS: write redis://, or name the TLS port"
+        }
+        _ if error.kind() == ErrorKind::Parse => "what answers there is no Redis server",
+        _ if error.is_connection_refusal() => {
+            "nobody listens there: check the host and the port, and that the server runs"
+        }
+        _ if error.is_timeout() => return format!("no answer within {ANSWER_LIMIT:?}"),
+        _ if error.kind() == ErrorKind::AuthenticationFailed => {
+            "the server does not accept this user and password"
+        }
+        _ if error.is_connection_dropped() => "the connection was lost",
+        _ => return text,
+    };
+    what.to_owned()
+}
+
+fn certificate_trouble(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let says = |words: [&str; 2]| words.iter().any(|word| lower.contains(word));
+    let what = if says(["expired", "not valid after"]) {
+        "the server's certificate has expired: renew it"
+    } else if says(["valid for name", "notvalidforname"]) {
+        "the server's certificate is for another name: write the host as the certificate names it"
+    } else if says(["unknownissuer", "unknown issuer"]) {
+        "the server's certificate is from an authority that is not known here: name it with ca=PATH"
+    } else if says(["certificaterequired", "certificate required"]) {
+        "the server wants a client certificate: name it with cert=PATH and key=PATH"
+    } else {
+        return format!("the server's certificate was not accepted: {text}");
+    };
+    what.to_owned()
+}

@@ -1,0 +1,247 @@
+//! Addresses of Redis servers: one, one behind Sentinels, or the nodes of a cluster.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::PathBuf;
+
+use percent_encoding::percent_decode_str;
+
+use super::invalid;
+use crate::error::Error;
+
+const REDIS_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+
+/// Where to find Redis, and as whom.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct RedisUrl {
+    pub(crate) place: Place,
+    pub(crate) login: Login,
+    pub(crate) database: i64,
+    pub(crate) tls: Option<Tls>,
+    /// The caller wants the older protocol, with pushes on a connection of their own.
+    pub(crate) is_resp2: bool,
+    shown: String,
+}
+
+/// What a scheme leads to.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    Server(Host),
+    Socket(PathBuf),
+    /// Whatever the sentinels say is the master of this service.
+    Sentinels {
+        hosts: Vec<Host>,
+        service: String,
+        /// The sentinels' own, where they want one.
+        login: Login,
+    },
+    Cluster(Vec<Host>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Host {
+    pub(crate) name: String,
+    pub(crate) port: u16,
+}
+
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
+/// PEM files; the system's authorities where none is named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    pub(crate) authority: Option<PathBuf>,
+    pub(crate) certificate: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+}
+
+impl RedisUrl {
+    pub(super) fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
+        let shown = without_secrets(scheme, rest);
+        let url = Self {
+            place: Place::Socket(PathBuf::new()),
+            login: Login::default(),
+            database: 0,
+            tls: (scheme == "rediss").then(Tls::default),
+            is_resp2: false,
+            shown,
+        };
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let mut url = match scheme {
+            "redis+unix" => url.with_socket(rest)?,
+            _ => url.with_hosts(scheme, rest)?,
+        };
+        for parameter in query.into_iter().flat_map(|query| query.split('&')).filter(|text| !text.is_empty())
+        {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            url.set(name, &decoded(value)?)?;
+        }
+        url.checked()
+    }
+
+    fn with_socket(mut self, path: &str) -> Result<Self, Error> {
+        let path = decoded(path)?;
+        if !path.starts_with('/') {
+            return Err(invalid("write redis+unix:///PATH/OF/THE/SOCKET, with the whole path"));
+        }
+        self.place = Place::Socket(PathBuf::from(path.into_owned()));
+        Ok(self)
+    }
+
+    fn with_hosts(mut self, scheme: &str, rest: &str) -> Result<Self, Error> {
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let hosts = match authority.rsplit_once('@') {
+            None => authority,
+            Some((login, hosts)) => {
+                let (user, password) = login.split_once(':').unwrap_or((login, ""));
+                self.login.user = some(&decoded(user)?);
+                self.login.password = some(&decoded(password)?);
+                hosts
+            }
+        };
+        let port = if scheme == "redis-sentinel" { SENTINEL_PORT } else { REDIS_PORT };
+        let mut hosts =
+            hosts.split(',').map(|host| Host::parse(host, port)).collect::<Result<Vec<_>, _>>()?;
+        self.place = match scheme {
+            "redis-cluster" => {
+                if !path.is_empty() {
+                    return Err(invalid("a cluster has one database: write redis-cluster://host[:port],…"));
+                }
+                Place::Cluster(hosts)
+            }
+            "redis-sentinel" => {
+                let (service, database) = path.split_once('/').unwrap_or((path, ""));
+                if service.is_empty() {
+                    return Err(invalid(
+                        "name the service: redis-sentinel://host[:port],…/service, as it is called in sentinel.conf",
+                    ));
+                }
+                self.database = number(database)?;
+                Place::Sentinels { hosts, service: decoded(service)?.into_owned(), login: Login::default() }
+            }
+            _ => {
+                if hosts.len() > 1 {
+                    return Err(invalid(
+                        "one server has one address; several are redis-sentinel: or redis-cluster:",
+                    ));
+                }
+                self.database = number(path)?;
+                Place::Server(hosts.remove(0))
+            }
+        };
+        Ok(self)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
+        let is_login = matches!(self.place, Place::Socket(_));
+        match (name, &mut self.place) {
+            ("user", _) if is_login => self.login.user = some(value),
+            ("pass" | "password", _) if is_login => self.login.password = some(value),
+            ("db", _) if is_login => self.database = number(value)?,
+            ("sentinel_user", Place::Sentinels { login, .. }) => login.user = some(value),
+            ("sentinel_password", Place::Sentinels { login, .. }) => login.password = some(value),
+            ("tls", Place::Sentinels { .. } | Place::Cluster(_)) => {
+                self.tls = is_true(value)?.then(Tls::default);
+            }
+            ("ca", _) => self.tls_files(name)?.authority = Some(PathBuf::from(value)),
+            ("cert", _) => self.tls_files(name)?.certificate = Some(PathBuf::from(value)),
+            ("key", _) => self.tls_files(name)?.key = Some(PathBuf::from(value)),
+            ("protocol", _) => {
+                self.is_resp2 = match value {
+                    "2" | "resp2" => true,
+                    "3" | "resp3" => false,
+                    _ => return Err(invalid("protocol is 2 or 3")),
+                };
+            }
+            // The value may be a secret.
+            _ => return Err(invalid(format!("this address has no parameter {name:?}"))),
+        }
+        Ok(())
+    }
+
+    fn tls_files(&mut self, name: &str) -> Result<&mut Tls, Error> {
+        self.tls.as_mut().ok_or_else(|| {
+            invalid(format!("{name}= is for TLS: write rediss://…, or tls=true before it in a list of hosts"))
+        })
+    }
+
+    fn checked(self) -> Result<Self, Error> {
+        if let Some(tls) = &self.tls
+            && tls.certificate.is_some() != tls.key.is_some()
+        {
+            return Err(invalid("a client certificate is two files: cert=PATH and key=PATH"));
+        }
+        if self.is_resp2 && matches!(self.place, Place::Cluster(_)) {
+            return Err(invalid("clusters speak protocol 3, which every Redis since 6.0 has"));
+        }
+        Ok(self)
+    }
+}
+
+impl Host {
+    /// `name`, `name:port`, `[v6]` or `[v6]:port`.
+    pub(crate) fn parse(text: &str, port: u16) -> Result<Self, Error> {
+        let wrong = || invalid("a host is NAME, NAME:PORT, or [IPv6]:PORT");
+        let (name, given) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+            None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
+            Some(Some((name, ""))) => (name, None),
+            Some(Some((name, rest))) => (name, Some(rest.strip_prefix(':').ok_or_else(wrong)?)),
+            Some(None) => return Err(wrong()),
+        };
+        let port = match given {
+            None => port,
+            Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?,
+        };
+        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(wrong());
+        }
+        Ok(Self { name: name.to_owned(), port })
+    }
+}
+
+fn decoded(text: &str) -> Result<Cow<'_, str>, Error> {
+    // It may be a password, so it is not repeated.
+    percent_decode_str(text)
+        .decode_utf8()
+        .map_err(|_| invalid("what follows a % in an address has to be two hex digits of UTF-8"))
+}
+
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn number(text: &str) -> Result<i64, Error> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    let number = text.parse().ok().filter(|number| *number >= 0);
+    number.ok_or_else(|| invalid(format!("a database is a number, not {text:?}")))
+}
+
+fn is_true(text: &str) -> Result<bool, Error> {
+    match text {
+        "" | "true" | "1" | "yes" => Ok(true),
+        "false" | "0" | "no" => Ok(false),
+        _ => Err(invalid("tls is true or false")),
+    }
+}
+
+/// The part before an `@` names a user and a password, and parameters may.
+fn without_secrets(scheme: &str, rest: &str) -> String {
+    let rest = rest.trim_start_matches('/');
+    let rest = rest.split('?').next().unwrap_or_default();
+    let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+    let slashes = if scheme == "redis+unix" { "///" } else { "//" };
+    format!("{scheme}:{slashes}{place}")
+}
+
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}

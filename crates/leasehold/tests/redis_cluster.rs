@@ -1,0 +1,141 @@
+//! Hash slots that move and masters that are replaced, while locks are held and waited for.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Guard, Kind};
+use leasehold_servers::{Cluster, Flavor, Server};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + SOON;
+    while !is_so().await {
+        assert!(Instant::now() < give_up, "it did not become so");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Where the keys of the lock "a" are.
+fn slot(cluster: &Cluster) -> u16 {
+    cluster.slot_of("{mutex:a}")
+}
+
+/// One holds the lock "a", another waits for it.
+async fn held_and_waited_for(cluster: &Cluster) -> (Client, Guard, JoinHandle<Guard>) {
+    let (one, other) =
+        (Client::connect(&cluster.url()).await.unwrap(), Client::connect(&cluster.url()).await.unwrap());
+    let guard = one.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+    (one, guard, waiting)
+}
+
+async fn handed_over(guard: Guard, waiting: JoinHandle<Guard>) {
+    let token = guard.token();
+    guard.renew().await.unwrap();
+    guard.release_within(SOON).await.unwrap();
+    let next = timeout(SOON, waiting).await.unwrap().unwrap();
+    assert!(next.token() > token);
+    next.renew().await.unwrap();
+    next.release_within(SOON).await.unwrap();
+}
+
+#[tokio::test]
+async fn locks_move_with_their_slot() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62] {
+        let cluster = Cluster::of(&Server::builder().flavor(flavor));
+        let (client, guard, waiting) = held_and_waited_for(&cluster).await;
+        let slot = slot(&cluster);
+        let to = (cluster.owner_of(slot) + 1) % 3;
+        cluster.migrate_begin(slot, to);
+        // Some keys of the lock are there and some can't be: it answers when the slot has arrived.
+        let error = client.mutex("a").try_lock().await.map(drop);
+        assert!(error.is_ok() || error.is_err_and(|error| error.is_unavailable()));
+        cluster.migrate_keys(slot, to);
+        cluster.migrate_end(slot, to);
+        handed_over(guard, waiting).await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_lock_waits_for_its_slot_to_arrive() {
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let slot = slot(&cluster);
+    let to = (cluster.owner_of(slot) + 1) % 3;
+    cluster.migrate_begin(slot, to);
+    // Redis runs no command with several keys there until all of them are, or none can be elsewhere.
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("is being moved"), "{error}");
+    let mutex = client.mutex("a");
+    let patient = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    cluster.migrate_keys(slot, to);
+    cluster.migrate_end(slot, to);
+    let guard = timeout(SOON, patient).await.unwrap().unwrap();
+    assert_eq!(cluster.nodes[to].query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_holds_and_whoever_waits_follow_a_new_master() {
+    let mut cluster = Cluster::start();
+    let (client, guard, waiting) = held_and_waited_for(&cluster).await;
+    let master = cluster.owner_of(slot(&cluster));
+    cluster.fail_over(master);
+    handed_over(guard, waiting).await;
+
+    let (guard, waiting) = {
+        let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+        let mutex = Client::connect(&cluster.url()).await.unwrap().mutex("a");
+        (guard, tokio::spawn(async move { mutex.lock().await.unwrap() }))
+    };
+    until(async || client.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+    let master = cluster.owner_of(slot(&cluster));
+    until(async || cluster.nodes[master].query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count >= 1))
+        .await;
+    cluster.kill(master);
+    until(async || guard.renew().await.is_ok()).await;
+    handed_over(guard, waiting).await;
+}
+
+#[tokio::test]
+async fn a_node_that_hangs_delays_no_other_node_s_leases() {
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..30 {
+        let name = format!("lock:{number}");
+        let node = cluster.node_of(&format!("{{mutex:{name}}}"));
+        guards.push((node, client.mutex(name).ttl(Duration::from_millis(1_500)).lock().await.unwrap()));
+    }
+    // Shorter than the cluster takes to replace it, longer than a lease.
+    cluster.nodes[0].signal("STOP");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let is_there = |node: usize| guards.iter().filter(|guard| guard.0 == node).all(|guard| guard.1.is_held());
+    let (one, other) = (is_there(1), is_there(2));
+    cluster.nodes[0].signal("CONT");
+    assert!(one && other, "the leases of the other nodes were renewed");
+    assert!(
+        guards.iter().any(|guard| guard.0 == 0 && !guard.1.is_held()),
+        "those of this one were lost in time"
+    );
+}
+
+#[tokio::test]
+async fn one_node_of_a_cluster_as_a_server_is_told_what_to_write() {
+    let cluster = Cluster::start();
+    let port = cluster.nodes[0].port();
+    let client = Client::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
+    let mut errors = Vec::new();
+    for number in 0..20 {
+        errors.extend(client.mutex(format!("lock:{number}")).try_lock().await.err());
+    }
+    assert!(errors.iter().any(|error| error.to_string().contains("redis-cluster://")), "{errors:?}");
+    let server = Server::on_port();
+    let error = Client::connect(&format!("redis-cluster://127.0.0.1:{}", server.port())).await.unwrap_err();
+    assert!(error.to_string().contains("is no cluster"), "{error}");
+}

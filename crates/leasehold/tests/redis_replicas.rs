@@ -1,0 +1,90 @@
+//! Locks that count only when replicas have them: with a replica that freezes.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Kind, Loss};
+use leasehold_servers::Server;
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A master and its replica, which has caught up.
+async fn master_and_replica() -> (Server, Server) {
+    let master = Server::builder().setting("repl-diskless-sync-delay", "0").start();
+    let replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
+    until(async || master.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
+    (master, replica)
+}
+
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + SOON;
+    while !is_so().await {
+        assert!(Instant::now() < give_up, "it did not become so");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether the lease is in what the replica would go on with.
+fn has_it(replica: &Server) -> bool {
+    replica.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len() == 1
+}
+
+#[tokio::test]
+async fn a_lease_counts_when_the_replica_has_it() {
+    let (master, replica) = master_and_replica().await;
+    let (one, other) =
+        (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
+    let mutex = one.mutex("a").replicas(1);
+    let guard = mutex.lock().await.unwrap();
+    assert!(has_it(&replica));
+    assert!(guard.remaining() > Duration::from_secs(9), "for its full ttl");
+    guard.renew().await.unwrap();
+    assert!(other.mutex("a").replicas(1).try_lock().await.unwrap().is_none());
+    // Also one that was waited for.
+    let waiting = other.mutex("a").replicas(1);
+    let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
+    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+    guard.release().await.unwrap();
+    let next = timeout(SOON, waiting).await.unwrap().unwrap();
+    assert!(next.remaining() > Duration::from_secs(9), "it was claimed");
+    next.release().await.unwrap();
+    let error = mutex.clone().replicas(2).try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("only 1 of the 2 replicas"), "{error}");
+    assert!(one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty(), "it is given back");
+}
+
+#[tokio::test]
+async fn without_its_replica_a_lease_is_given_back_and_a_renewal_does_not_count() {
+    let (master, replica) = master_and_replica().await;
+    let (one, other) =
+        (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
+    let ttl = Duration::from_secs(3);
+    let guard = one.mutex("a").replicas(1).ttl(ttl).lock().await.unwrap();
+    let mutex = other.mutex("a").replicas(1);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+
+    replica.signal("STOP");
+    // The master renews it, but a failover would not know of that.
+    assert!(guard.remaining() <= ttl);
+    assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
+    drop(guard);
+    // Handed over by the master alone, it does not count either.
+    let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+    let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
+    assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    // Whoever does not ask for replicas does not need them.
+    one.mutex("a").lock().await.unwrap().release().await.unwrap();
+
+    replica.signal("CONT");
+    until(async || one.mutex("a").replicas(1).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+#[tokio::test]
+async fn a_store_without_replicas_refuses_to_wait_for_them() {
+    let client = Client::connect("memory:").await.unwrap();
+    let error = client.mutex("a").replicas(1).lock().await.unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+}

@@ -1,0 +1,58 @@
+//! Encrypted connections: who is trusted, and what is said about those who are not.
+
+use leasehold::Client;
+use leasehold_servers::{Certificates, Server};
+
+async fn error_of(url: &str) -> String {
+    let error = Client::connect(url).await.expect_err("it must not be trusted");
+    assert!(error.is_unavailable(), "{error}");
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_certificate_is_trusted_by_its_authority_name_and_time_only() {
+    let files = Certificates::new();
+    let ca = format!("?ca={}", files.authority.display());
+    let good = Server::builder().tls(&files.server, &files.authority).start();
+    let client = Client::connect(&format!("{}{ca}", good.url())).await.unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap().is_some());
+    assert!(error_of(&good.url()).await.contains("ca=PATH"), "the system does not know this authority");
+
+    let other = Server::builder().tls(&files.wrong_name, &files.authority).start();
+    let error = error_of(&format!("{}{ca}", other.url())).await;
+    assert!(error.contains("for another name"), "{error}");
+
+    let old = Server::builder().tls(&files.expired, &files.authority).start();
+    let error = error_of(&format!("{}{ca}", old.url())).await;
+    assert!(error.contains("expired"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_may_ask_for_a_client_s_certificate() {
+    let files = Certificates::new();
+    let strict =
+        Server::builder().tls(&files.server, &files.authority).setting("tls-auth-clients", "yes").start();
+    let url = format!("{}?ca={}", strict.url(), files.authority.display());
+    let error = error_of(&url).await;
+    assert!(error.contains("cert=PATH"), "{error}");
+    let (cert, key) = (files.client.certificate.display(), files.client.key.display());
+    let client = Client::connect(&format!("{url}&cert={cert}&key={key}")).await.unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap().is_some());
+    for (parameters, what) in
+        [("&cert=/no/such/file&key=/no/such/file", "can't be read"), (&format!("&cert={cert}"), "two files")]
+    {
+        let error = Client::connect(&format!("{url}{parameters}")).await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains(what), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn plain_and_encrypted_ports_are_told_apart() {
+    let files = Certificates::new();
+    let encrypted = Server::builder().tls(&files.server, &files.authority).start();
+    let plain = Server::on_port();
+    let error = error_of(&plain.url().replace("redis:", "rediss:")).await;
+    assert!(error.contains("does not speak TLS") || error.contains("one for TLS"), "{error}");
+    let error = error_of(&encrypted.url().replace("rediss:", "redis:")).await;
+    assert!(error.contains("no Redis server") || error.contains("speak TLS only"), "{error}");
+}

@@ -1,0 +1,291 @@
+//! A cluster: three masters and a replica of each, formed by the commands that an administrator's tool sends.
+//!
+//! A node is named by its number, its place in [`Cluster::nodes`]. Slots are moved step by step, so that a test can
+//! stand in the middle.
+
+mod view;
+
+use std::time::{Duration, Instant};
+
+use redis::RedisResult;
+
+use crate::builder::Builder;
+use crate::sentinels::{is_followed, replicable};
+use crate::server::Server;
+use crate::wait::{wait_for, wait_or_explain};
+
+use view::{View, view};
+
+const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
+
+/// How soon a node that does not answer counts as down.
+const NODE_TIMEOUT_MS: &str = "1000";
+
+/// When those who still do not know each other are told again.
+const MEET_AGAIN: Duration = Duration::from_secs(2);
+
+/// How long a replica that was told to take over goes on trying.
+const MANUAL_FAILOVER: Duration = Duration::from_secs(5);
+
+/// How many keys are moved at once.
+const BATCH: &str = "100";
+
+/// A cluster, ended with the test.
+pub struct Cluster {
+    /// The nodes: at first three masters, then a replica of each in the same order.
+    pub nodes: Vec<Server>,
+    /// What they call each other, in the same order.
+    ids: Vec<String>,
+}
+
+impl Cluster {
+    /// Starts one with the program and the settings that are usual.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::of(&Server::builder())
+    }
+
+    /// Starts one of servers of this kind, and waits until all nodes agree on it.
+    #[must_use]
+    pub fn of(node: &Builder) -> Self {
+        let node = replicable(node)
+            .setting("cluster-enabled", "yes")
+            .setting("cluster-node-timeout", NODE_TIMEOUT_MS)
+            // A replica stands for election however long ago it heard from its master.
+            .setting("cluster-replica-validity-factor", "0");
+        let node = if node.has_tls { node.setting("tls-cluster", "yes") } else { node };
+        let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| node.clone().start()).collect();
+        let ids = nodes.iter().map(|node| node.query(&["CLUSTER", "MYID"]).expect("it answers"));
+        let cluster = Self { ids: ids.collect(), nodes };
+        cluster.share_out_slots();
+        cluster.introduce();
+        cluster.attach_replicas();
+        cluster
+    }
+
+    fn share_out_slots(&self) {
+        for (epoch, node) in (1..).zip(&self.nodes) {
+            // Different from the beginning, or the nodes would first have to settle who gives way.
+            node.run(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
+        }
+        for (number, master) in self.nodes[..MASTERS].iter().enumerate() {
+            let slots = number * SLOTS / MASTERS..(number + 1) * SLOTS / MASTERS;
+            let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+            // One by one, since Redis 6.2 knows no ranges.
+            let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
+            master.run(&words.collect::<Vec<_>>());
+        }
+    }
+
+    fn introduce(&self) {
+        let mut met: Option<Instant> = None;
+        self.wait_until("every node knows every other", || {
+            // On a busy machine one side may take longer to answer than the other waits, and is forgotten.
+            if met.is_none_or(|met| met.elapsed() > MEET_AGAIN) {
+                self.meet();
+                met = Some(Instant::now());
+            }
+            self.all_see(|view| view.nodes.len() == self.nodes.len() && view.is_settled())
+        });
+    }
+
+    /// Tells every node about those that it does not know.
+    fn meet(&self) {
+        for node in &self.nodes {
+            let Some(view) = view(node) else { continue };
+            for (other, id) in self.nodes.iter().zip(&self.ids) {
+                if view.of(id).is_none() {
+                    node.run(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string()]);
+                }
+            }
+        }
+    }
+
+    fn attach_replicas(&self) {
+        for (master, replica) in (0..MASTERS).zip(MASTERS..) {
+            self.nodes[replica].run(&["CLUSTER", "REPLICATE", &self.ids[master]]);
+        }
+        self.wait_until("every master has its replica and every node knows of it", || {
+            self.nodes[..MASTERS].iter().all(|master| is_followed(master, 1))
+                && self
+                    .all_see(|view| view.nodes.iter().filter(|node| node.master.is_some()).count() == MASTERS)
+        });
+        self.wait_until("the cluster serves all slots", || self.is_ok());
+    }
+
+    /// Where clients connect: `redis-cluster://host:port,host:port,…`, with the password and whether it is TLS.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+        let tls = if self.nodes[0].has_tls() { "?tls=true" } else { "" };
+        format!("redis-cluster://{}{}{tls}", self.nodes[0].login(), hosts.join(","))
+    }
+
+    /// The slot of a key.
+    #[must_use]
+    pub fn slot_of(&self, key: &str) -> u16 {
+        self.any().query(&["CLUSTER", "KEYSLOT", key]).expect("a node answers")
+    }
+
+    /// The master of a key's slot.
+    #[must_use]
+    pub fn node_of(&self, key: &str) -> usize {
+        self.owner_of(self.slot_of(key))
+    }
+
+    /// The master of a slot. Waits until the nodes agree on it.
+    #[must_use]
+    pub fn owner_of(&self, slot: u16) -> usize {
+        wait_for(|| self.agreed_owner(slot)).expect("the nodes do not agree on a slot's master")
+    }
+
+    /// A replica of a master that has one.
+    #[must_use]
+    pub fn replica_of(&self, master: usize) -> usize {
+        let id = &self.ids[master];
+        let found = wait_for(|| {
+            let view = view(self.any())?;
+            let replica =
+                view.nodes.iter().find(|node| node.master.as_ref() == Some(id) && !node.has_failed)?;
+            self.number_of(&replica.id)
+        });
+        found.expect("the master has no replica")
+    }
+
+    /// Begins to move a slot to another master: from now on its present master answers ASK about keys that it does not
+    /// have, and the other one takes them after ASKING.
+    pub fn migrate_begin(&self, slot: u16, to: usize) {
+        let from = self.owner_of(slot);
+        let slot = slot.to_string();
+        self.nodes[to].run(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
+        self.nodes[from].run(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
+    }
+
+    /// Moves all keys that the slot has now.
+    pub fn migrate_keys(&self, slot: u16, to: usize) {
+        let from = &self.nodes[self.owner_of(slot)];
+        let port = self.nodes[to].port().to_string();
+        loop {
+            let keys: Vec<String> = from
+                .query(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), BATCH])
+                .expect("a master knows its keys");
+            if keys.is_empty() {
+                return;
+            }
+            let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000"];
+            if let Some(password) = from.password() {
+                words.extend(["AUTH", password]);
+            }
+            words.push("KEYS");
+            words.extend(keys.iter().map(String::as_str));
+            from.run(&words);
+        }
+    }
+
+    /// Ends the move: the slot is the other master's, and every node knows it.
+    pub fn migrate_end(&self, slot: u16, to: usize) {
+        let from = self.owner_of(slot);
+        let id = &self.ids[to];
+        // The new owner first: were it last, a slot could for a moment be nobody's.
+        for node in [to, from] {
+            self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", id]);
+        }
+        self.wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
+    }
+
+    /// Has a master's replica take its place, and waits until every node knows. Which one that is.
+    pub fn fail_over(&self, of: usize) -> usize {
+        let replica = self.ready_replica_of(of);
+        let mut asked: Option<Instant> = None;
+        self.wait_until("the replica becomes a master and every node knows", || {
+            // Masters that voted about this one just now refuse to, and the replica gives up without a word.
+            if asked.is_none_or(|asked| asked.elapsed() > MANUAL_FAILOVER) {
+                let _: RedisResult<()> = self.nodes[replica].query(&["CLUSTER", "FAILOVER"]);
+                asked = Some(Instant::now());
+            }
+            self.is_known_as_master(replica)
+        });
+        replica
+    }
+
+    /// Kills a master, and waits until its replica has taken its place and all slots are served. Which one that is.
+    pub fn kill(&mut self, master: usize) -> usize {
+        let replica = self.ready_replica_of(master);
+        self.nodes[master].stop();
+        self.wait_for_master(replica);
+        replica
+    }
+
+    /// Freezes a master, and waits for the same. Which one took its place.
+    pub fn freeze(&self, master: usize) -> usize {
+        let replica = self.ready_replica_of(master);
+        self.nodes[master].signal("STOP");
+        self.wait_for_master(replica);
+        replica
+    }
+
+    fn wait_for_master(&self, replica: usize) {
+        self.wait_until("the replica becomes a master and every node knows", || {
+            self.is_known_as_master(replica)
+        });
+    }
+
+    /// A replica that can take over. A master pays no attention to one that it does not know yet.
+    fn ready_replica_of(&self, master: usize) -> usize {
+        let replica = self.replica_of(master);
+        let (master_id, id) = (&self.ids[master], &self.ids[replica]);
+        self.wait_until("the replica has caught up and every node knows of it", || {
+            is_followed(&self.nodes[master], 1)
+                && self
+                    .all_see(|view| view.of(id).is_some_and(|node| node.master.as_ref() == Some(master_id)))
+        });
+        replica
+    }
+
+    fn is_known_as_master(&self, number: usize) -> bool {
+        let id = &self.ids[number];
+        self.all_see(|view| view.of(id).is_some_and(|node| node.master.is_none() && node.has_slots()))
+            && self.is_ok()
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl FnMut() -> bool) {
+        wait_or_explain(what, is_so, || {
+            let seen = self.running().map(|node| {
+                let text: RedisResult<String> = node.query(&["CLUSTER", "NODES"]);
+                format!("seen by {}:\n{}", node.port(), text.unwrap_or_else(|error| error.to_string()))
+            });
+            seen.collect()
+        });
+    }
+
+    fn agreed_owner(&self, slot: u16) -> Option<usize> {
+        let mut owners = self.running().map(|node| view(node)?.owner_of(slot));
+        let first = owners.next()?;
+        let do_agree = owners.all(|owner| owner == first);
+        self.number_of(&first?).filter(|_| do_agree)
+    }
+
+    fn all_see(&self, is_so: impl Fn(&View) -> bool) -> bool {
+        self.running().all(|node| view(node).is_some_and(|view| is_so(&view)))
+    }
+
+    fn is_ok(&self) -> bool {
+        self.running().all(|node| {
+            let info: RedisResult<String> = node.query(&["CLUSTER", "INFO"]);
+            info.is_ok_and(|info| info.contains("cluster_state:ok"))
+        })
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.is_up())
+    }
+
+    fn any(&self) -> &Server {
+        self.running().next().expect("a node runs")
+    }
+
+    fn number_of(&self, id: &str) -> Option<usize> {
+        self.ids.iter().position(|known| known == id)
+    }
+}

@@ -1,0 +1,57 @@
+//! The programs that can be started, and where they are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Which server's program is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flavor {
+    /// The `redis-server` on the PATH: Redis 7.0 on Debian 12, or what else the system has.
+    #[default]
+    Redis7,
+    /// Redis 6.2, the oldest that is supported: no sharded pub/sub.
+    Redis62,
+    /// Valkey 9.
+    Valkey9,
+}
+
+impl Flavor {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Redis7, Self::Redis62, Self::Valkey9];
+
+    /// The path of its program.
+    pub(crate) fn program(self) -> PathBuf {
+        self.program_in(&installed())
+    }
+
+    fn program_in(self, installed: &Path) -> PathBuf {
+        let program = match self {
+            Self::Redis7 => return PathBuf::from("redis-server"),
+            Self::Redis62 => installed.join("redis-6.2/redis-server"),
+            Self::Valkey9 => installed.join("valkey-9/valkey-server"),
+        };
+        assert!(program.exists(), "{} is missing: scripts/test install", program.display());
+        program
+    }
+}
+
+/// Where `scripts/test install` puts what the system does not have: a whole path in the variable, or `target/servers`.
+fn installed() -> PathBuf {
+    env::var_os("LEASEHOLD_SERVERS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("servers"),
+        PathBuf::from,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "redis-6.2/redis-server is missing: scripts/test install")]
+    fn a_program_that_is_missing_fails_with_what_installs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        Flavor::Redis62.program_in(folder.path());
+    }
+}

@@ -1,0 +1,146 @@
+//! One client's connection by way of the proxy: for each of its two ways a thread that reads and one that writes.
+//!
+//! Between those two is a queue in which every piece has the time when it is due. So a delay holds up each piece for as
+//! long, not the pieces one after the other.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::frames::Frames;
+use super::lock;
+
+/// How much is read at once.
+const PIECE: usize = 16 * 1024;
+
+/// How many pieces wait until they are due. Beyond, the sender has to wait, as it would for a full network.
+const QUEUE: usize = 1024;
+
+/// What happens on all connections in one direction.
+#[derive(Default)]
+pub(super) struct Way {
+    delay_ns: AtomicU64,
+    swallows: AtomicBool,
+    swallowed: AtomicUsize,
+    /// What a message contains that is not passed on.
+    unwanted: Mutex<Option<Vec<u8>>>,
+}
+
+impl Way {
+    pub(super) fn set_delay(&self, delay: Duration) {
+        self.delay_ns.store(u64::try_from(delay.as_nanos()).expect("a sane delay"), Ordering::SeqCst);
+    }
+
+    pub(super) fn set_swallows(&self, swallows: bool) {
+        self.swallows.store(swallows, Ordering::SeqCst);
+    }
+
+    pub(super) fn set_unwanted(&self, unwanted: Option<&[u8]>) {
+        *lock(&self.unwanted) = unwanted.map(<[u8]>::to_vec);
+    }
+
+    pub(super) fn swallowed(&self) -> usize {
+        self.swallowed.load(Ordering::SeqCst)
+    }
+
+    /// What remains of a piece. A part of an answer may stay in `frames` until the rest of it comes.
+    fn sift(&self, frames: &mut Frames, piece: &[u8]) -> Vec<u8> {
+        let unwanted = lock(&self.unwanted).clone();
+        let (mut passed, dropped) = frames.pass(piece, unwanted.as_deref());
+        let mut swallowed = dropped;
+        if self.swallows.load(Ordering::SeqCst) && !passed.is_empty() {
+            passed.clear();
+            swallowed += 1;
+        }
+        self.swallowed.fetch_add(swallowed, Ordering::SeqCst);
+        passed
+    }
+
+    fn due(&self) -> Instant {
+        Instant::now() + Duration::from_nanos(self.delay_ns.load(Ordering::SeqCst))
+    }
+}
+
+/// A connection to a client and the one to the server that belongs to it. Dropping it closes both.
+pub(super) struct Link {
+    is_cut: Arc<AtomicBool>,
+    streams: [TcpStream; 2],
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Link {
+    pub(super) fn start(
+        client: &TcpStream,
+        server: &TcpStream,
+        requests: &Arc<Way>,
+        replies: &Arc<Way>,
+    ) -> Self {
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        // Only what a server says is made of frames that can be told apart.
+        let ways = [(client, server, requests, Frames::Unread), (server, client, replies, Frames::default())];
+        for (from, to, way, frames) in ways {
+            // Answers are small: waiting for more to fill a packet would be a delay that nobody asked for.
+            to.set_nodelay(true).expect("a connection");
+            let (pieces, queue) = sync_channel(QUEUE);
+            let (from, to, way, is_cut) = (clone(from), clone(to), Arc::clone(way), Arc::clone(&is_cut));
+            threads.push(thread::spawn(move || read(from, &way, frames, &pieces)));
+            threads.push(thread::spawn(move || write(to, &queue, &is_cut)));
+        }
+        Self { is_cut, streams: [clone(client), clone(server)], threads }
+    }
+
+    /// Whether both sides have closed it.
+    pub(super) fn is_over(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.is_cut.store(true, Ordering::SeqCst);
+        for stream in &self.streams {
+            // It fails only where the other side was faster.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            // It may wait for a piece to be due.
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+fn clone(stream: &TcpStream) -> TcpStream {
+    stream.try_clone().expect("a file descriptor")
+}
+
+fn read(mut from: TcpStream, way: &Way, mut frames: Frames, pieces: &SyncSender<(Instant, Vec<u8>)>) {
+    let mut buffer = vec![0; PIECE];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        let piece = way.sift(&mut frames, &buffer[..length]);
+        if !piece.is_empty() && pieces.send((way.due(), piece)).is_err() {
+            return;
+        }
+    }
+}
+
+fn write(mut to: TcpStream, queue: &Receiver<(Instant, Vec<u8>)>, is_cut: &AtomicBool) {
+    for (due, piece) in queue {
+        while let Some(early) = due.checked_duration_since(Instant::now()).filter(|early| !early.is_zero()) {
+            if is_cut.load(Ordering::SeqCst) {
+                return;
+            }
+            thread::park_timeout(early);
+        }
+        if to.write_all(&piece).is_err() {
+            break;
+        }
+    }
+    // Whoever reads there hears that no more will come; whoever writes there may go on.
+    let _ = to.shutdown(Shutdown::Write);
+}

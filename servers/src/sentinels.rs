@@ -1,0 +1,182 @@
+//! One master, two replicas, and three sentinels that watch over them.
+//!
+//! Sentinels keep their own pace, as in production, save for how soon they miss a master: a demoted master that is not
+//! told otherwise hears of its demotion some ten seconds after a planned failover.
+
+use std::collections::HashMap;
+
+use redis::RedisResult;
+
+use crate::builder::Builder;
+use crate::server::Server;
+use crate::wait::{wait_for, wait_until};
+
+const REPLICAS: usize = 2;
+const SENTINELS: usize = 3;
+
+/// How soon a master that does not answer counts as down. Sentinels ask each second at most, and count from when they
+/// first heard of a master, so much less would make them replace one that they have only just been told of.
+const DOWN_AFTER_MS: &str = "2000";
+
+/// How long each step of a failover may take before it is begun anew.
+const FAILOVER_TIMEOUT_MS: &str = "2000";
+
+/// A master, its replicas and their sentinels, ended with the test.
+pub struct Sentinels {
+    /// The servers. Which of them is the master is asked with [`Sentinels::master`].
+    pub servers: Vec<Server>,
+    /// The sentinels.
+    pub sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// What the sentinels call the master.
+    pub const SERVICE: &str = "locks";
+
+    /// Starts all of them with the program and the settings that are usual.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::of(&Server::builder(), &Server::builder())
+    }
+
+    /// Starts servers of this kind and sentinels of that one, and waits until each knows all the others.
+    #[must_use]
+    pub fn of(server: &Builder, sentinel: &Builder) -> Self {
+        let mut servers = vec![replicable(server).start()];
+        let master = servers[0].port().to_string();
+        for _ in 0..REPLICAS {
+            let replica = replicable(server).setting("replicaof", &format!("127.0.0.1 {master}"));
+            servers.push(replica.start());
+        }
+        // Sentinels that find the replicas there need not wait for the next time they look.
+        wait_until("the replicas follow their master", || is_followed(&servers[0], REPLICAS));
+        let mut sentinel = sentinel.clone().sentinel();
+        for (name, value) in [
+            ("monitor", format!("127.0.0.1 {master} {}", SENTINELS / 2 + 1)),
+            ("down-after-milliseconds", DOWN_AFTER_MS.to_owned()),
+            ("failover-timeout", FAILOVER_TIMEOUT_MS.to_owned()),
+        ] {
+            sentinel = sentinel.setting(&format!("sentinel {name} {}", Self::SERVICE), &value);
+        }
+        if let Some(password) = &server.password {
+            sentinel = sentinel.setting(&format!("sentinel auth-pass {}", Self::SERVICE), password);
+        }
+        let sentinels: Vec<Server> = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
+        for sentinel in &sentinels {
+            // After a stall of the machine they would do nothing for half a minute. Redis 6.2 can't be told.
+            let _ = sentinel.query::<()>(&["SENTINEL", "DEBUG", "TILT-PERIOD", "1000"]);
+        }
+        let all = Self { servers, sentinels };
+        wait_until("the sentinels know each other and the servers", || {
+            all.sentinels.iter().all(|sentinel| knows_all(sentinel).unwrap_or(false))
+        });
+        all
+    }
+
+    /// Where clients ask for this service: `redis-sentinel://host:port,host:port,host:port/service`, with the passwords
+    /// and whether it is TLS.
+    #[must_use]
+    pub fn url(&self, service: &str) -> String {
+        let hosts: Vec<String> =
+            self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
+        let password = self.sentinels[0].password().map(|password| format!("sentinel_password={password}"));
+        let tls = self.sentinels[0].has_tls().then(|| "tls=true".to_owned());
+        let parameters: Vec<String> = tls.into_iter().chain(password).collect();
+        let mark = if parameters.is_empty() { "" } else { "?" };
+        let login = self.servers[0].login();
+        format!("redis-sentinel://{login}{}/{service}{mark}{}", hosts.join(","), parameters.join("&"))
+    }
+
+    /// The server that all sentinels name as the master. Waits until they agree.
+    #[must_use]
+    pub fn master(&self) -> &Server {
+        &self.servers[self.master_number()]
+    }
+
+    /// Its place in `servers`.
+    #[must_use]
+    pub fn master_number(&self) -> usize {
+        wait_for(|| self.agreed_master()).expect("the sentinels do not agree on a master")
+    }
+
+    /// Has a sentinel make another server the master, and waits until all say so. Which one that is.
+    ///
+    /// The old master goes on as a master for some seconds.
+    pub fn fail_over(&self) -> usize {
+        let old = self.master_number();
+        // Refused while the last failover is still being carried out.
+        wait_until("a sentinel begins the failover", || {
+            self.sentinel().query::<()>(&["SENTINEL", "FAILOVER", Self::SERVICE]).is_ok()
+        });
+        self.wait_for_another_than(old)
+    }
+
+    /// Kills the master, and waits until another server has become it. Which one that is.
+    pub fn kill_master(&mut self) -> usize {
+        let old = self.master_number();
+        self.servers[old].stop();
+        self.wait_for_another_than(old)
+    }
+
+    /// Freezes the master, and waits until another server has become it. Which one that is. The old one, once told to go
+    /// on, believes for some seconds that it is the master.
+    pub fn freeze_master(&self) -> usize {
+        let old = self.master_number();
+        self.servers[old].signal("STOP");
+        self.wait_for_another_than(old)
+    }
+
+    fn wait_for_another_than(&self, old: usize) -> usize {
+        wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
+            .expect("no other server becomes the master")
+    }
+
+    fn agreed_master(&self) -> Option<usize> {
+        let running = self.sentinels.iter().filter(|sentinel| sentinel.is_up());
+        let named: Vec<u16> = running
+            .map(|sentinel| {
+                let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE];
+                sentinel.query(&address).map(|(_, port): (String, u16)| port)
+            })
+            .collect::<RedisResult<_>>()
+            .ok()?;
+        let first = *named.first()?;
+        let number = self.servers.iter().position(|server| server.port() == first);
+        number.filter(|_| named.iter().all(|port| *port == first))
+    }
+
+    /// One that runs.
+    fn sentinel(&self) -> &Server {
+        self.sentinels.iter().find(|sentinel| sentinel.is_up()).expect("a sentinel runs")
+    }
+}
+
+/// A server that starts to replicate at once instead of waiting for more replicas.
+pub(crate) fn replicable(server: &Builder) -> Builder {
+    server.clone().setting("repl-diskless-sync", "yes").setting("repl-diskless-sync-delay", "0")
+}
+
+/// Whether this many replicas have all that the server has.
+pub(crate) fn is_followed(server: &Server, replicas: usize) -> bool {
+    let info: RedisResult<redis::InfoDict> = server.query(&["INFO", "replication"]);
+    info.is_ok_and(|info| {
+        let online = |number: &usize| {
+            let state = info.get::<String>(&format!("slave{number}"));
+            state.is_some_and(|state| state.contains("state=online"))
+        };
+        (0..replicas).filter(online).count() == replicas
+    })
+}
+
+fn is_master(server: &Server) -> bool {
+    let info: RedisResult<redis::InfoDict> = server.query(&["INFO", "replication"]);
+    info.is_ok_and(|info| info.get::<String>("role").as_deref() == Some("master"))
+}
+
+fn knows_all(sentinel: &Server) -> RedisResult<bool> {
+    let master: HashMap<String, String> = sentinel.query(&["SENTINEL", "MASTER", Sentinels::SERVICE])?;
+    let is = |name: &str, value: &str| master.get(name).is_some_and(|found| found == value);
+    Ok(is("flags", "master")
+        && is("num-slaves", &REPLICAS.to_string())
+        && is("num-other-sentinels", &(SENTINELS - 1).to_string()))
+}
