@@ -1,5 +1,7 @@
 //! The same work without a lock library: what ours is compared with.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use redis::aio::MultiplexedConnection;
 
 /// What most libraries do: SET NX PX with a token, and a script that compares and deletes.
@@ -45,6 +47,9 @@ pub async fn two_pings(connection: &mut MultiplexedConnection) {
     }
 }
 
+/// Numbers every unlock: one whose number was used before is taken for a repetition, and does nothing.
+static UNLOCKS: AtomicU64 = AtomicU64::new(0);
+
 /// What Redisson 3.52 sends for its reentrant lock: a hash that counts per owner, a message when it becomes free, and a
 /// key per unlock that tells a repetition. (It then deletes that key with one command more, which is left out here.)
 #[derive(Clone)]
@@ -52,7 +57,6 @@ pub struct Hash {
     connection: MultiplexedConnection,
     lock: std::sync::Arc<redis::Script>,
     unlock: std::sync::Arc<redis::Script>,
-    unlocks: u64,
 }
 
 impl Hash {
@@ -82,7 +86,7 @@ impl Hash {
              redis.call('set', KEYS[3], 1, 'px', ARGV[5])
              return 1",
         );
-        Self { connection, lock: lock.into(), unlock: unlock.into(), unlocks: 0 }
+        Self { connection, lock: lock.into(), unlock: unlock.into() }
     }
 
     /// One lock and its release.
@@ -97,8 +101,8 @@ impl Hash {
         assert_eq!(busy, None);
         let channel = format!("redisson_lock__channel:{{{name}}}");
         let mut unlock = self.unlock.key(name);
-        self.unlocks += 1;
-        unlock.key(channel).key(format!("redisson_unlock_latch:{{{name}}}:{:032x}", self.unlocks));
+        let number = UNLOCKS.fetch_add(1, Ordering::Relaxed);
+        unlock.key(channel).key(format!("redisson_unlock_latch:{{{name}}}:{number:032x}"));
         unlock.arg(0).arg(30_000).arg(owner).arg("publish").arg(13_500);
         assert_eq!(unlock.invoke_async::<Option<i64>>(&mut self.connection).await.expect("answers"), Some(1));
     }

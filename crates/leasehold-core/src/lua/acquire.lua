@@ -1,8 +1,9 @@
 -- Take a lease, or a place in the queue for one.
 --
--- ARGV  2 acquisition  3 has owner (0, 1)  4 owner  5 capacity  6 weight  7 ttl  8 reserve  9 waits (0, 1)
---       10 entry ttl  11 longest queue  12 metadata  13 sequence number of the lease to replace, or nothing
--- Returns the time, and
+-- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
+--           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
+--           lease to replace; the rest is the metadata
+-- Returns the time alone when it is granted for the whole ttl, with the time as its token; otherwise the time, and
 --       1 first token, last token, lasts   granted
 --       2 0                                queued
 --       2 1 look again at                  queued, and the next one
@@ -14,14 +15,13 @@
 --       6 3 weight held                    refused: it holds with less weight, and may not wait for more
 --       6 4 0                              refused: the lease to replace is not held
 
-local id = ARGV[2]
-local has_owner, owner = tonumber(ARGV[3]), ARGV[4]
-local capacity, weight, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local replaces = ARGV[13]
+local said = unpack_acquire(ARGV[1])
+local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces
+local capacity, weight, ttl, reserve = said.capacity, said.weight, said.ttl, said.reserve
 
 local function lease_at_once(token, last, granted_at)
   add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
-    expires_at = now + ttl, claimed = 1, kept = 0, metadata = ARGV[12] })
+    expires_at = now + ttl, claimed = 1, kept = 0, metadata = said.metadata })
   return { now, 1, token, last, ttl }
 end
 
@@ -40,8 +40,8 @@ local function look_again(w)
     remove_waiter(w)
     return { now, 1, lease_to_waiter(w, held) }
   end
-  if ARGV[9] == '1' then
-    w.deadline = now + tonumber(ARGV[10])
+  if said.waits then
+    w.deadline = now + said.entry_ttl
     soonest_expiry(w.deadline)
     put_waiter(w)
   end
@@ -51,7 +51,7 @@ end
 local function known_attempt()
   local granted = take_back_grant(id)
   if granted then return { now, 1, granted.a, granted.b, granted.c } end
-  if h.tombstones > 0 and redis.call('ZSCORE', KEYS[9], id) then return { now, 4 } end
+  if h.tombstones > 0 and is_buried(id) then return { now, 4 } end
   local l = h.leases > 0 and lease(id)
   if l then
     if l.kept == 1 then return { now, 4 } end
@@ -62,12 +62,12 @@ local function known_attempt()
 end
 
 local function enqueue()
-  if h.waiters >= tonumber(ARGV[11]) then return { now, 5 } end
+  if h.waiters >= said.longest_queue then return { now, 5 } end
   local number = h.next_place
   local place = replaces ~= '' and number or BEHIND_HOLDERS + number
-  local deadline = now + tonumber(ARGV[10])
+  local deadline = now + said.entry_ttl
   put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = tonumber(ARGV[8]), replaces = replaces, since = now, deadline = deadline, parked = 0, metadata = ARGV[12] })
+    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = 0, metadata = said.metadata })
   h.next_place = number + 1
   h.waiters = h.waiters + 1
   soonest_expiry(deadline)
@@ -77,13 +77,13 @@ end
 local function replace(held)
   local further = math.max(weight - held.weight, 0)
   if not fits(further) then
-    if ARGV[9] == '0' then return { now, 3 } end
+    if not said.waits then return { now, 3 } end
     if held.weight > math.floor(h.capacity / 2) then return enqueue() end
     return { now, 6, 3, held.weight }
   end
   make_way(held)
   local token, last = held.token, held.token
-  if further > 0 then token, last = next_tokens(tonumber(ARGV[8])) end
+  if further > 0 then token, last = next_tokens(reserve) end
   local reply = lease_at_once(token, last, held.granted_at)
   head_was_told_wrong()
   grant()
@@ -108,10 +108,10 @@ local function acquire()
     return lease_at_once(held.token, held.token, now)
   end
   if h.waiters == h.parked and fits(weight) then
-    local token, last = next_tokens(tonumber(ARGV[8]))
+    local token, last = next_tokens(reserve)
     return lease_at_once(token, last, now)
   end
-  if ARGV[9] == '0' then return { now, 3 } end
+  if not said.waits then return { now, 3 } end
   return enqueue()
 end
 

@@ -13,8 +13,8 @@ for i = 1, #holders do
   holders[i] = { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
 end
 if h.waiters > 0 then
-  local all = redis.call('HVALS', KEYS[5])
-  for i = 1, #all do all[i] = unpack_waiter(all[i]) end
+  local all = rows_with('w')
+  for i = 1, #all do all[i] = unpack_waiter(all[i], 2) end
   table.sort(all, function(a, b) return a.place < b.place end)
   for i = 1, #all do
     local w = all[i]

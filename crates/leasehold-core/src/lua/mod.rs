@@ -20,32 +20,35 @@ const MODEL: &str = include_str!("model.lua");
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Script {
-    usual: &'static str,
-    command: &'static str,
+pub enum Script {
+    /// `Acquire`.
+    Acquire,
+    /// `Renew`.
+    Renew,
+    /// `Release`.
+    Release,
+    /// `Inspect`.
+    Inspect,
+    /// `ForceRelease`.
+    ForceRelease,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Self; 5] = [ACQUIRE, RENEW, RELEASE, INSPECT, FORCE_RELEASE];
+    pub const ALL: [Self; 5] = [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease];
 
-    /// The whole text, with the channels, and with [`CLOCK`] or what a test has instead of it: something that sets the local
-    /// `now` to microseconds.
+    /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
+    /// microseconds. `channels` says how inboxes are reached: [`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`], and something that
+    /// sets the local `INBOX` to what comes before a client's id in the name of its inbox.
     #[must_use]
-    pub fn text(&self, channels: &str, clock: &str) -> String {
-        [channels, clock, STATE, self.usual, MODEL, self.command].concat()
+    pub fn text(self, clock: &str, channels: &str) -> String {
+        let (usual, command) = match self {
+            Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
+            Self::Renew => ("", include_str!("renew.lua")),
+            Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
+            Self::Inspect => ("", include_str!("inspect.lua")),
+            Self::ForceRelease => ("", include_str!("force_release.lua")),
+        };
+        [clock, STATE, usual, channels, MODEL, command].concat()
     }
 }
-
-/// `Acquire`.
-pub const ACQUIRE: Script =
-    Script { usual: include_str!("acquire_fast.lua"), command: include_str!("acquire.lua") };
-/// `Renew`.
-pub const RENEW: Script = Script { usual: "", command: include_str!("renew.lua") };
-/// `Release`.
-pub const RELEASE: Script =
-    Script { usual: include_str!("release_fast.lua"), command: include_str!("release.lua") };
-/// `Inspect`.
-pub const INSPECT: Script = Script { usual: "", command: include_str!("inspect.lua") };
-/// `ForceRelease`.
-pub const FORCE_RELEASE: Script = Script { usual: "", command: include_str!("force_release.lua") };

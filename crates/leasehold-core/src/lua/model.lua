@@ -1,49 +1,125 @@
 -- The lease table of one resource: the twin of `model/mod.rs`, rule by rule and name by name.
 --
--- KEYS  1 state       a string: the header, and the first lease (all that an uncontended lock needs)
---       2 leases      a hash of further leases, by acquisition
---       3 expiries    a sorted set of those, by expiry
---       4 owners      a sorted set of all leases with a named owner, in the order of owner, weight, acquisition
---       5 waiters     a hash, by acquisition
---       6 ready       a sorted set of the waiters that are not parked, by place
---       7 deadlines   a sorted set of all waiters, by deadline
---       8 clients     a sorted set of all waiters, in the order of their acquisitions, so that a client's are a range
---       9 tombstones  a sorted set, by end
--- ARGV  1 the name of a client's inbox, less its id in hex
---       what the command adds
--- NUMSUB and PUBLISH are the commands that reach it: those of plain or of sharded channels.
+-- KEYS  1 state  a string, in one of two forms (see below)
+--       2 rows   a sorted set of texts, all with score 0, so that it is a table in the order of its texts. The first
+--                byte says what a text is:
+--                l  a further lease, by acquisition
+--                e  such a lease's acquisition, by expiry
+--                o  any lease's acquisition, by named owner and weight
+--                w  a waiter, by acquisition, so that a client's are a range
+--                r  the acquisition of a waiter that is not parked, by place
+--                d  any waiter's acquisition, by deadline and place
+--                t  the end of a tombstone, by acquisition
+--                b  a tombstone's acquisition, by end
+-- ARGV  1 what the command says, as one text of bytes
+-- INBOX is the name of a client's inbox, less its id in hex; NUMSUB and PUBLISH are the commands that reach it.
 --
 -- First time passes, then the speaker's entries come back, then the head of the queue is granted what fits, then the
 -- command does what it does; finally the state is stored, and each key that was written gets an expiry that none of its
 -- rows outlives. Times are microseconds of the server's clock, acquisitions are 24 bytes: client and sequence number,
--- the higher bytes first, so that they sort as the numbers do.
+-- the higher bytes first, so that they sort as the numbers do. So do the numbers in rows, as doubles that are never
+-- negative.
+--
+-- The state's first byte is its form. 0 (free) and 1 (held) are the usual ones: last token, until when the key stays, end
+-- of the lease, then what the `Acquire` said that took it. Whatever else is to be known follows from these, since
+-- nobody waits, the lease has not been renewed, and no row exists. A release makes a 0 of the 1, and nothing more. Form 2
+-- is any other state: a header, and the first lease.
 
 local CLAIM_WINDOW = 3000000
 local REMEMBER_TOKEN = 3600000000
 local NEVER = 9007199254740991
 local BEHIND_HOLDERS = 1099511627776
 
-local HEADER = '>dddddddddddd'
-local HEADER_BYTES = 96
-local LEASE = '>c24ddddBBBI2c0I2c0'
-local WAITER = '>c24ddddddBBI2c0I2c0Bc0'
+local USUAL = '>Bddd'
+local USUAL_BYTES = 25
+local HEADER = '>Bdddddddddddd'
+local HEADER_BYTES = 97
+local ACQUIRE = '>c24BI4I4I8I4'
+local LEASE = '>c24ddddBBBI4c0I4c0'
+local WAITER = '>c24ddddddBBI4c0I4c0Bc0'
+
+-- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
+local BEYOND = string.rep('\255', 32)
 
 local asker = nil
 local queue_moved = false
+local rows_grew = false
 local pushes = {}
-local touched = {}
+
+-- A server whose memory is full lets nothing be written, unless the script has deleted something before. To give back or
+-- to keep must always work, so these pretend to.
+local may_exceed_memory = false
+
+local function write(...)
+  local done = redis.pcall(...)
+  if type(done) == 'table' and done.err then
+    if not may_exceed_memory or not string.find(done.err, 'OOM', 1, true) then error(done.err, 0) end
+    redis.call('ZREM', KEYS[2], '')
+    redis.call(...)
+  end
+end
 
 -- Rows ---------------------------------------------------------------------------------------------------------------
-
-local function touch(key)
-  touched[key] = true
-end
 
 local h = {
   capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
   tombstones = 0, next_expiry = NEVER, remember_until = 0, latest = 0,
 }
 local first = nil -- the lease that is kept with the header
+local before = nil -- the state as it was, in the form that it is stored in
+
+local function rows_with(prefix)
+  return redis.call('ZRANGEBYLEX', KEYS[2], '[' .. prefix, '(' .. prefix .. BEYOND)
+end
+
+local function first_row_with(prefix)
+  return redis.call('ZRANGEBYLEX', KEYS[2], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
+end
+
+local function last_row_with(prefix)
+  return redis.call('ZREVRANGEBYLEX', KEYS[2], '(' .. prefix .. BEYOND, '[' .. prefix, 'LIMIT', '0', '1')[1]
+end
+
+local function id_of(row)
+  return string.sub(row, -24)
+end
+
+-- What a lease or a waiter has in the table is remembered with it, so that it can be taken out when it has changed.
+local function take_out(entry)
+  if entry.rows and #entry.rows > 0 then redis.call('ZREM', KEYS[2], unpack(entry.rows)) end
+  entry.rows = nil
+end
+
+local function put_in(entry, rows)
+  take_out(entry)
+  entry.rows = rows
+  if #rows == 0 then return end
+  local scored = {}
+  for i = 1, #rows do
+    scored[2 * i - 1] = '0'
+    scored[2 * i] = rows[i]
+  end
+  write('ZADD', KEYS[2], unpack(scored))
+  rows_grew = true
+end
+
+-- What an `Acquire` says, from `at` on.
+local function unpack_acquire(text, at)
+  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
+  local flags
+  a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text, at)
+  if flags % 2 == 1 then
+    a.waits = true
+    a.entry_ttl, a.longest_queue, at = struct.unpack('>I8I4', text, at)
+  end
+  if flags % 4 > 1 then
+    a.has_owner = 1
+    a.owner, at = struct.unpack('>I4c0', text, at)
+  end
+  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
+  a.metadata = string.sub(text, at)
+  return a
+end
 
 local function pack_lease(lease)
   return struct.pack(LEASE, lease.id, lease.weight, lease.token, lease.granted_at, lease.expires_at,
@@ -57,38 +133,84 @@ local function unpack_lease(text, at)
   return l
 end
 
+local function rows_of_lease(l)
+  local rows = {}
+  if l.is_further then
+    rows[1] = 'l' .. pack_lease(l)
+    rows[2] = struct.pack('>c1dc24', 'e', l.expires_at, l.id)
+  end
+  if l.has_owner == 1 then
+    rows[#rows + 1] = struct.pack('>c1I4c0I4c24', 'o', #l.owner, l.owner, l.weight, l.id)
+  end
+  return rows
+end
+
 local function pack_waiter(waiter)
   return struct.pack(WAITER, waiter.id, waiter.place, waiter.weight, waiter.ttl, waiter.reserve, waiter.since,
     waiter.deadline, waiter.parked, waiter.has_owner, #waiter.owner, waiter.owner, #waiter.metadata, waiter.metadata,
     #waiter.replaces, waiter.replaces)
 end
 
-local function unpack_waiter(text)
+local function unpack_waiter(text, at)
   local w = {}
   w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.parked, w.has_owner, w.owner, w.metadata,
-    w.replaces = struct.unpack(WAITER, text)
+    w.replaces = struct.unpack(WAITER, text, at)
   return w
+end
+
+local function rows_of_waiter(w)
+  local rows = { 'w' .. pack_waiter(w), struct.pack('>c1ddc24', 'd', w.deadline, w.place, w.id) }
+  if w.parked == 0 then rows[3] = struct.pack('>c1dc24', 'r', w.place, w.id) end
+  return rows
+end
+
+local function pack_state()
+  local packed = struct.pack(HEADER, 2, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters,
+    h.parked, h.tombstones, h.next_expiry, h.remember_until, h.latest)
+  if first then packed = packed .. pack_lease(first) end
+  return packed
+end
+
+local function load_usual(raw)
+  local form, stays, ends
+  form, h.last_token, stays, ends = struct.unpack(USUAL, raw)
+  local a = unpack_acquire(raw, USUAL_BYTES + 1)
+  local granted_at = ends - a.ttl
+  h.capacity = a.capacity
+  h.remember_until = math.max(h.last_token + 1, granted_at + REMEMBER_TOKEN)
+  h.latest = h.remember_until
+  if form == 1 then
+    h.leases = 1
+    h.in_use = a.weight
+    h.next_expiry = ends
+    h.latest = math.max(h.latest, ends)
+    first = { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = h.last_token - a.reserve,
+      granted_at = granted_at, expires_at = ends, claimed = 1, kept = 0, metadata = a.metadata }
+  end
+  before = pack_state()
 end
 
 local function load(raw)
   if not raw then return end
-  h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked, h.tombstones, h.next_expiry,
+  if string.byte(raw) ~= 2 then return load_usual(raw) end
+  local _
+  _, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked, h.tombstones, h.next_expiry,
     h.remember_until, h.latest = struct.unpack(HEADER, raw)
-  if #raw > HEADER_BYTES then first = unpack_lease(raw, HEADER_BYTES + 1) end
-end
-
--- A number that sorts as text, as part of a member.
-local function owner_member(lease)
-  return struct.pack('>I2c0I4c24', #lease.owner, lease.owner, lease.weight, lease.id)
+  if #raw > HEADER_BYTES then
+    first = unpack_lease(raw, HEADER_BYTES + 1)
+    first.rows = rows_of_lease(first)
+  end
+  before = raw
 end
 
 local function lease(id)
   if first and first.id == id then return first end
   if h.leases > (first and 1 or 0) then
-    local found = redis.call('HGET', KEYS[2], id)
+    local found = first_row_with('l' .. id)
     if found then
-      local l = unpack_lease(found)
+      local l = unpack_lease(found, 2)
       l.is_further = true
+      l.rows = rows_of_lease(l)
       return l
     end
   end
@@ -96,36 +218,26 @@ end
 
 local function put_lease(l)
   if h.latest < l.expires_at then h.latest = l.expires_at end
-  -- One that is in the hash stays there, though the place with the header has become free.
+  -- One that has a row keeps it, though the place with the header has become free.
   if not l.is_further and (not first or first.id == l.id) then
     first = l
   else
-    redis.call('HSET', KEYS[2], l.id, pack_lease(l))
-    redis.call('ZADD', KEYS[3], l.expires_at, l.id)
-    touch(KEYS[2])
-    touch(KEYS[3])
+    l.is_further = true
   end
-  if l.has_owner == 1 then
-    redis.call('ZADD', KEYS[4], 0, owner_member(l))
-    touch(KEYS[4])
-  end
+  put_in(l, rows_of_lease(l))
 end
 
 local function drop_lease(l)
-  if first and first.id == l.id then
-    first = nil
-  else
-    redis.call('HDEL', KEYS[2], l.id)
-    redis.call('ZREM', KEYS[3], l.id)
-  end
-  if l.has_owner == 1 then redis.call('ZREM', KEYS[4], owner_member(l)) end
+  if first and first.id == l.id then first = nil end
+  take_out(l)
+  l.is_further = nil
 end
 
 local function first_expiring_lease()
   local other = nil
   if h.leases > (first and 1 or 0) then
-    local found = redis.call('ZRANGE', KEYS[3], 0, 0)
-    if found[1] then other = unpack_lease(redis.call('HGET', KEYS[2], found[1])) end
+    local found = first_row_with('e')
+    if found then other = lease(id_of(found)) end
   end
   if not first then return other end
   if not other or first.expires_at < other.expires_at then return first end
@@ -134,65 +246,75 @@ local function first_expiring_lease()
 end
 
 local function heaviest_lease_of(owner)
-  local from = struct.pack('>I2c0', #owner, owner)
-  local found = redis.call('ZREVRANGEBYLEX', KEYS[4], '(' .. from .. string.rep('\255', 29), '[' .. from, 'LIMIT', 0, 1)
-  if found[1] then return lease(string.sub(found[1], -24)) end
+  local found = last_row_with(struct.pack('>c1I4c0', 'o', #owner, owner))
+  if found then return lease(id_of(found)) end
 end
 
 local function each_lease()
   local all = {}
   if first then all[1] = first end
   if h.leases > #all then
-    local found = redis.call('HVALS', KEYS[2])
-    for i = 1, #found do all[#all + 1] = unpack_lease(found[i]) end
+    local found = rows_with('l')
+    for i = 1, #found do all[#all + 1] = lease(string.sub(found[i], 2, 25)) end
   end
   return all
 end
 
 local function waiter(id)
-  local found = redis.call('HGET', KEYS[5], id)
-  if found then return unpack_waiter(found) end
+  local found = first_row_with('w' .. id)
+  if found then
+    local w = unpack_waiter(found, 2)
+    w.rows = rows_of_waiter(w)
+    return w
+  end
 end
 
 local function put_waiter(w)
   if h.latest < w.deadline then h.latest = w.deadline end
-  redis.call('HSET', KEYS[5], w.id, pack_waiter(w))
-  if w.parked == 0 then
-    redis.call('ZADD', KEYS[6], w.place, w.id)
-    touch(KEYS[6])
-  else
-    redis.call('ZREM', KEYS[6], w.id)
-  end
-  redis.call('ZADD', KEYS[7], w.deadline, w.id)
-  redis.call('ZADD', KEYS[8], 0, w.id)
-  touch(KEYS[5])
-  touch(KEYS[7])
-  touch(KEYS[8])
+  put_in(w, rows_of_waiter(w))
 end
 
 local function drop_waiter(w)
-  redis.call('HDEL', KEYS[5], w.id)
-  redis.call('ZREM', KEYS[6], w.id)
-  redis.call('ZREM', KEYS[7], w.id)
-  redis.call('ZREM', KEYS[8], w.id)
+  take_out(w)
 end
 
 local function first_ready_waiter()
-  local found = redis.call('ZRANGE', KEYS[6], 0, 0)
-  if found[1] then return waiter(found[1]) end
+  local found = first_row_with('r')
+  if found then return waiter(id_of(found)) end
 end
 
 local function first_expiring_waiter()
-  -- Of those with one deadline the first in the queue, as in the twin: they are few.
-  local found = redis.call('ZRANGE', KEYS[7], 0, 0, 'WITHSCORES')
-  if not found[1] then return nil end
-  local same = redis.call('ZRANGEBYSCORE', KEYS[7], found[2], found[2])
-  local earliest = waiter(found[1])
-  for i = 2, #same do
-    local other = waiter(same[i])
-    if other.place < earliest.place then earliest = other end
+  local found = first_row_with('d')
+  if found then return waiter(id_of(found)) end
+end
+
+local function is_buried(id)
+  return first_row_with('t' .. id) ~= nil
+end
+
+local function rows_of_tombstone(id, ends)
+  return { struct.pack('>c1c24d', 't', id, ends), struct.pack('>c1dc24', 'b', ends, id) }
+end
+
+local function put_tombstone(id, ends)
+  if h.latest < ends then h.latest = ends end
+  local tombstone = {}
+  local old = first_row_with('t' .. id)
+  if old then tombstone.rows = rows_of_tombstone(id, (struct.unpack('>d', old, 26))) end
+  put_in(tombstone, rows_of_tombstone(id, ends))
+end
+
+-- Removes those that end at `now` or before, and says how many, and when the next ends.
+local function remove_tombstones()
+  local removed = 0
+  while true do
+    local found = first_row_with('b')
+    if not found then return removed, NEVER end
+    local ends = struct.unpack('>d', found, 2)
+    if ends > now then return removed, ends end
+    take_out({ rows = rows_of_tombstone(id_of(found), ends) })
+    removed = removed + 1
   end
-  return earliest
 end
 
 -- Rules --------------------------------------------------------------------------------------------------------------
@@ -210,7 +332,7 @@ local function client_of(id)
 end
 
 local function inbox_of(id)
-  return ARGV[1] .. (string.gsub(client_of(id), '.', function(c) return string.format('%02x', string.byte(c)) end))
+  return INBOX .. (string.gsub(client_of(id), '.', function(c) return string.format('%02x', string.byte(c)) end))
 end
 
 local function is_there(id)
@@ -248,9 +370,9 @@ end
 
 local function set_parked(id, parked)
   local client = client_of(id)
-  local all = redis.call('ZRANGEBYLEX', KEYS[8], '[' .. client, '[' .. client .. string.rep('\255', 8))
+  local all = rows_with('w' .. client)
   for i = 1, #all do
-    local w = waiter(all[i])
+    local w = waiter(string.sub(all[i], 2, 25))
     if w.parked ~= parked then
       w.parked = parked
       put_waiter(w)
@@ -294,9 +416,9 @@ local function expire()
     remove_waiter(w)
   end
   if h.tombstones > 0 then
-    h.tombstones = h.tombstones - redis.call('ZREMRANGEBYSCORE', KEYS[9], '-inf', string.format('%.0f', now))
-    local found = redis.call('ZRANGE', KEYS[9], 0, 0, 'WITHSCORES')
-    if found[1] then next_expiry = math.min(next_expiry, tonumber(found[2])) end
+    local removed, next_end = remove_tombstones()
+    h.tombstones = h.tombstones - removed
+    next_expiry = math.min(next_expiry, next_end)
   end
   h.next_expiry = next_expiry
 end
@@ -415,19 +537,6 @@ local function hear(id)
   if h.parked > 0 then set_parked(id, 0) end
 end
 
--- A server whose memory is full lets nothing be written, unless the script has deleted something before. To give back or
--- to keep must always work, so these pretend to.
-local may_exceed_memory = false
-
-local function put_state(packed, ends)
-  local put = redis.pcall('SET', KEYS[1], packed, 'PXAT', ends)
-  if type(put) == 'table' and put.err then
-    if not may_exceed_memory or not string.find(put.err, 'OOM', 1, true) then error(put.err, 0) end
-    redis.call('HDEL', KEYS[2], '')
-    redis.call('SET', KEYS[1], packed, 'PXAT', ends)
-  end
-end
-
 local function store(raw)
   if queue_moved then tell_head() end
   local is_idle = h.leases == 0 and h.waiters == 0 and h.tombstones == 0
@@ -435,12 +544,16 @@ local function store(raw)
     if raw then redis.call('DEL', KEYS[1]) end
   else
     h.latest = math.max(h.latest, h.remember_until)
-    local ends = string.format('%.0f', math.ceil(h.latest / 1000) + 1000)
-    local packed = struct.pack(HEADER, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters,
-      h.parked, h.tombstones, h.next_expiry, h.remember_until, h.latest)
-    if first then packed = packed .. pack_lease(first) end
-    if packed ~= raw then put_state(packed, ends) end
-    for key in pairs(touched) do redis.call('PEXPIREAT', key, ends) end
+    local packed = pack_state()
+    local ends = math.ceil(h.latest / 1000) + 1000
+    if packed ~= before then
+      if is_idle then
+        packed = struct.pack(USUAL, 0, h.last_token, ends * 1000, h.remember_until - REMEMBER_TOKEN)
+          .. struct.pack(ACQUIRE, string.rep('\0', 24), 0, h.capacity, 0, 0, 0)
+      end
+      write('SET', KEYS[1], packed, 'PXAT', ends)
+    end
+    if rows_grew then redis.call('PEXPIREAT', KEYS[2], ends) end
   end
   for i = 1, #pushes do
     local p = pushes[i]

@@ -1,11 +1,11 @@
 -- Give back a lease or a place in the queue.
 --
--- ARGV  2 acquisition  3 at least  4 tombstone
--- Returns the time, and
---       9   given back
+-- ARGV  1 'c24': acquisition; where these are not both zero '>I8I8': at least, tombstone
+-- Returns the time alone when it is given back; otherwise the time, and
 --       8   not held
 
-local id, at_least, tombstone = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local id, at_least, tombstone = string.sub(ARGV[1], 1, 24), 0, 0
+if #ARGV[1] > 24 then at_least, tombstone = struct.unpack('>I8I8', ARGV[1], 25) end
 
 local function give_back(l)
   remove_lease(l)
@@ -21,10 +21,8 @@ end
 local function release()
   if tombstone > 0 then
     local ends = now + tombstone
-    if not redis.call('ZSCORE', KEYS[9], id) then h.tombstones = h.tombstones + 1 end
-    redis.call('ZADD', KEYS[9], ends, id)
-    touch(KEYS[9])
-    h.latest = math.max(h.latest, ends)
+    if not is_buried(id) then h.tombstones = h.tombstones + 1 end
+    put_tombstone(id, ends)
     soonest_expiry(ends)
   end
   local l = held_lease(id)
@@ -37,7 +35,7 @@ local function release()
     return { now, 8 }
   end
   grant()
-  return { now, 9 }
+  return now
 end
 
 may_exceed_memory = true

@@ -1,18 +1,19 @@
 -- Keep a lease, or claim a pushed one.
 --
--- ARGV  2 acquisition  3 ttl  4 reserve
+-- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
 -- Returns the time, and
 --       7 lasts, wanted (0, 1), first token, last token   it runs on; the tokens are 0 where none were asked for
 --       8                                                 not held
 
+local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
+
 may_exceed_memory = true
 begin(raw)
-hear(ARGV[2])
+hear(id)
 grant()
 local reply = { now, 8 }
-local l = held_lease(ARGV[2])
+local l = held_lease(id)
 if l then
-  local ttl, reserve = tonumber(ARGV[3]), tonumber(ARGV[4])
   l.claimed = 1
   l.expires_at = now + ttl
   soonest_expiry(l.expires_at)

@@ -39,7 +39,7 @@ pub(super) async fn run(
             }
             other => other,
         };
-        answers.push(read(value));
+        answers.push(read(command, value));
     }
     answers
 }
@@ -70,9 +70,9 @@ pub(super) async fn flight(
     }
 }
 
-pub(super) fn read(value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
+pub(super) fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    script::answer(&value).ok_or_else(|| {
+    script::answer(command, &value).ok_or_else(|| {
         Trouble::Failed(StoreError {
             failure: Failure::Unknown,
             message: "the server answered what no script of this version answers".to_owned(),

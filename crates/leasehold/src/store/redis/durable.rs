@@ -45,16 +45,20 @@ async fn one(
     replicas: u32,
     (resource, command): Call<'_>,
 ) -> Result<Answer, Trouble> {
-    let mut values = flight(&mut connection, way, replicas, resource, command, false).await;
+    let claim = claim_of(command);
+    let said: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
+    let mut values = flight(&mut connection, way, replicas, resource, &said, false).await;
     if values.iter().any(|value| value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))) {
-        values = flight(&mut connection, way, replicas, resource, command, true).await;
+        values = flight(&mut connection, way, replicas, resource, &said, true).await;
     }
     let reached = values.pop();
-    let mut values = values.into_iter();
-    let mut answer = calls::read(values.next().unwrap_or(Ok(Value::Nil)))?;
+    let mut told = said.iter().zip(values).map(|(command, value)| calls::read(command, value));
+    let mut answer = told.next().unwrap_or_else(|| Err(Trouble::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {
-            *grant = claimed(*grant, calls::read(values.next().unwrap_or(Ok(Value::Nil)))?)?
+            if let Some(claim) = told.next() {
+                *grant = claimed(*grant, &claim?)?;
+            }
         }
         Reply::Renewed { .. } => {}
         // Nothing that a failover could take away.
@@ -68,34 +72,30 @@ async fn one(
     }
 }
 
-/// The command, a claim of what it may get, and the waiting, in one flight.
+/// What makes a lease that was got by this or an earlier command a write of this connection.
+fn claim_of(command: &Command) -> Option<Command> {
+    let Command::Acquire(acquire) = command else { return None };
+    Some(Command::Renew(Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 }))
+}
+
+/// These commands, and the waiting, in one flight.
 async fn flight(
     connection: &mut MultiplexedConnection,
     way: Way,
     replicas: u32,
     resource: &Resource,
-    command: &Command,
+    said: &[&Command],
     is_in_full: bool,
 ) -> Vec<Result<Value, RedisError>> {
-    let claim = match command {
-        Command::Acquire(acquire) => {
-            let (acquisition, ttl) = (acquire.acquisition, acquire.ttl);
-            Some(Command::Renew(Renew { acquisition, ttl, reserve: 0 }))
-        }
-        _ => None,
-    };
-    let mut commands: Vec<redis::Cmd> = [Some(command), claim.as_ref()]
-        .into_iter()
-        .flatten()
-        .map(|command| way.dialect.spelled(resource, command, is_in_full))
-        .collect();
+    let mut commands: Vec<redis::Cmd> =
+        said.iter().map(|command| way.dialect.spelled(resource, command, is_in_full)).collect();
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICAS_LIMIT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
     calls::flight(connection, commands, way.is_asking).await
 }
 
-fn claimed(grant: Grant, claim: Answer) -> Result<Grant, Trouble> {
+fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, Trouble> {
     match claim.reply {
         Reply::Renewed { lasts, .. } => Ok(Grant { lasts, ..grant }),
         _ => Err(Trouble::Failed(StoreError {

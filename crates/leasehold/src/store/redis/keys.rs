@@ -11,8 +11,7 @@ pub(super) const LAYOUT: &str = "1";
 const SLOTS: u16 = 16_384;
 
 /// What `model.lua` calls its keys, in its order.
-const PARTS: [&str; 9] =
-    ["state", "leases", "expiries", "owners", "waiters", "ready", "deadlines", "clients", "tombstones"];
+const PARTS: [&str; 2] = ["state", "rows"];
 
 /// Says which layout this store's clients have, for those that have another.
 pub(super) const LAYOUT_KEY: &str = "leasehold:layout";

@@ -22,7 +22,7 @@ pub(super) enum Channels {
 }
 
 /// How a store's commands are spelled.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Dialect {
     pub(super) channels: Channels,
     /// In a cluster each hash slot has an inbox of its own.
@@ -32,90 +32,105 @@ pub(super) struct Dialect {
 impl Dialect {
     pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false };
 
-    fn inbox(self, resource: &Resource) -> String {
-        keys::inbox(self.is_cluster.then(|| keys::slot_of(resource)))
-    }
-
     /// A command by the name of its script, or with the whole script.
     pub(super) fn spelled(self, resource: &Resource, command: &Command, is_in_full: bool) -> redis::Cmd {
-        let (script, args) = call(command);
+        let (script, said) = call(command);
         let loaded = self.loaded(script);
         if is_in_full {
-            self.spell("EVAL", &loaded.text, resource, &args)
+            self.spell("EVAL", &loaded.text, resource, &said)
         } else {
-            self.spell("EVALSHA", &loaded.name, resource, &args)
+            self.spell("EVALSHA", &loaded.name, resource, &said)
         }
     }
 
     fn loaded(self, script: lua::Script) -> &'static Loaded {
-        &LOADED[&(script, self.channels)]
+        &LOADED[&(script, self)]
     }
 
-    fn spell(self, word: &str, script: &str, resource: &Resource, args: &[Vec<u8>]) -> redis::Cmd {
-        let mut command = redis::cmd(word);
-        command.arg(script).arg(keys::KEYS);
+    fn spell(self, word: &str, script: &str, resource: &Resource, said: &[u8]) -> redis::Cmd {
+        let room = 2 * (resource.name.as_str().len() + 40) + script.len() + said.len() + 80;
+        let mut command = redis::Cmd::with_capacity(7, room);
+        command.arg(word).arg(script).arg(keys::KEYS);
         keys::each_key(resource, |key| {
             command.arg(key);
         });
-        command.arg(self.inbox(resource)).arg(args);
+        command.arg(said);
+        if self.is_cluster {
+            command.arg(keys::inbox(Some(keys::slot_of(resource))));
+        }
         command
+    }
+
+    /// What the scripts have to know about inboxes. In a cluster their names differ by slot, and are an argument.
+    fn inboxes(self) -> String {
+        let commands = match self.channels {
+            Channels::Plain => lua::PLAIN_CHANNELS,
+            Channels::Sharded => lua::SHARDED_CHANNELS,
+        };
+        let name = if self.is_cluster { "ARGV[2]".to_owned() } else { format!("'{}'", keys::inbox(None)) };
+        format!("{commands}local INBOX = {name}\n")
     }
 }
 
-/// The script of a command, and what it is called with besides the keys and the inbox.
-pub(super) fn call(command: &Command) -> (lua::Script, Vec<Vec<u8>>) {
-    let mut args = Vec::with_capacity(12);
-    let script = match command {
-        Command::Acquire(acquire) => {
-            push_acquire(&mut args, acquire);
-            lua::ACQUIRE
-        }
+/// The script of a command, and what the command says: the scripts' only argument, but for the inbox.
+pub(super) fn call(command: &Command) -> (lua::Script, Vec<u8>) {
+    match command {
+        Command::Acquire(acquire) => (lua::Script::Acquire, say_acquire(acquire)),
         Command::Renew(renew) => {
-            args.push(id(renew.acquisition));
-            args.extend([micros(renew.ttl), number(renew.reserve)]);
-            lua::RENEW
+            let mut said = id(renew.acquisition, 12);
+            said.extend(micros(renew.ttl).to_be_bytes());
+            said.extend(renew.reserve.to_be_bytes());
+            (lua::Script::Renew, said)
         }
         Command::Release(release) => {
-            args.push(id(release.acquisition));
-            args.extend([micros(release.at_least), micros(release.tombstone)]);
-            lua::RELEASE
+            let mut said = id(release.acquisition, 16);
+            if !(release.at_least.is_zero() && release.tombstone.is_zero()) {
+                said.extend(micros(release.at_least).to_be_bytes());
+                said.extend(micros(release.tombstone).to_be_bytes());
+            }
+            (lua::Script::Release, said)
         }
-        Command::Inspect => lua::INSPECT,
-        Command::ForceRelease => lua::FORCE_RELEASE,
-    };
-    (script, args)
+        Command::Inspect => (lua::Script::Inspect, Vec::new()),
+        Command::ForceRelease => (lua::Script::ForceRelease, Vec::new()),
+    }
 }
 
-fn push_acquire(args: &mut Vec<Vec<u8>>, acquire: &Acquire) {
-    args.push(id(acquire.acquisition));
-    args.push(number(u32::from(acquire.owner.is_some())));
-    args.push(acquire.owner.as_ref().map_or("", Owner::as_str).into());
-    args.extend([
-        number(acquire.capacity),
-        number(acquire.weight),
-        micros(acquire.ttl),
-        number(acquire.reserve),
-    ]);
-    let (entry_ttl, max_queue) =
-        acquire.wait.map_or((Duration::ZERO, 0), |wait| (wait.entry_ttl, wait.max_queue));
-    args.extend([number(u32::from(acquire.wait.is_some())), micros(entry_ttl), number(max_queue)]);
-    args.push(acquire.metadata.as_bytes().to_vec());
-    args.push(acquire.replaces.map_or_else(Vec::new, |sequence| sequence.to_be_bytes().to_vec()));
+fn say_acquire(acquire: &Acquire) -> Vec<u8> {
+    let owner = acquire.owner.as_ref().map(Owner::as_str);
+    let mut said = id(acquire.acquisition, 64 + owner.map_or(0, str::len) + acquire.metadata.len());
+    let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some()];
+    said.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
+    said.extend(acquire.capacity.to_be_bytes());
+    said.extend(acquire.weight.to_be_bytes());
+    said.extend(micros(acquire.ttl).to_be_bytes());
+    said.extend(acquire.reserve.to_be_bytes());
+    if let Some(wait) = acquire.wait {
+        said.extend(micros(wait.entry_ttl).to_be_bytes());
+        said.extend(wait.max_queue.to_be_bytes());
+    }
+    if let Some(owner) = owner {
+        said.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
+        said.extend(owner.as_bytes());
+    }
+    if let Some(sequence) = acquire.replaces {
+        said.extend(sequence.to_be_bytes());
+    }
+    said.extend(acquire.metadata.as_bytes());
+    said
 }
 
-/// 24 bytes that sort as the numbers do.
-fn id(acquisition: Acquisition) -> Vec<u8> {
-    let mut bytes = acquisition.client.get().to_be_bytes().to_vec();
+/// 24 bytes that sort as the numbers do, with room for more behind them.
+fn id(acquisition: Acquisition, room: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(24 + room);
+    bytes.extend(acquisition.client.get().to_be_bytes());
     bytes.extend(acquisition.sequence.to_be_bytes());
     bytes
 }
 
-fn number(number: u32) -> Vec<u8> {
-    number.to_string().into_bytes()
-}
-
-fn micros(span: Duration) -> Vec<u8> {
-    span.as_micros().to_string().into_bytes()
+/// What a number of Lua can tell exactly is more than enough.
+fn micros(span: Duration) -> u64 {
+    const LONGEST: u64 = 1 << 52;
+    u64::try_from(span.as_micros()).map_or(LONGEST, |micros| micros.min(LONGEST))
 }
 
 /// A script as the server is told it, and the hash that it then knows it by.
@@ -124,26 +139,42 @@ struct Loaded {
     name: String,
 }
 
-static LOADED: LazyLock<HashMap<(lua::Script, Channels), Loaded>> = LazyLock::new(|| {
-    let load = |script: lua::Script, channels| {
-        let commands = match channels {
-            Channels::Plain => lua::PLAIN_CHANNELS,
-            Channels::Sharded => lua::SHARDED_CHANNELS,
-        };
-        let text = script.text(commands, lua::CLOCK);
+static LOADED: LazyLock<HashMap<(lua::Script, Dialect), Loaded>> = LazyLock::new(|| {
+    let dialects = [
+        Dialect::SERVER,
+        Dialect { channels: Channels::Plain, is_cluster: true },
+        Dialect { channels: Channels::Sharded, is_cluster: true },
+    ];
+    let load = |script: lua::Script, dialect: Dialect| {
+        let text = script.text(lua::CLOCK, &dialect.inboxes());
         let name = redis::Script::new(&text).get_hash().to_owned();
-        ((script, channels), Loaded { text, name })
+        ((script, dialect), Loaded { text, name })
     };
-    let every = lua::Script::ALL.into_iter();
-    every
-        .flat_map(|script| [Channels::Plain, Channels::Sharded].map(|channels| load(script, channels)))
-        .collect()
+    lua::Script::ALL.into_iter().flat_map(|script| dialects.map(|dialect| load(script, dialect))).collect()
 });
 
-/// What a script returned. None for what no version of it returns.
-pub(super) fn answer(value: &Value) -> Option<Answer> {
+/// What a command's script returned. None for what no version of it returns.
+pub(super) fn answer(command: &Command, value: &Value) -> Option<Answer> {
+    if let Value::Int(at) = value {
+        let at = StoreTime::from_micros(u64::try_from(*at).ok()?);
+        return Some(Answer { at, reply: usual_reply(command, at)? });
+    }
     let list = Reader::of(value)?;
     Some(Answer { at: list.time(0)?, reply: reply(&list)? })
+}
+
+/// What a script means that says no more than the time.
+fn usual_reply(command: &Command, at: StoreTime) -> Option<Reply> {
+    match command {
+        Command::Acquire(acquire) => {
+            let first = at.as_micros();
+            let last = Token::new(first + u64::from(acquire.reserve))?;
+            let tokens = TokenRange { first: Token::new(first)?, last };
+            Some(Reply::Granted(Grant { tokens, lasts: Duration::from_micros(micros(acquire.ttl)) }))
+        }
+        Command::Release(_) => Some(Reply::Released),
+        Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
+    }
 }
 
 fn reply(list: &Reader<'_>) -> Option<Reply> {
@@ -166,7 +197,6 @@ fn reply(list: &Reader<'_>) -> Option<Reply> {
             Reply::Renewed { lasts: list.span(2)?, wanted: list.number(3)? != 0, tokens }
         }
         8 => Reply::NotHeld,
-        9 => Reply::Released,
         10 => Reply::View(View {
             capacity: list.small(2)?,
             in_use: list.small(3)?,

@@ -132,6 +132,8 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         5 => release,
         1 => Just(Step::Do(Command::ForceRelease)),
         4 => (0..6_000_u64).prop_map(Step::Pass),
+        // Some of them so long that the last token need not be remembered any more.
+        1 => (0..5_000_000_u64).prop_map(Step::Pass),
         1 => (0..CLIENTS).prop_map(Step::Leave),
         2 => (0..CLIENTS).prop_map(Step::Return),
     ];
@@ -152,7 +154,8 @@ impl<'c> Lab<'c> {
         let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
         for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
-            let source = script.text(lua::PLAIN_CHANNELS, "local now = tonumber(ARGV[#ARGV])\n");
+            let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+            let source = script.text("local now = tonumber(ARGV[2])\n", &channels);
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
             lab.scripts.insert(script, sha);
         }
@@ -172,16 +175,12 @@ impl<'c> Lab<'c> {
     }
 
     fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
-        let (script, args) = script::call(command);
+        let (script, said) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script])
-            .arg(keys::KEYS)
-            .arg(keys_of(resource))
-            .arg(keys::inbox(None))
-            .arg(args);
+        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(said);
         call.arg(now.as_micros());
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        script::answer(&value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        script::answer(command, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
     /// The next push, with the channel that it came by.
@@ -191,7 +190,8 @@ impl<'c> Lab<'c> {
     }
 }
 
-fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[Step]) {
+/// Says what time it is in the end.
+fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[Step]) -> StoreTime {
     let mut table = Table::new();
     let mut now = start;
     let mut absent: Vec<ClientId> = Vec::new();
@@ -236,6 +236,7 @@ fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[St
         redis::cmd("PUBLISH").arg(keys::inbox_of(client, None)).arg("the end").query(lab.commands).unwrap();
     assert_eq!(last, 1);
     assert_eq!(lab.hear(), (keys::inbox_of(client, None), None));
+    now
 }
 
 /// In the end nothing is left, and while something is, every key has an expiry.
@@ -268,8 +269,8 @@ fn differ(capacity: u32) {
         // A fresh resource for each history, on a server that is never emptied.
         let name = format!("{}-{}", resource.name.as_str(), count.get());
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&name).unwrap() };
-        compare(&mut lab, &resource, start, &steps);
-        forget(&mut lab, &resource, start + Duration::from_secs(300));
+        let end = compare(&mut lab, &resource, start, &steps);
+        forget(&mut lab, &resource, end + Duration::from_secs(60));
         Ok(())
     });
     if let Err(error) = result {
@@ -285,4 +286,42 @@ fn the_scripts_say_what_the_model_says() {
 #[test]
 fn the_scripts_say_what_the_model_says_of_what_many_share() {
     differ(4);
+}
+
+#[test]
+fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_missed() {
+    let server = Server::start();
+    let (mut commands, mut inboxes) = (server.connect(), server.connect());
+    let mut lab = Lab::new(&mut commands, &mut inboxes);
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let state = keys_of(&resource).swap_remove(0);
+    let start = StoreTime::from_micros(1_700_000_000_000_000);
+    let mut ms_left_after_use = |sequence, minutes: u64| {
+        let now = start + Duration::from_secs(60 * minutes);
+        let acquisition = Acquisition { client: ClientId::new(0), sequence };
+        let acquire = Command::from(Acquire {
+            acquisition,
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            ttl: Duration::from_secs(10),
+            reserve: 0,
+            wait: None,
+            replaces: None,
+            metadata: Arc::from(""),
+        });
+        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
+        let release = Command::Release(Release { acquisition, at_least, tombstone });
+        assert!(matches!(lab.run(&resource, &acquire, now).reply, leasehold_core::Reply::Granted(_)));
+        assert_eq!(lab.run(&resource, &release, now).reply, leasehold_core::Reply::Released);
+        let left: i64 = redis::cmd("PTTL").arg(&state).query(lab.commands).unwrap();
+        // As if as much time had passed for the server as will have passed for the scripts.
+        let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(lab.commands).unwrap();
+        left
+    };
+    let hour = 3_600_000;
+    assert!(ms_left_after_use(1, 0) > hour);
+    let left = ms_left_after_use(2, 30);
+    assert!((hour..=5_000_000).contains(&left), "moved without need: {left}");
+    assert!(ms_left_after_use(3, 65) > 5_000_000, "not moved in time");
 }
