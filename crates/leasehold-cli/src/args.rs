@@ -102,8 +102,8 @@ told about the leader: see leasehold show --kind election NAME.";
 
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
-  kind, name        what is locked; the kinds are mutex, semaphore, rw and
-                    election
+  kind, name        what is locked; the kinds are mutex, semaphore, rw,
+                    election, latch and barrier
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
                     permits there are, and are out; for a rw lock a writer
                     takes all of the capacity; 0 if nobody uses it

@@ -82,8 +82,12 @@ fn only(locks: &[LockView]) -> Result<&LockView, Stop> {
 fn lock_text(lock: &LockView) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
-    if lock.kind == Kind::Semaphore && is_in_use(lock) {
-        let _ = writeln!(text, "{} of {} permits are out", lock.in_use, lock.capacity);
+    if is_in_use(lock) {
+        let _ = match lock.kind {
+            Kind::Semaphore => writeln!(text, "{} of {} permits are out", lock.in_use, lock.capacity),
+            Kind::Latch => writeln!(text, "{} of {} have counted down", lock.in_use, lock.capacity),
+            _ => Ok(()),
+        };
     }
     if let Some(token) = lock.last_token {
         let _ = writeln!(text, "last token {token}");

@@ -39,6 +39,19 @@ impl Token {
     }
 }
 
+impl From<Token> for u64 {
+    fn from(token: Token) -> Self {
+        token.0
+    }
+}
+
+impl From<Token> for i64 {
+    /// As databases have it. Tokens are below 2^53, so nothing is lost.
+    fn from(token: Token) -> Self {
+        token.0.cast_signed()
+    }
+}
+
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({})", self.0)

@@ -14,8 +14,9 @@ use crate::client::Handle;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait, lease_settings};
+use crate::lock::{Lock, Wait};
 use crate::session::Sleep;
+use crate::settings::lease_settings;
 use crate::view::{HolderView, LockView};
 
 const MARK: u32 = 1;

@@ -9,8 +9,9 @@ use crate::client::Handle;
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, settings};
+use crate::lock::Lock;
 use crate::session::Sleep;
+use crate::settings::settings;
 use crate::view::HolderView;
 
 /// How often an observer looks unless it is told otherwise.

@@ -26,6 +26,7 @@ pub(crate) enum ErrorKind {
     Timeout,
     QueueFull,
     NotOwner,
+    Stale,
     Closed,
 }
 
@@ -80,6 +81,12 @@ impl Error {
     #[must_use]
     pub fn is_not_owner(&self) -> bool {
         self.0.kind == ErrorKind::NotOwner
+    }
+
+    /// A resource has seen a higher token: whoever has this one has lost its lease.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.0.kind == ErrorKind::Stale
     }
 
     /// The client was closed.

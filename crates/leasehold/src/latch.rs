@@ -11,8 +11,9 @@ use leasehold_core::{Kind, Owner};
 use crate::client::Handle;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{Lock, Wait, looking};
+use crate::lock::{Lock, Wait};
 use crate::session::Sleep;
+use crate::settings::looking;
 
 /// How long a count is remembered unless something else is said.
 const KEEP: Duration = Duration::from_secs(24 * 3_600);

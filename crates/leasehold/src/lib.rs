@@ -34,6 +34,7 @@ mod clock;
 mod driver;
 mod election;
 mod error;
+pub mod fence;
 mod guard;
 mod latch;
 mod lock;
@@ -44,6 +45,7 @@ mod rw;
 mod semaphore;
 mod session;
 mod set;
+mod settings;
 mod store;
 #[cfg(test)]
 mod tests;

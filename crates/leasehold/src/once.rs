@@ -15,8 +15,9 @@ use crate::client::Handle;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, MAX_TTL, Wait, lease_settings};
+use crate::lock::{Lock, MAX_TTL, Wait};
 use crate::session::Sleep;
+use crate::settings::lease_settings;
 
 /// The shortest time for which a start is kept.
 const MIN_KEEP: Duration = Duration::from_millis(900);

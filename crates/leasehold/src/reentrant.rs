@@ -9,8 +9,9 @@ use crate::client::Handle;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait, settings};
+use crate::lock::{Lock, Wait};
 use crate::session::Inbox as _;
+use crate::settings::settings;
 use crate::view::HolderView;
 
 /// A mutex for an owner whom the caller names. Made by [`Client::reentrant`](crate::Client::reentrant).

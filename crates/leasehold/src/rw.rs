@@ -12,7 +12,8 @@ use leasehold_core::Kind;
 use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait, settings};
+use crate::lock::{Lock, Wait};
+use crate::settings::settings;
 use crate::view::Mode;
 
 const READER: u32 = 1;

@@ -54,7 +54,7 @@ pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
     let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
     assert!(gave_up.is_none());
     assert!(one.barrier("a", 2).wait_timeout(Duration::ZERO).await.unwrap().is_none());
-    let dies = one.barrier("a", 2).ttl(Duration::from_millis(300)).auto_renew(false);
+    let dies = one.barrier("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
     let waiting = tokio::spawn(async move { dies.wait().await });
     until(&other, KIND, "a", |view| view.holders.len() == 1).await;
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;

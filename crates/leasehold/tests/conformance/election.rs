@@ -60,7 +60,7 @@ pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(
 pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
     let (one, other) = pair(&store).await;
     let mut observer = other.election("a").observe().every(OFTEN);
-    let election = one.election("a").ttl(Duration::from_millis(200)).auto_renew(false);
+    let election = one.election("a").ttl(Duration::from_secs(1)).auto_renew(false);
     let leadership = election.campaign().await.unwrap();
     assert!(observer.next().await.unwrap().is_some());
     assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());

@@ -51,7 +51,7 @@ pub(crate) async fn whoever_counts_by_name_counts_once(store: Store) {
 
 pub(crate) async fn counts_outlive_their_client_and_end_in_time(store: Store) {
     let (one, other) = pair(&store).await;
-    assert_eq!(one.latch("a", 2).keep(Duration::from_millis(800)).count_down().await.unwrap(), 1);
+    assert_eq!(one.latch("a", 2).keep(Duration::from_secs(2)).count_down().await.unwrap(), 1);
     assert_eq!(one.latch("b", 2).count_down().await.unwrap(), 1);
     one.close().await.unwrap();
     assert_eq!(other.latch("b", 2).remaining().await.unwrap(), 1);

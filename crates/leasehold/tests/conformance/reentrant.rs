@@ -122,9 +122,9 @@ pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_go
 
 pub(crate) async fn the_longest_hold_of_an_owner_ends_each_acquisition(store: Store) {
     let (one, other) = pair(&store).await;
-    let hold = Duration::from_millis(600);
+    let hold = Duration::from_millis(1_500);
     let began = Instant::now();
-    let lock = one.reentrant("a", "us").ttl(Duration::from_millis(400)).longest_hold(hold);
+    let lock = one.reentrant("a", "us").ttl(Duration::from_secs(1)).longest_hold(hold);
     let outer = lock.lock().await.unwrap();
     let waiting = queue(&other, KIND, "a", {
         let mutex = other.mutex("a");

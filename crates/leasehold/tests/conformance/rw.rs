@@ -240,13 +240,13 @@ pub(crate) async fn a_reader_that_dies_delays_a_writer_for_its_own_ttl_only(stor
 
 pub(crate) async fn the_longest_hold_goes_on_over_an_exchange(store: Store) {
     let client = store.client().await;
-    let hold = Duration::from_millis(1_200);
+    let hold = Duration::from_secs(3);
     let began = Instant::now();
     let writer = client.rw_lock("a").longest_hold(hold).write().await.unwrap();
     assert!(tokio::time::timeout(hold / 2, writer.lost()).await.is_err());
     let reader = writer.downgrade().await.unwrap();
     assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::LongestHold);
-    assert!(began.elapsed() < hold + hold / 4, "it ended after {:?}", began.elapsed());
+    assert!(began.elapsed() < hold / 10 * 14, "it ended after {:?}", began.elapsed());
 }
 
 pub(crate) async fn readers_and_writers_can_be_seen(store: Store) {

@@ -40,6 +40,7 @@ macro_rules! tests {
             a_guard_says_when_little_is_left
             the_blocking_face_does_the_same
             two_names_are_two_locks
+            sixteen_clients_get_equally_many_turns
         }
     };
 }
@@ -484,4 +485,35 @@ pub(crate) async fn two_names_are_two_locks(store: Store) {
     for guard in guards {
         guard.release().await.unwrap();
     }
+}
+
+pub(crate) async fn sixteen_clients_get_equally_many_turns(store: Store) {
+    let is_long = std::env::var_os("LEASEHOLD_TEST_LONG").is_some();
+    let span = Duration::from_secs(if is_long { 30 } else { 1 });
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        clients.push(store.client().await);
+    }
+    let end = Instant::now() + span;
+    let mut tasks = Vec::new();
+    for client in clients {
+        tasks.push(tokio::spawn(async move {
+            let mut turns = 0_u32;
+            while Instant::now() < end {
+                let guard = client.mutex("a").lock().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.release().await.unwrap();
+                turns += 1;
+            }
+            turns
+        }));
+    }
+    let mut turns = Vec::new();
+    for task in tasks {
+        turns.push(task.await.unwrap());
+    }
+    let (least, most) = (*turns.iter().min().unwrap(), *turns.iter().max().unwrap());
+    println!("in {span:?} the least served had {least} turns, the most served {most}");
+    // The queue gives each a turn after the other; who came first or last has one more.
+    assert!(most - least <= 2.max(most / 20), "{turns:?}");
 }

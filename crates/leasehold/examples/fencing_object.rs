@@ -1,0 +1,67 @@
+//! A holder that was stopped for too long, and an object store with conditional writes that refuses it.
+//!
+//! The token is kept with the object. A writer reads it, gives up if it is higher than its own, and writes on
+//! condition that the object is still the one that it has read: so the check holds at the moment of the write.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use leasehold::Token;
+use leasehold::blocking::Client;
+
+/// What an object store keeps: the version is the `ETag`, and `fence` a header of the user's.
+#[derive(Clone, Default)]
+struct Object {
+    version: u64,
+    fence: u64,
+    body: String,
+}
+
+/// An object store with one object, whose writes can be made conditional as with `If-Match`.
+#[derive(Default)]
+struct Store(Mutex<Object>);
+
+impl Store {
+    fn get(&self) -> Object {
+        self.0.lock().expect("nobody panics").clone()
+    }
+
+    fn put_if_match(&self, version: u64, fence: u64, body: &str) -> bool {
+        let mut object = self.0.lock().expect("nobody panics");
+        let matches = object.version == version;
+        if matches {
+            *object = Object { version: version + 1, fence, body: body.to_owned() };
+        }
+        matches
+    }
+}
+
+/// Whether it was written. If not, somebody with a newer lease was here before.
+fn write(store: &Store, body: &str, token: Token) -> bool {
+    loop {
+        let object = store.get();
+        if object.fence > token.get() {
+            return false;
+        }
+        if store.put_if_match(object.version, token.get(), body) {
+            return true;
+        }
+    }
+}
+
+pub(crate) fn main() -> Result<(), leasehold::Error> {
+    let store = Store::default();
+    let client = Client::connect("memory:")?;
+
+    // It takes the lock, and is stopped before it writes: its lease runs out.
+    let stopped = client.mutex("report").ttl(Duration::from_millis(100)).auto_renew(false).lock()?;
+    let _lost = stopped.lost_within(Duration::from_secs(10));
+    let next = client.mutex("report").lock()?;
+    assert!(write(&store, "by the new holder", next.token()));
+
+    // It goes on, and knows nothing of all that.
+    assert!(!write(&store, "by the old holder", stopped.token()));
+    assert_eq!(store.get().body, "by the new holder");
+    println!("the object holds what was written {}", store.get().body);
+    Ok(())
+}

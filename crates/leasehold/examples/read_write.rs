@@ -1,0 +1,26 @@
+//! Many read the prices, one changes them, and looks before it does.
+
+use leasehold::{Client, Error};
+
+pub(crate) fn main() -> Result<(), Error> {
+    pollster::block_on(async {
+        let client = Client::connect("memory:").await?;
+        let prices = client.rw_lock("prices");
+
+        let (one, other) = (prices.read().await?, prices.read().await?);
+        assert!(prices.try_write().await?.is_none());
+        one.release().await?;
+
+        // Beside readers it sees whether there is something to do. Nobody else can write until it has decided.
+        let looking = prices.upgradable_read().await?;
+        other.release().await?;
+        let writer = looking.upgrade().await?;
+        println!("new prices with token {}", writer.token());
+
+        // What it has written it reads itself, beside others and before the next writer.
+        let reader = writer.downgrade().await?;
+        assert!(prices.try_read().await?.is_some());
+        reader.release().await?;
+        client.close().await
+    })
+}

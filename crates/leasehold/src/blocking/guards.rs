@@ -1,0 +1,228 @@
+//! Held leases, without async.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_core::{Loss, Token};
+use pollster::block_on;
+
+use super::{Face, calls};
+use crate::error::Error;
+use crate::lock::Lock;
+
+/// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
+/// of the work, or let another thread wait with [`Self::lost_within`].
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// As [`crate::Guard::name`].
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// As [`crate::Guard::token`].
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.0.token()
+    }
+
+    /// As [`crate::Guard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.0.remaining()
+    }
+
+    /// As [`crate::Guard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// Waits until the lease is lost, as [`crate::Guard::lost`], but for at most this long.
+    #[must_use]
+    pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let mut lost = pin!(self.0.lost());
+        let mut sleep = pin!(self.0.sleep(limit));
+        block_on(poll_fn(|context| match lost.as_mut().poll(context) {
+            Poll::Ready(loss) => Poll::Ready(Some(loss)),
+            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+        }))
+    }
+
+    /// As [`crate::Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(self) -> Result<(), Error> {
+        block_on(self.0.release())
+    }
+
+    /// As [`crate::Guard::release_within`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release_within(self, limit: Duration) -> Result<(), Error> {
+        block_on(self.0.release_within(limit))
+    }
+}
+
+calls! { Guard:
+    renew(&self) -> ();
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Face for crate::Guard {
+    type Blocking = Guard;
+
+    fn blocking(self) -> Guard {
+        Guard(self)
+    }
+}
+
+/// A guard that can be exchanged for another one.
+macro_rules! exchangeable {
+    ($guard:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($guard), "`].")]
+        #[must_use = "the lock is given back when the guard is dropped"]
+        #[derive(Debug)]
+        pub struct $guard {
+            guard: Guard,
+            lock: Lock,
+        }
+
+        impl $guard {
+            fn inner(self) -> crate::$guard {
+                crate::$guard { guard: self.guard.0, lock: self.lock }
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($guard), "::downgrade`].")]
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn downgrade(self) -> Result<Guard, Error> {
+                block_on(self.inner().downgrade()).blocking()
+            }
+
+            /// As [`crate::Guard::release`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release(self) -> Result<(), Error> {
+                self.guard.release()
+            }
+
+            /// As [`crate::Guard::release_within`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub fn release_within(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_within(limit)
+            }
+        }
+
+        impl Face for crate::$guard {
+            type Blocking = $guard;
+
+            fn blocking(self) -> $guard {
+                $guard { guard: Guard(self.guard), lock: self.lock }
+            }
+        }
+
+        impl Deref for $guard {
+            type Target = Guard;
+
+            fn deref(&self) -> &Guard {
+                &self.guard
+            }
+        }
+    };
+}
+
+exchangeable!(WriteGuard);
+exchangeable!(UpgradableGuard);
+
+impl UpgradableGuard {
+    /// As [`crate::UpgradableGuard::upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade(self) -> Result<WriteGuard, Error> {
+        block_on(self.inner().upgrade()).blocking()
+    }
+
+    /// As [`crate::UpgradableGuard::try_upgrade`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
+        block_on(self.inner().try_upgrade()).blocking()
+    }
+
+    /// As [`crate::UpgradableGuard::upgrade_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
+        block_on(self.inner().upgrade_timeout(limit)).blocking()
+    }
+}
+
+/// As [`crate::SetGuard`]; for losses see its [`guards`](Self::guards).
+#[must_use = "the locks are given back when the guard is dropped"]
+#[derive(Debug)]
+pub struct SetGuard(Vec<Guard>);
+
+impl SetGuard {
+    /// As [`crate::SetGuard::token`].
+    #[must_use]
+    pub fn token(&self, name: &str) -> Option<Token> {
+        self.0.iter().find(|guard| guard.name() == name).map(Guard::token)
+    }
+
+    /// As [`crate::SetGuard::guards`].
+    pub fn guards(&self) -> &[Guard] {
+        &self.0
+    }
+
+    /// As [`crate::SetGuard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.iter().all(Guard::is_held)
+    }
+
+    /// As [`crate::SetGuard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(self) -> Result<(), Error> {
+        self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
+    }
+}
+
+impl Face for crate::SetGuard {
+    type Blocking = SetGuard;
+
+    fn blocking(self) -> SetGuard {
+        SetGuard(self.into_guards().into_iter().map(Guard).collect())
+    }
+}
