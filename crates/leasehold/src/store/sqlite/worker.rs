@@ -197,7 +197,9 @@ impl Desk {
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(error) if error.failure == Failure::Unknown => chunk.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) if error.failure == Failure::Unknown => {
+                chunk.iter().map(|_| Err(error.clone())).collect()
+            }
             Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
             Err(error) => vec![Err(error)],
         }
