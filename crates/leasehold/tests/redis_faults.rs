@@ -135,6 +135,24 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
 }
 
 #[tokio::test]
+async fn a_full_memory_lets_whoever_shares_a_lock_keep_it_and_let_go() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let semaphore = client.semaphore("a", 3);
+    let (one, other) = (semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap());
+    let named = client.reentrant("b", "me").lock().await.unwrap();
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(semaphore.acquire(1).await.unwrap_err().is_unavailable());
+    for guard in [one, other, named] {
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(semaphore.try_acquire(3).await.unwrap().is_some());
+    assert!(client.reentrant("b", "you").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
 async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
     let server = Server::on_socket();
     let client = client_of(&server).await;

@@ -1,8 +1,8 @@
 //! The model as Redis runs it: one script per command, the same rules in the same order under the same names.
 //!
 //! A script reads the clock and the resource's state, tries the command's usual case, if it has one, and otherwise runs
-//! the rules that all share (`model.lua`) and the command. Reading the rules costs more than most commands do, which is
-//! why the usual cases come before them; that they do the same is tested with everything else.
+//! what all share (`rows.lua`, `model.lua`) and the command. To read the shared part costs more than most commands do,
+//! which is why the usual cases come before it; that they do the same is tested with everything else.
 
 use alloc::string::String;
 
@@ -16,6 +16,7 @@ pub const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n"
 pub const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
 
 const STATE: &str = "local raw = redis.call('GET', KEYS[1])\n";
+const ROWS: &str = include_str!("rows.lua");
 const MODEL: &str = include_str!("model.lua");
 
 /// A command as a script.
@@ -49,6 +50,6 @@ impl Script {
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
         };
-        [clock, STATE, usual, channels, MODEL, command].concat()
+        [clock, STATE, usual, channels, ROWS, MODEL, command].concat()
     }
 }

@@ -10,7 +10,7 @@ pub(super) const LAYOUT: &str = "1";
 
 const SLOTS: u16 = 16_384;
 
-/// What `model.lua` calls its keys, in its order.
+/// What `rows.lua` calls its keys, in its order.
 const PARTS: [&str; 2] = ["state", "rows"];
 
 /// Says which layout this store's clients have, for those that have another.

@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{Table, Turn, apply};
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Owner, Push, Release, Renew, Resource,
-    StoreTime, WaitFor, lua,
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Owner, Push, PushKind, Release, Renew, Reply,
+    Resource, StoreTime, WaitFor, lua,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
-use super::{keys, script};
+use super::keys;
+use super::script::{self, Channels, Dialect};
 
 const CLIENTS: u128 = 4;
 
@@ -343,8 +344,8 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
         });
         let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
         let release = Command::Release(Release { acquisition, at_least, tombstone });
-        assert!(matches!(lab.run(&resource, &acquire, now).reply, leasehold_core::Reply::Granted(_)));
-        assert_eq!(lab.run(&resource, &release, now).reply, leasehold_core::Reply::Released);
+        assert!(matches!(lab.run(&resource, &acquire, now).reply, Reply::Granted(_)));
+        assert_eq!(lab.run(&resource, &release, now).reply, Reply::Released);
         let left: i64 = redis::cmd("PTTL").arg(&state).query(lab.commands).unwrap();
         // As if as much time had passed for the server as will have passed for the scripts.
         let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(lab.commands).unwrap();
@@ -355,4 +356,56 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
     let left = ms_left_after_use(2, 30);
     assert!((hour..=5_000_000).contains(&left), "moved without need: {left}");
     assert!(ms_left_after_use(3, 65) > 5_000_000, "not moved in time");
+}
+
+#[test]
+fn every_dialect_reaches_the_inbox_of_whoever_waits() {
+    let server = Server::start();
+    let (mut commands, mut inbox) = (server.connect(), server.connect());
+    inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let (holder, waiter) = (ClientId::new(1), ClientId::new(2));
+    let cluster = |channels| Dialect { channels, is_cluster: true };
+    let dialects = [
+        (Dialect::SERVER, "SUBSCRIBE"),
+        (cluster(Channels::Plain), "SUBSCRIBE"),
+        (cluster(Channels::Sharded), "SSUBSCRIBE"),
+    ];
+    for (number, (dialect, subscribe)) in (0..).zip(dialects) {
+        let resource = Resource { kind: Kind::Mutex, name: Name::new(&format!("a{number}")).unwrap() };
+        let channel = keys::inbox_of(waiter, dialect.is_cluster.then(|| keys::slot_of(&resource)));
+        let subscribe = redis::cmd(subscribe).arg(&channel).get_packed_command();
+        inbox.send_packed_command(&subscribe).unwrap();
+        inbox.recv_response().unwrap();
+        let mut run = |command: &Command| {
+            let call = dialect.in_full(&resource, command);
+            let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
+            script::answer(command, &value).unwrap().reply
+        };
+        let acquire = |client| {
+            Command::from(Acquire {
+                acquisition: Acquisition { client, sequence: 1 },
+                owner: None,
+                capacity: 1,
+                weight: 1,
+                ttl: Duration::from_secs(10),
+                reserve: 0,
+                wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                replaces: None,
+                metadata: Arc::from(""),
+            })
+        };
+        assert!(matches!(run(&acquire(holder)), Reply::Granted(_)));
+        assert!(matches!(run(&acquire(waiter)), Reply::Queued(_)));
+        let acquisition = Acquisition { client: holder, sequence: 1 };
+        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
+        assert_eq!(run(&Command::Release(Release { acquisition, at_least, tombstone })), Reply::Released);
+        let message = inbox.recv_response().unwrap();
+        let redis::Value::Array(message) = message else { panic!("{message:?}") };
+        let [_, redis::Value::BulkString(on), redis::Value::BulkString(pushed)] = &message[..] else {
+            panic!("{message:?}")
+        };
+        assert_eq!(on, channel.as_bytes());
+        let push = script::push(pushed).unwrap();
+        assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{dialect:?}: {push:?}");
+    }
 }
