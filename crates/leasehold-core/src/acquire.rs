@@ -13,6 +13,9 @@ use crate::time::{LocalTime, StoreTime, drift_margin};
 /// How long a tombstone stands: longer than any delayed command can be under way.
 const TOMBSTONE: Duration = Duration::from_secs(60);
 
+/// Stores answer sooner, with an error if need be, where anybody runs what was to send the command.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+
 /// The pause before the first repetition after a failure; it doubles up to [`Patience::look_again`].
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
@@ -68,8 +71,8 @@ pub enum Failure {
 enum Phase {
     /// An `Acquire` is to be sent at this time.
     Asking { at: LocalTime },
-    /// An `Acquire` is under way.
-    Asked,
+    /// An `Acquire` is under way, and counts as lost from then on.
+    Asked { until: LocalTime },
     /// The attempt is in the queue.
     Waiting { look_again_at: LocalTime },
     /// The attempt has ended.
@@ -140,7 +143,7 @@ impl AcquireMachine {
         let deadline = self.patience.map_or(LocalTime::NEVER, |patience| patience.deadline);
         let next = match self.phase {
             Phase::Asking { at } => at,
-            Phase::Asked => LocalTime::NEVER,
+            Phase::Asked { until } => until,
             Phase::Waiting { look_again_at } => look_again_at,
             Phase::Done(_) => return None,
         };
@@ -153,7 +156,7 @@ impl AcquireMachine {
         self.handle_timeout(now);
         match self.phase {
             Phase::Asking { at } if at <= now => {
-                self.phase = Phase::Asked;
+                self.phase = Phase::Asked { until: now + ANSWER_LIMIT };
                 self.may_arrive_late = true;
                 Some(Command::Acquire(self.command.clone()))
             }
@@ -187,6 +190,10 @@ impl AcquireMachine {
         }
         if self.patience.is_some_and(|patience| now >= patience.deadline) {
             self.give_up(Outcome::NotGranted);
+        } else if let Phase::Asked { until } = self.phase
+            && now >= until
+        {
+            self.handle_failure(now, Failure::Unknown);
         } else if let Phase::Waiting { look_again_at } = self.phase
             && now >= look_again_at
         {
@@ -299,7 +306,7 @@ impl AcquireMachine {
     pub fn handle_hint(&mut self, now: LocalTime) {
         match self.phase {
             Phase::Waiting { .. } => self.phase = Phase::Asking { at: now },
-            Phase::Asked => self.hinted = true,
+            Phase::Asked { .. } => self.hinted = true,
             Phase::Asking { .. } | Phase::Done(_) => {}
         }
     }
@@ -316,7 +323,7 @@ impl AcquireMachine {
     fn granted(&mut self, now: LocalTime, grant: Grant, since: LocalTime, trusted_until: LocalTime) {
         if now < trusted_until {
             self.end(Outcome::Granted { grant, since, trusted_until });
-        } else if self.phase == Phase::Asked {
+        } else if matches!(self.phase, Phase::Asked { .. }) {
             // Its answer tells what is left of the lease, or is as late, and then it asks once more.
             self.hinted = true;
         } else if self.patience.is_some() {

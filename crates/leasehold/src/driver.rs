@@ -13,11 +13,16 @@ use std::sync::Arc;
 use tokio::runtime::Builder;
 
 use leasehold_core::Resource;
+use tokio::sync::Semaphore;
 
 use crate::clock;
 use crate::session::{Errand, Session};
 use crate::store::Store;
 use crate::timer::Timer;
+
+/// How many batches may be on their way to one place. After a new connection all leases are renewed: if a server was
+/// given more than it can answer in time, that would be taken for a lost connection.
+const AT_ONCE: usize = 16;
 
 /// Starts the thread. `open` runs on it first, and `tell` is told how that went.
 pub(crate) fn start<E, F>(
@@ -61,14 +66,17 @@ where
 }
 
 async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
+    // A cluster's nodes come and go, but they are few.
+    let mut ways = BTreeMap::<u64, Arc<Semaphore>>::new();
     loop {
         let due = session.due(clock::local());
         if due.is_over {
             return;
         }
         if !due.errands.is_empty() {
-            for errands in by_shard(&*store, due.errands) {
-                tokio::spawn(send(session.clone(), store.clone(), errands));
+            for ((shard, _), errands) in by_shard(&*store, due.errands) {
+                let turn = ways.entry(shard).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone();
+                tokio::spawn(send(session.clone(), store.clone(), turn, errands));
             }
         }
         if due.next <= clock::local() {
@@ -91,15 +99,21 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
 fn by_shard(
     store: &dyn Store,
     errands: Vec<(Arc<Resource>, Errand)>,
-) -> impl Iterator<Item = Vec<(Arc<Resource>, Errand)>> {
+) -> BTreeMap<(u64, u32), Vec<(Arc<Resource>, Errand)>> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
     for (resource, errand) in errands {
         shards.entry((store.shard(&resource), errand.replicas)).or_default().push((resource, errand));
     }
-    shards.into_values()
+    shards
 }
 
-async fn send(session: Arc<Session>, store: Arc<dyn Store>, errands: Vec<(Arc<Resource>, Errand)>) {
+async fn send(
+    session: Arc<Session>,
+    store: Arc<dyn Store>,
+    turn: Arc<Semaphore>,
+    errands: Vec<(Arc<Resource>, Errand)>,
+) {
+    let _turn = turn.acquire().await;
     let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
     let answers = store.call_durably(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
     debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");

@@ -422,9 +422,16 @@ impl Session {
 }
 
 impl Inbox for Session {
-    fn reconnected(&self) {
+    fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let now = clock::local();
-        let sequences: Vec<u64> = self.state().entries.keys().copied().collect();
+        let entries: Vec<(u64, Arc<Resource>)> = self
+            .state()
+            .entries
+            .iter()
+            .map(|(sequence, entry)| (*sequence, entry.resource.clone()))
+            .collect();
+        let sequences =
+            entries.into_iter().filter(|(_, resource)| concerns(resource)).map(|(sequence, _)| sequence);
         for sequence in sequences {
             self.step(sequence, now, |entry| entry.handle_reconnected(now));
         }

@@ -139,3 +139,29 @@ async fn one_node_of_a_cluster_as_a_server_is_told_what_to_write() {
     let error = Client::connect(&format!("redis-cluster://127.0.0.1:{}", server.port())).await.unwrap_err();
     assert!(error.to_string().contains("is no cluster"), "{error}");
 }
+
+#[tokio::test]
+async fn an_attempt_that_is_dropped_at_once_makes_nobody_deaf() {
+    let cluster = Cluster::start();
+    let holder = Client::connect(&cluster.url()).await.unwrap();
+    for round in 0..12 {
+        // Its first attempt in this slot is dropped while it is being sent.
+        let client = Client::connect(&cluster.url()).await.unwrap();
+        let guard = holder.mutex("a").lock().await.unwrap();
+        let mutex = client.mutex("a");
+        let dropped = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await.map(drop) }
+        });
+        for _ in 0..round % 4 {
+            tokio::task::yield_now().await;
+        }
+        dropped.abort();
+        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        until(async || holder.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1))
+            .await;
+        guard.release().await.unwrap();
+        let next = timeout(Duration::from_secs(5), waiting).await.expect("it hears of its grant").unwrap();
+        next.release().await.unwrap();
+    }
+}

@@ -173,7 +173,7 @@ mod tests {
     struct Letters(Mutex<Vec<Push>>);
 
     impl Inbox for Letters {
-        fn reconnected(&self) {}
+        fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
         fn deliver(&self, push: Push) {
             self.0.lock().unwrap().push(push);

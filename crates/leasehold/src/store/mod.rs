@@ -27,8 +27,8 @@ pub(crate) struct StoreError {
 pub(crate) trait Inbox: Send + Sync {
     fn deliver(&self, push: Push);
 
-    /// The way to the store is new: what was told meanwhile was missed.
-    fn reconnected(&self);
+    /// The way to the store is new for the resources that this concerns: what was told meanwhile was missed.
+    fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);
 }
 
 pub(crate) type Answered = Result<Answer, StoreError>;

@@ -158,8 +158,13 @@ impl RedisUrl {
                     _ => return Err(invalid("protocol is 2 or 3")),
                 };
             }
-            // The value may be a secret.
-            _ => return Err(invalid(format!("this address has no parameter {name:?}"))),
+            // Even its name may be a part of a password.
+            _ => {
+                return Err(invalid(
+                    "this address has a parameter that is not known (docs/operations.md names them); in a password, write \
+                     / as %2F, ? as %3F and @ as %40",
+                ));
+            }
         }
         Ok(())
     }
@@ -220,7 +225,10 @@ fn number(text: &str) -> Result<i64, Error> {
         return Ok(0);
     }
     let number = text.parse().ok().filter(|number| *number >= 0);
-    number.ok_or_else(|| invalid(format!("a database is a number, not {text:?}")))
+    // It may be a password with a / in it, so it is not repeated.
+    number.ok_or_else(|| {
+        invalid("a database is a number; in a password, write / as %2F, ? as %3F and @ as %40")
+    })
 }
 
 fn is_true(text: &str) -> Result<bool, Error> {

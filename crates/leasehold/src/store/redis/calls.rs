@@ -29,19 +29,29 @@ pub(super) async fn run(
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
     let commands = calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, false));
-    let values = flight(&mut connection, commands.collect(), way.is_asking).await;
-    let mut answers = Vec::with_capacity(calls.len());
-    for ((resource, command), value) in calls.iter().zip(values) {
-        let value = match value {
-            Err(error) if error.code() == Some("NOSCRIPT") => {
-                let commands = vec![way.dialect.spelled(resource, command, true)];
-                flight(&mut connection, commands, way.is_asking).await.pop().unwrap_or(Ok(Value::Nil))
-            }
-            other => other,
-        };
-        answers.push(read(command, value));
+    let mut values = flight(&mut connection, commands.collect(), way.is_asking).await;
+    let unknown: Vec<usize> = (0..values.len()).filter(|at| is_unknown(&values[*at])).collect();
+    if !unknown.is_empty() {
+        // In full once, and then the server knows it for those behind.
+        let mut told = Vec::new();
+        let commands = unknown.iter().map(|at| {
+            let (resource, command) = calls[*at];
+            let kind = std::mem::discriminant(command);
+            let is_in_full = !told.contains(&kind);
+            told.push(kind);
+            way.dialect.spelled(resource, command, is_in_full)
+        });
+        let again = flight(&mut connection, commands.collect(), way.is_asking).await;
+        for (at, value) in unknown.into_iter().zip(again) {
+            values[at] = value;
+        }
     }
-    answers
+    calls.iter().zip(values).map(|((_, command), value)| read(command, value)).collect()
+}
+
+/// Whether the server does not know the script (any more).
+pub(super) fn is_unknown(value: &Result<Value, RedisError>) -> bool {
+    value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
 pub(super) async fn flight(

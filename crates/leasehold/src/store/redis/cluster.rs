@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
-use leasehold_core::Failure;
+use leasehold_core::{Failure, Resource};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
@@ -19,10 +19,10 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::address::Credentials;
-use super::link::{Goal, Lanes, Link, Terms};
+use super::link::{Goal, Lanes, Link, Renewed, Terms};
 use super::script::Channels;
-use super::trouble::explain;
-use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, keys, uncovered};
+use super::trouble::{explain, store_error};
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, REFRESH_SELDOM, keys, uncovered};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -34,7 +34,7 @@ pub(super) struct Cluster {
     links: Mutex<HashMap<Host, Arc<Link>>>,
     terms: Box<dyn Fn() -> Terms + Send + Sync>,
     /// Whoever waits may have to wait elsewhere.
-    renewed: Arc<dyn Fn() + Send + Sync>,
+    renewed: Renewed,
     /// The nodes may have other slots than we think.
     outdated: Arc<Notify>,
     /// How often connected nodes were asked.
@@ -109,7 +109,7 @@ impl Cluster {
     /// What a node tells about a slot that another one is the master of by now is not believed.
     fn terms_of(&self, host: &Host) -> Terms {
         let terms = (self.terms)();
-        let (hear, slots, host) = (terms.hear, self.slots.clone(), host.clone());
+        let (hear, slots, host, node) = (terms.hear, self.slots.clone(), host.clone(), host.clone());
         let hear = move |channel: &[u8], message: &[u8]| {
             let slot = keys::slot_of_channel(channel);
             let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -119,8 +119,15 @@ impl Cluster {
                 hear(channel, message);
             }
         };
-        let outdated = self.outdated.clone();
-        Terms { hear: Arc::new(hear), missed: Arc::new(move || outdated.notify_one()), ..terms }
+        let (renewed, slots, outdated) = (terms.renewed, self.slots.clone(), self.outdated.clone());
+        let renewed: Renewed = Arc::new(move |_| {
+            let mine = |resource: &Resource| {
+                let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
+                slots.master_of(keys::slot_of(resource)) == Some(&node)
+            };
+            renewed(&mine);
+        });
+        Terms { hear: Arc::new(hear), renewed, missed: Arc::new(move || outdated.notify_one()), ..terms }
     }
 
     /// The masters, each once.
@@ -139,8 +146,15 @@ impl Cluster {
                 Ok(lanes) => {
                     let mut question = redis::cmd("PUBSUB");
                     let answer = lanes.home().send_packed_command(question.arg("SHARDNUMSUB")).await;
-                    let is_known = answer.and_then(Value::extract_error).is_ok();
-                    return Ok(if is_known { Channels::Sharded } else { Channels::Plain });
+                    match answer.and_then(Value::extract_error) {
+                        Ok(_) => return Ok(Channels::Sharded),
+                        // Whoever may not ask is at least understood.
+                        Err(error) if error.code() == Some("NOPERM") => return Ok(Channels::Sharded),
+                        Err(error) if error.to_string().to_lowercase().contains("unknown") => {
+                            return Ok(Channels::Plain);
+                        }
+                        Err(error) => trouble = store_error(&error),
+                    }
                 }
                 Err(error) => trouble = error,
             }
@@ -163,14 +177,19 @@ impl Cluster {
 
     /// Learns the slots anew, whenever there is reason to.
     pub(super) async fn keep_fresh(&self, at_the_latest: Duration) {
+        let mut pause = REFRESH_PAUSE;
         loop {
             let _ = timeout(at_the_latest, self.outdated.notified()).await;
-            if let Err(error) = self.refresh().await {
-                tracing::debug!(error.message, "the cluster's slots are not known yet");
-                self.outdated.notify_one();
+            match self.refresh().await {
+                // One redirection seldom comes alone.
+                Ok(()) => pause = REFRESH_PAUSE,
+                Err(error) => {
+                    tracing::debug!(error.message, "the cluster's slots are not known yet");
+                    self.outdated.notify_one();
+                    pause = (pause * 2).min(REFRESH_SELDOM);
+                }
             }
-            // One redirection seldom comes alone.
-            tokio::time::sleep(REFRESH_PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -196,7 +215,7 @@ impl Cluster {
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
             links.retain(|host, _| masters.contains(host));
             drop(links);
-            (self.renewed)();
+            (self.renewed)(&|_| true);
         }
         Ok(())
     }

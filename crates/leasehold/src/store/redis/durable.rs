@@ -48,7 +48,7 @@ async fn one(
     let claim = claim_of(command);
     let said: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
     let mut values = flight(&mut connection, way, replicas, resource, &said, false).await;
-    if values.iter().any(|value| value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))) {
+    if values.iter().any(calls::is_unknown) {
         values = flight(&mut connection, way, replicas, resource, &said, true).await;
     }
     let reached = values.pop();

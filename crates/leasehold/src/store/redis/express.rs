@@ -1,10 +1,11 @@
 //! The caller's own connection: made in its runtime, so that its commands go out, and its pushes come in, without a switch
 //! of threads.
 //!
-//! It hears what is pushed to the client for as long as it is there. Before that, and after it, the home connection does:
-//! when the caller's runtime ends, nothing is missed for longer than it takes to notice.
+//! The home connection hears the same pushes, since the caller's runtime may be doing nothing, or may have ended. What is
+//! told twice changes nothing.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use redis::aio::MultiplexedConnection;
@@ -12,6 +13,7 @@ use redis::{PushInfo, PushKind};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use super::greeting;
 use super::link::{Fate, Hear, Lanes, PAUSES, config, hear_push};
 use super::trouble::explain;
 
@@ -22,19 +24,24 @@ pub(super) struct Express {
     pub(super) lanes: Weak<Lanes>,
     pub(super) fate: Arc<Fate>,
     pub(super) hear: Hear,
-    /// What was told meanwhile was missed.
-    pub(super) renewed: Arc<dyn Fn() + Send + Sync>,
-    /// The client's inbox, where it has one for everything and pushes come with answers.
+    /// The client's inbox, where it has one for everything.
     pub(super) channel: Option<String>,
-    pub(super) is_resp2: bool,
+    /// The run id of the server that the home connection leads to, where it is known.
+    pub(super) server: Option<String>,
+    /// A connection has been made there, so sockets and timers work.
+    pub(super) usable: Arc<AtomicBool>,
 }
 
 /// Tells when the connection's task ends, for whatever reason: also when its runtime does, without a word.
-struct Ending(Arc<Notify>);
+struct Ending {
+    lost: Arc<Notify>,
+    usable: Arc<AtomicBool>,
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.notify_one();
+        self.usable.store(false, Ordering::SeqCst);
+        self.lost.notify_one();
     }
 }
 
@@ -43,15 +50,24 @@ impl Express {
         loop {
             let lost = Arc::new(Notify::new());
             match self.caller.spawn(self.connect(lost.clone())).await {
-                Ok(Ok(connection)) => {
-                    self.put(connection).await;
+                Ok(Ok((connection, server))) => {
+                    let Some(lanes) = self.lanes.upgrade() else { return };
+                    if server != self.server {
+                        // What one address leads to has changed in between.
+                        lanes.give_up();
+                        return;
+                    }
+                    lanes.put_express(connection);
+                    drop(lanes);
+                    self.usable.store(true, Ordering::SeqCst);
                     lost.notified().await;
-                    self.take().await;
+                    let Some(lanes) = self.lanes.upgrade() else { return };
+                    lanes.drop_express();
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
                 }
-                // The caller's runtime has ended.
+                // The caller's runtime has ended, or has no sockets or timers.
                 Err(_) => return,
             }
             tokio::time::sleep(*PAUSES.end()).await;
@@ -61,45 +77,26 @@ impl Express {
     fn connect(
         &self,
         lost: Arc<Notify>,
-    ) -> impl Future<Output = redis::RedisResult<MultiplexedConnection>> + Send + 'static {
-        let (client, channel, is_resp2) = (self.client.clone(), self.channel.clone(), self.is_resp2);
-        let (hear, fate, ending) = (self.hear.clone(), self.fate.clone(), Ending(lost));
+    ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
+    {
+        let (client, channel) = (self.client.clone(), self.channel.clone());
+        let (hear, fate) = (self.hear.clone(), self.fate.clone());
+        let ending = Ending { lost, usable: self.usable.clone() };
         let ear = move |info: PushInfo| {
             match info.kind {
-                PushKind::Disconnection => ending.0.notify_one(),
+                PushKind::Disconnection => ending.lost.notify_one(),
                 _ => hear_push(&info, &hear, &fate),
             }
             Ok::<(), Infallible>(())
         };
         async move {
-            let config = if is_resp2 { config() } else { config().set_push_sender(ear) };
+            let config = config().set_push_sender(ear);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             if let Some(channel) = channel {
                 connection.subscribe(channel).await?;
             }
-            Ok(connection)
-        }
-    }
-
-    /// Both hear for a moment, so that nothing is missed. What is told twice changes nothing.
-    async fn put(&self, connection: MultiplexedConnection) {
-        let Some(lanes) = self.lanes.upgrade() else { return };
-        lanes.put_express(connection);
-        if let Some(channel) = &self.channel {
-            // If that fails, it is heard twice from now on.
-            let _ = lanes.home().unsubscribe(channel).await;
-        }
-    }
-
-    async fn take(&self) {
-        let Some(lanes) = self.lanes.upgrade() else { return };
-        lanes.drop_express();
-        if let Some(channel) = &self.channel {
-            if lanes.home().subscribe(channel).await.is_err() {
-                // Nobody would hear anything: all of it is made anew.
-                lanes.give_up();
-            }
-            (self.renewed)();
+            let server = greeting::run_id(&mut connection).await?;
+            Ok((connection, server))
         }
     }
 }

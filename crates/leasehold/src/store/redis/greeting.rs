@@ -6,17 +6,17 @@ use redis::{ErrorKind, RedisError, Value};
 use super::keys::{LAYOUT, LAYOUT_KEY};
 
 /// How long a server remembers which layout its clients have, since the last of them connected.
-const REMEMBERED_SECONDS: u32 = 2 * 24 * 3600;
+const REMEMBERED_SECONDS: u32 = 30 * 24 * 3600;
 
-/// Fails when clients with another layout use this server: they and we would not see each other's locks.
+/// Says which server this is, as far as that may be known. Fails when clients with another layout use this server: they and we would not see each other's locks.
 pub(super) async fn greet(
     connection: &mut MultiplexedConnection,
     warn: &(dyn Fn(String) + Send + Sync),
-) -> Result<(), RedisError> {
+) -> Result<Option<String>, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
     questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(REMEMBERED_SECONDS);
-    questions.cmd("GET").arg(LAYOUT_KEY);
+    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(REMEMBERED_SECONDS);
     questions.cmd("INFO").arg("memory");
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     // A replica, a full memory, another node of the cluster or a narrow ACL: whatever refuses these will refuse locks, and
@@ -45,7 +45,18 @@ pub(super) async fn greet(
             "maxmemory-policy is {policy}: a server that is short of memory throws locks away. Set it to noeviction"
         ));
     }
-    Ok(())
+    run_id(connection).await
+}
+
+/// Which server this is, and which of its lives; none where the user may not ask.
+pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Option<String>, RedisError> {
+    match redis::cmd("INFO").arg("server").query_async::<String>(connection).await {
+        Ok(info) => {
+            Ok(info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned()))
+        }
+        Err(error) if error.code().is_some() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The policy, where it lets the server remove keys that have an expiry, as all of ours do.

@@ -7,13 +7,13 @@
 //! that the client was made in, where there is one (`express`). It is a convenience; everything also works without it, so
 //! that renewals depend on nobody's runtime.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use leasehold_core::Failure;
+use leasehold_core::{Failure, Resource};
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
@@ -21,7 +21,7 @@ use redis::{
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::durable::DURABLE_LIMIT;
 use super::express::Express;
@@ -34,6 +34,9 @@ use crate::store::StoreError;
 pub(super) const PAUSES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(2);
 
+/// A connection that has lasted this long is made again without a pause.
+const LASTING: Duration = Duration::from_secs(5);
+
 /// How many commands may wait for the connection to write them.
 const BUFFER: usize = 1_024;
 
@@ -42,6 +45,9 @@ pub(super) enum Goal {
     Server(ConnectionInfo),
     Master(Sentinels),
 }
+
+/// Called when what was told about resources, those that this is true of, was missed.
+pub(super) type Renewed = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
 
 /// What to do with a message: of which channel, and what it says.
 pub(super) type Hear = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
@@ -53,7 +59,7 @@ pub(super) struct Terms {
     /// What to do with a channel's message.
     pub(super) hear: Hear,
     /// The connection is new: what was told meanwhile was missed.
-    pub(super) renewed: Arc<dyn Fn() + Send + Sync>,
+    pub(super) renewed: Renewed,
     /// There is no connection: perhaps the server has been replaced.
     pub(super) missed: Arc<dyn Fn() + Send + Sync>,
     /// What an operator should know about the server.
@@ -61,6 +67,8 @@ pub(super) struct Terms {
     /// Of the runtime that the client was made in.
     pub(super) caller: Option<Handle>,
     pub(super) is_resp2: bool,
+    /// Whether commands may go out from the caller's tasks.
+    pub(super) usable: Arc<AtomicBool>,
 }
 
 pub(super) struct Link {
@@ -183,11 +191,12 @@ pub(super) struct Lanes {
     home: MultiplexedConnection,
     fate: Arc<Fate>,
     express: Mutex<Option<MultiplexedConnection>>,
+    caller: Option<tokio::runtime::Id>,
     /// For what has to be waited for until replicas have it; made when it is first needed.
     durable: tokio::sync::Mutex<Option<MultiplexedConnection>>,
     client: redis::Client,
-    /// The inboxes of a cluster's hash slots that are subscribed to, and whether that was confirmed.
-    slots: Mutex<HashMap<u16, bool>>,
+    /// The hash slots of a cluster whose inboxes are heard here, by the server's word.
+    slots: Mutex<HashSet<u16>>,
     /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -197,9 +206,11 @@ impl Lanes {
         self.home.clone()
     }
 
-    /// The caller's own connection where there is one.
+    /// The caller's own connection where there is one, and this is its runtime: from anywhere else it is no shorter way, and
+    /// that runtime may be doing nothing.
     pub(super) fn express(&self) -> Option<MultiplexedConnection> {
-        self.express_slot().clone()
+        let here = Handle::try_current().ok().map(|handle| handle.id());
+        if here.is_some() && here == self.caller { self.express_slot().clone() } else { None }
     }
 
     pub(super) fn nearest(&self) -> MultiplexedConnection {
@@ -235,29 +246,17 @@ impl Lanes {
         *self.durable.lock().await = None;
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<u16, bool>> {
+    fn slots(&self) -> MutexGuard<'_, HashSet<u16>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the server has confirmed that this slot's inbox is heard.
     pub(super) fn is_subscribed(&self, slot: u16) -> bool {
-        self.slots().get(&slot) == Some(&true)
+        self.slots().contains(&slot)
     }
 
-    /// Whether this slot's inbox is yet to be subscribed to; from now on somebody is about to.
-    pub(super) fn begin_subscription(&self, slot: u16) -> bool {
-        let mut slots = self.slots();
-        let is_first = !slots.contains_key(&slot);
-        slots.entry(slot).or_insert(false);
-        is_first
-    }
-
-    pub(super) fn end_subscription(&self, slot: u16, is_confirmed: bool) {
-        if is_confirmed {
-            self.slots().insert(slot, true);
-        } else {
-            self.slots().remove(&slot);
-        }
+    pub(super) fn confirm_subscription(&self, slot: u16) {
+        self.slots().insert(slot);
     }
 
     /// Whether the home connection is any good.
@@ -287,9 +286,17 @@ struct Keeper {
     doubt: Arc<Notify>,
 }
 
+impl Drop for Keeper {
+    /// With the client's thread. Whoever still has the link is not to keep the connections with it.
+    fn drop(&mut self) {
+        self.state.send_replace(State::Down(not_sent("the client was closed".to_owned())));
+    }
+}
+
 impl Keeper {
     async fn keep(mut self) {
         let mut pause = *PAUSES.start();
+        let mut is_first = true;
         loop {
             let dialed = match timeout(CONNECT_LIMIT, self.dial()).await {
                 Ok(dialed) => dialed,
@@ -299,23 +306,31 @@ impl Keeper {
             };
             match dialed {
                 Ok(lanes) => {
-                    pause = *PAUSES.start();
+                    let began = Instant::now();
                     self.state.send_replace(State::Up(lanes.clone()));
-                    (self.terms.renewed)();
+                    if !is_first {
+                        (self.terms.renewed)(&|_| true);
+                    }
+                    is_first = false;
                     self.until_lost(&lanes).await;
                     tracing::warn!("the connection was lost");
                     lanes.give_up();
                     self.state.send_replace(State::Dialing { is_first: false });
                     (self.terms.missed)();
+                    // One that is lost as soon as it is there is no better than none.
+                    if began.elapsed() > LASTING {
+                        pause = *PAUSES.start();
+                        continue;
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(error.message, "not connected yet");
                     self.state.send_replace(State::Down(error));
                     (self.terms.missed)();
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(*PAUSES.end());
                 }
             }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(*PAUSES.end());
         }
     }
 
@@ -355,7 +370,7 @@ impl Keeper {
                     *lanes.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
                     return Ok(lanes);
                 }
-                Err(error) if error.kind() == ErrorKind::RESP3NotSupported && !self.is_resp2 => {
+                Err(error) if is_resp3_unknown(&error) && !self.is_resp2 => {
                     self.is_resp2 = true;
                 }
                 Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
@@ -387,26 +402,28 @@ impl Keeper {
                 home.subscribe(channel).await?;
             }
         }
-        greeting::greet(&mut home, &*self.terms.warn).await?;
+        let server = greeting::greet(&mut home, &*self.terms.warn).await?;
         let lanes = Arc::new(Lanes {
             home,
             fate: fate.clone(),
             express: Mutex::new(None),
+            caller: self.terms.caller.as_ref().map(Handle::id),
             durable: tokio::sync::Mutex::new(None),
             client: client.clone(),
-            slots: Mutex::new(HashMap::new()),
+            slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
         });
-        if let Some(caller) = &self.terms.caller {
+        // With the older protocol nobody would notice that it is lost.
+        if let Some(caller) = self.terms.caller.as_ref().filter(|_| !self.is_resp2) {
             let express = Express {
                 client,
                 caller: caller.clone(),
                 lanes: Arc::downgrade(&lanes),
                 fate: fate.clone(),
                 hear,
-                renewed: self.terms.renewed.clone(),
-                channel: self.terms.channel.clone().filter(|_| !self.is_resp2),
-                is_resp2: self.is_resp2,
+                channel: self.terms.channel.clone(),
+                server,
+                usable: self.terms.usable.clone(),
             };
             tasks.spawn(express.keep());
         }
@@ -419,6 +436,12 @@ pub(super) fn config() -> AsyncConnectionConfig {
         .set_connection_timeout(Some(CONNECT_LIMIT))
         .set_response_timeout(Some(ANSWER_LIMIT))
         .set_pipeline_buffer_size(BUFFER)
+}
+
+/// The server is older than the protocol. What it says then repeats what it was told, the password included.
+fn is_resp3_unknown(error: &RedisError) -> bool {
+    let text = error.to_string().to_lowercase();
+    error.kind() == ErrorKind::RESP3NotSupported || text.contains("unknown command") && text.contains("hello")
 }
 
 fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {

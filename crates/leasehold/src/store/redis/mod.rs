@@ -24,6 +24,7 @@ mod trouble;
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -51,6 +52,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a cluster is left to itself before its slots are asked for again.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 
+/// The same while nobody answers.
+const REFRESH_SELDOM: Duration = Duration::from_secs(2);
+
 /// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
 const REFRESH_ANYHOW: Duration = Duration::from_secs(10);
 
@@ -61,8 +65,9 @@ pub(crate) struct Redis {
     nodes: Arc<Nodes>,
     /// The client's own.
     runtime: Handle,
-    /// Of the runtime that the client was made in.
+    /// Of the runtime that the client was made in, and whether it may be used.
     caller: Option<Id>,
+    usable: Arc<AtomicBool>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Learns a cluster's slots anew.
     refresher: Option<tokio::task::AbortHandle>,
@@ -70,7 +75,7 @@ pub(crate) struct Redis {
 
 /// Where commands go.
 enum Nodes {
-    Server { link: Link, is_sought: bool },
+    Server { link: Link },
     Cluster { cluster: Arc<Cluster>, dialect: Dialect, client: ClientId, runtime: Handle },
 }
 
@@ -82,29 +87,35 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let warnings: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let (warnings, usable) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<AtomicBool>::default());
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let terms = {
             let (warnings, caller, is_resp2) = (warnings.clone(), caller.clone(), url.is_resp2);
-            move |channel| terms(&inbox, channel, caller.clone(), is_resp2, &warnings)
+            let usable = usable.clone();
+            move |channel| Terms {
+                caller: caller.clone(),
+                is_resp2,
+                usable: usable.clone(),
+                ..terms(&inbox, channel, &warnings)
+            }
         };
         let unavailable = |error| unavailable(url, &error);
-        let server = async |goal, is_sought| {
+        let server = async |goal| {
             let link = Link::new(goal, terms(Some(keys::inbox_of(client, None))));
             link.lanes().await.map_err(unavailable)?;
-            Ok::<_, Error>(Nodes::Server { link, is_sought })
+            Ok::<_, Error>(Nodes::Server { link })
         };
         let nodes = match &url.place {
-            Place::Server(host) => server(Goal::Server(credentials.at(host)?), false).await?,
+            Place::Server(host) => server(Goal::Server(credentials.at(host)?)).await?,
             Place::Socket(path) => {
                 let info = credentials.login_to(ConnectionAddr::Unix(path.clone()))?;
-                server(Goal::Server(info), false).await?
+                server(Goal::Server(info)).await?
             }
             Place::Sentinels { hosts, service, login } => {
                 let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
                 let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
                 let goal = Sentinels { hosts, service: service.clone(), credentials };
-                server(Goal::Master(goal), true).await?
+                server(Goal::Master(goal)).await?
             }
             Place::Cluster(seeds) => {
                 let cluster = Cluster::open(credentials, seeds.clone(), Box::new(move || terms(None)));
@@ -123,7 +134,7 @@ impl Redis {
             }
         };
         let (runtime, caller) = (Handle::current(), caller.map(|caller| caller.id()));
-        Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime, caller, warnings, refresher }))
+        Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime, caller, usable, warnings, refresher }))
     }
 
     /// As `open`, where the caller knows how to connect.
@@ -133,15 +144,16 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let warnings: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let (warnings, usable) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<AtomicBool>::default());
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
-        let terms = terms(&inbox, Some(keys::inbox_of(client, None)), caller.clone(), false, &warnings);
+        let terms = terms(&inbox, Some(keys::inbox_of(client, None)), &warnings);
+        let terms = Terms { caller: caller.clone(), usable: usable.clone(), ..terms };
         let link = Link::new(Goal::Server(info), terms);
         link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
-        let (nodes, runtime) = (Arc::new(Nodes::Server { link, is_sought: false }), Handle::current());
+        let (nodes, runtime) = (Arc::new(Nodes::Server { link }), Handle::current());
         let caller = caller.map(|caller| caller.id());
-        Ok(Arc::new(Self { nodes, runtime, caller, warnings, refresher: None }))
+        Ok(Arc::new(Self { nodes, runtime, caller, usable, warnings, refresher: None }))
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
@@ -151,13 +163,16 @@ impl Redis {
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
     ) -> Pending<T> {
-        let here = || Handle::try_current().ok().map(|handle| handle.id());
-        let caller = self.caller;
-        if caller.is_some() && here() == caller {
+        let (caller, usable) = (self.caller, self.usable.clone());
+        let is_there = move || {
+            let here = Handle::try_current().ok().map(|handle| handle.id());
+            here.is_some() && here == caller && usable.load(Ordering::SeqCst)
+        };
+        if is_there() {
             let mut work = Box::pin(work);
-            // A future may be moved to another executor half way, where it would panic.
+            // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
             return Box::pin(poll_fn(move |context| {
-                if here() == caller { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
+                if is_there() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
         }
         let (tell, told) = oneshot::channel();
@@ -174,13 +189,7 @@ fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
 }
 
 /// What a link is to do with what it hears, and whom to tell.
-fn terms(
-    inbox: &Weak<dyn Inbox>,
-    channel: Option<String>,
-    caller: Option<Handle>,
-    is_resp2: bool,
-    warnings: &Arc<Mutex<BTreeSet<String>>>,
-) -> Terms {
+fn terms(inbox: &Weak<dyn Inbox>, channel: Option<String>, warnings: &Arc<Mutex<BTreeSet<String>>>) -> Terms {
     let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
     Terms {
         channel,
@@ -191,21 +200,21 @@ fn terms(
                 None => tracing::warn!("something unknown arrived"),
             }
         }),
-        renewed: Arc::new(move || {
+        renewed: Arc::new(move |concerns| {
             if let Some(inbox) = renewing.upgrade() {
-                inbox.reconnected();
+                inbox.reconnected(concerns);
             }
         }),
         missed: Arc::new(|| ()),
         warn: Arc::new(move |warning| {
-            let mut warnings = warnings.lock().unwrap_or_else(PoisonError::into_inner);
-            if !warnings.contains(&warning) {
+            let is_new = warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
+            if is_new {
                 tracing::warn!("{warning}");
-                warnings.insert(warning);
             }
         }),
-        caller,
-        is_resp2,
+        caller: None,
+        is_resp2: false,
+        usable: Arc::default(),
     }
 }
 

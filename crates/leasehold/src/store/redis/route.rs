@@ -18,6 +18,9 @@ use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
 use crate::store::{Answered, StoreError};
 use crate::url::Host;
 
+/// How often a command is redirected at once: from who had the slot to who has it, and once more if that has just changed.
+const REDIRECTIONS: u32 = 2;
+
 /// The pause before a slot that is on its way to another node is asked for again.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
@@ -25,11 +28,12 @@ impl Nodes {
     /// Runs commands in this order, and answers in this order.
     pub(super) async fn run(&self, batch: &[(Arc<Resource>, Command)], replicas: u32) -> Vec<Answered> {
         match self {
-            Self::Server { link, is_sought } => {
+            Self::Server { link } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
                 let way = Way { dialect: Dialect::SERVER, is_asking: false };
                 let answers = run_on(link, way, replicas, &calls, None).await;
-                if *is_sought && answers.iter().any(is_refused_by_a_replica) {
+                // The sentinels, or a name that leads elsewhere by now, may know the master.
+                if answers.iter().any(is_refused_by_a_replica) {
                     link.seek();
                 }
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
@@ -112,7 +116,7 @@ async fn run_over(
         return calls::run(lanes.home(), way, calls).await;
     };
     let answers = calls::run(express, way, calls).await;
-    if answers.iter().any(is_lost) {
+    if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_) | Trouble::Late(_)))) {
         lanes.drop_express();
     }
     answers
@@ -138,17 +142,20 @@ async fn subscribe_and_run(
         .collect();
     slots.sort_unstable();
     slots.dedup();
-    // Subscribed to and confirmed: then it does not matter which way the command goes.
+    // Subscribed to by the server's word: then it does not matter which way the command goes. Whoever does not have that word
+    // asks for it, also if somebody else is about to: that one may be dropped before anything is sent.
     slots.retain(|slot| !lanes.is_subscribed(*slot));
     if slots.is_empty() {
         return run_over(lanes, way, replicas, calls).await;
     }
     let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
-    let subscribe = slots.iter().filter(|slot| lanes.begin_subscription(**slot)).map(|slot| async {
+    let subscribe = slots.iter().map(|slot| async {
         let mut command = redis::cmd(word);
         command.arg(keys::inbox_of(client, Some(*slot)));
         let told = lanes.home().send_packed_command(&command).await.and_then(redis::Value::extract_error);
-        lanes.end_subscription(*slot, told.is_ok());
+        if told.is_ok() {
+            lanes.confirm_subscription(*slot);
+        }
         told.err().map(|error| (*slot, Trouble::from(&error)))
     });
     let (failed, mut answers) = if replicas > 0 {
@@ -199,6 +206,7 @@ impl Flight<'_> {
             asked: None,
             trouble: None,
         };
+        let mut rounds = 0;
         let mut jobs: Vec<Job> = self.batch.iter().enumerate().map(job).collect();
         loop {
             let done =
@@ -231,10 +239,13 @@ impl Flight<'_> {
                     }
                 }
             }
-            if jobs.is_empty() || Instant::now() >= give_up {
+            // One that has to go elsewhere holds back nobody's answers: it is for whoever sent it to repeat.
+            let is_held_back = !jobs.is_empty() && self.batch.len() > 1;
+            if jobs.is_empty() || is_held_back || Instant::now() >= give_up {
                 break;
             }
-            if is_pausing {
+            rounds += 1;
+            if is_pausing || rounds > REDIRECTIONS {
                 tokio::time::sleep(TRY_AGAIN).await;
             }
         }

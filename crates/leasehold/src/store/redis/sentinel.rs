@@ -20,6 +20,9 @@ use crate::url::Host;
 /// How often the sentinels are asked, besides listening to them.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
+/// Between two times that they are asked, however much they tell.
+const AT_LEAST: Duration = Duration::from_millis(100);
+
 const SWITCHED: &str = "+switch-master";
 
 /// The sentinels of one service.
@@ -78,6 +81,7 @@ impl Sentinels {
                 }
                 // Also when the connection is lost.
                 let _ = timeout(ASK_AGAIN, heard.notified()).await;
+                tokio::time::sleep(AT_LEAST).await;
             } else {
                 tokio::time::sleep(ASK_AGAIN).await;
             }

@@ -60,8 +60,11 @@ impl From<&RedisError> for Trouble {
 
 /// What the server says before it runs a script has changed nothing. Of anything else nobody knows.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    const BEFORE: [&str; 11] = [
+    const BEFORE: [&str; 14] = [
         "OOM",
+        "NOREPLICAS",
+        "MISCONF",
+        "BUSY",
         "LOADING",
         "NOAUTH",
         "WRONGPASS",
@@ -76,16 +79,20 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     if error.code() == Some("TRYAGAIN") {
         return StoreError { failure: Failure::Busy, message: explain(error) };
     }
-    let is_before = error.is_connection_refusal() || error.code().is_some_and(|code| BEFORE.contains(&code));
+    // What a script may not do it finds out half way. The other reasons are found out at its first write.
+    let is_half_way = code(error) == Some("NOPERM") && error.to_string().contains("script:");
+    let is_before = error.is_connection_refusal()
+        || code(error).is_some_and(|code| BEFORE.contains(&code)) && !is_half_way;
     let failure = if is_before { Failure::NotSent } else { Failure::Unknown };
     StoreError { failure, message: explain(error) }
 }
 
 /// The word that an error begins with. What happens inside of a script comes with that word further behind.
 fn code(error: &RedisError) -> Option<&str> {
-    const INSIDE: [&str; 4] = ["OOM", "WRONGTYPE", "READONLY", "NOPERM"];
+    const INSIDE: [&str; 6] = ["OOM", "WRONGTYPE", "READONLY", "NOPERM", "NOREPLICAS", "MISCONF"];
     let detail = error.detail().unwrap_or_default();
-    INSIDE.into_iter().find(|word| detail.split([' ', ':']).any(|part| part == *word)).or(error.code())
+    let says = |word: &&str| detail.split([' ', ':']).any(|part| part.trim_start_matches('-') == *word);
+    INSIDE.into_iter().find(says).or(error.code())
 }
 
 /// What an error means for whoever runs this, and what to do.
@@ -99,12 +106,23 @@ pub(super) fn explain(error: &RedisError) -> String {
         }
         Some("READONLY") => "this is a replica, which can't be written: name the master",
         Some("OOM") => "the server's memory is full: raise maxmemory, or free some",
+        Some("NOREPLICAS") => {
+            "the server has fewer replicas than min-replicas-to-write asks for, and takes no writes"
+        }
+        Some("MISCONF") => {
+            "the server can't write its files, and takes no writes (stop-writes-on-bgsave-error)"
+        }
+        Some("BUSY") => "the server is busy with somebody's script: end it with SCRIPT KILL",
         Some("LOADING") => "the server is loading its data: try again soon",
         Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
         Some("TRYAGAIN") => "the lock's hash slot is being moved to another node: try again soon",
         Some("CLUSTERDOWN") => "the cluster is down: some of its hash slots have no master",
         Some("MASTERDOWN") => "this replica has lost its master: name the master",
         _ if text.contains("cluster support disabled") => "this is no cluster: write redis://host[:port]",
+        // It repeats what it was told, which may be a password.
+        _ if text.to_lowercase().contains("unknown command") => {
+            "the server does not know a command that is needed: it has to be Redis 6.2 or newer"
+        }
         _ if text.contains("max number of clients") => {
             "the server has as many clients as it may: raise maxclients, or close some"
         }

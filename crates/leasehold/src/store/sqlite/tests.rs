@@ -244,7 +244,7 @@ fn a_file_that_forgets_a_row_is_caught() {
 struct Nobody;
 
 impl Inbox for Nobody {
-    fn reconnected(&self) {}
+    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
     fn deliver(&self, _push: Push) {}
 }
@@ -384,7 +384,7 @@ fn inspect(store: &Sqlite, name: &str) -> View {
 struct Letterbox(std::sync::mpsc::Sender<Push>);
 
 impl Inbox for Letterbox {
-    fn reconnected(&self) {}
+    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
     fn deliver(&self, push: Push) {
         let _ = self.0.send(push);
