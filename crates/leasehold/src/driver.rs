@@ -95,11 +95,10 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
     }
 }
 
+type Errands = Vec<(Arc<Resource>, Errand)>;
+
 /// In the order of their deadlines, for each place that they go to and each safety.
-fn by_shard(
-    store: &dyn Store,
-    errands: Vec<(Arc<Resource>, Errand)>,
-) -> BTreeMap<(u64, u32), Vec<(Arc<Resource>, Errand)>> {
+fn by_shard(store: &dyn Store, errands: Vec<(Arc<Resource>, Errand)>) -> BTreeMap<(u64, u32), Errands> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
     for (resource, errand) in errands {
         shards.entry((store.shard(&resource), errand.replicas)).or_default().push((resource, errand));

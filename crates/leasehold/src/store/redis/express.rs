@@ -12,6 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use super::greeting;
 use super::link::{Fate, Hear, Lanes, PAUSES, config, hear_push};
@@ -28,20 +29,47 @@ pub(super) struct Express {
     pub(super) channel: Option<String>,
     /// The run id of the server that the home connection leads to, where it is known.
     pub(super) server: Option<String>,
-    /// A connection has been made there, so sockets and timers work.
-    pub(super) usable: Arc<AtomicBool>,
+    pub(super) runtime: Arc<CallersRuntime>,
+}
+
+/// Whether commands may go out from tasks of the caller's runtime.
+#[derive(Default)]
+pub(super) struct CallersRuntime {
+    /// A connection has been made there, so its sockets and timers work.
+    has_connected: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+impl CallersRuntime {
+    pub(super) fn is_usable(&self) -> bool {
+        self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
+    }
+
+    /// Notices when the runtime ends, which nothing tells but that its tasks are dropped.
+    pub(super) fn watch(self: &Arc<Self>, caller: &Handle) -> AbortHandle {
+        let end = End(self.clone());
+        let watch = async move {
+            let _end = end;
+            std::future::pending::<()>().await;
+        };
+        caller.spawn(watch).abort_handle()
+    }
+}
+
+struct End(Arc<CallersRuntime>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::SeqCst);
+    }
 }
 
 /// Tells when the connection's task ends, for whatever reason: also when its runtime does, without a word.
-struct Ending {
-    lost: Arc<Notify>,
-    usable: Arc<AtomicBool>,
-}
+struct Ending(Arc<Notify>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.usable.store(false, Ordering::SeqCst);
-        self.lost.notify_one();
+        self.0.notify_one();
     }
 }
 
@@ -59,7 +87,7 @@ impl Express {
                     }
                     lanes.put_express(connection);
                     drop(lanes);
-                    self.usable.store(true, Ordering::SeqCst);
+                    self.runtime.has_connected.store(true, Ordering::SeqCst);
                     lost.notified().await;
                     let Some(lanes) = self.lanes.upgrade() else { return };
                     lanes.drop_express();
@@ -81,10 +109,10 @@ impl Express {
     {
         let (client, channel) = (self.client.clone(), self.channel.clone());
         let (hear, fate) = (self.hear.clone(), self.fate.clone());
-        let ending = Ending { lost, usable: self.usable.clone() };
+        let ending = Ending(lost);
         let ear = move |info: PushInfo| {
             match info.kind {
-                PushKind::Disconnection => ending.lost.notify_one(),
+                PushKind::Disconnection => ending.0.notify_one(),
                 _ => hear_push(&info, &hear, &fate),
             }
             Ok::<(), Infallible>(())

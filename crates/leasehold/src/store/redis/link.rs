@@ -24,7 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 use super::durable::DURABLE_LIMIT;
-use super::express::Express;
+use super::express::{CallersRuntime, Express};
 use super::sentinel::Sentinels;
 use super::trouble::store_error;
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
@@ -67,8 +67,7 @@ pub(super) struct Terms {
     /// Of the runtime that the client was made in.
     pub(super) caller: Option<Handle>,
     pub(super) is_resp2: bool,
-    /// Whether commands may go out from the caller's tasks.
-    pub(super) usable: Arc<AtomicBool>,
+    pub(super) runtime: Arc<CallersRuntime>,
 }
 
 pub(super) struct Link {
@@ -423,7 +422,7 @@ impl Keeper {
                 hear,
                 channel: self.terms.channel.clone(),
                 server,
-                usable: self.terms.usable.clone(),
+                runtime: self.terms.runtime.clone(),
             };
             tasks.spawn(express.keep());
         }

@@ -24,7 +24,6 @@ mod trouble;
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -39,6 +38,7 @@ use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
 use address::Credentials;
 use cluster::Cluster;
+use express::CallersRuntime;
 use link::{Goal, Link, Terms};
 use script::{Channels, Dialect};
 use sentinel::Sentinels;
@@ -65,12 +65,30 @@ pub(crate) struct Redis {
     nodes: Arc<Nodes>,
     /// The client's own.
     runtime: Handle,
-    /// Of the runtime that the client was made in, and whether it may be used.
-    caller: Option<Id>,
-    usable: Arc<AtomicBool>,
+    caller: Option<Caller>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Learns a cluster's slots anew.
     refresher: Option<tokio::task::AbortHandle>,
+}
+
+/// The runtime that the client was made in.
+struct Caller {
+    id: Id,
+    runtime: Arc<CallersRuntime>,
+    watch: tokio::task::AbortHandle,
+}
+
+impl Caller {
+    fn new(handle: &Handle, runtime: Arc<CallersRuntime>) -> Self {
+        let watch = runtime.watch(handle);
+        Self { id: handle.id(), runtime, watch }
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
 }
 
 /// Where commands go.
@@ -87,15 +105,16 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let (warnings, usable) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<AtomicBool>::default());
+        let (warnings, callers) =
+            (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<CallersRuntime>::default());
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let terms = {
             let (warnings, caller, is_resp2) = (warnings.clone(), caller.clone(), url.is_resp2);
-            let usable = usable.clone();
+            let callers = callers.clone();
             move |channel| Terms {
                 caller: caller.clone(),
                 is_resp2,
-                usable: usable.clone(),
+                runtime: callers.clone(),
                 ..terms(&inbox, channel, &warnings)
             }
         };
@@ -133,8 +152,8 @@ impl Redis {
                 Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
             }
         };
-        let (runtime, caller) = (Handle::current(), caller.map(|caller| caller.id()));
-        Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime, caller, usable, warnings, refresher }))
+        let caller = caller.map(|caller| Caller::new(&caller, callers));
+        Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime: Handle::current(), caller, warnings, refresher }))
     }
 
     /// As `open`, where the caller knows how to connect.
@@ -144,16 +163,17 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let (warnings, usable) = (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<AtomicBool>::default());
+        let (warnings, callers) =
+            (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<CallersRuntime>::default());
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let terms = terms(&inbox, Some(keys::inbox_of(client, None)), &warnings);
-        let terms = Terms { caller: caller.clone(), usable: usable.clone(), ..terms };
+        let terms = Terms { caller: caller.clone(), runtime: callers.clone(), ..terms };
         let link = Link::new(Goal::Server(info), terms);
         link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
         let (nodes, runtime) = (Arc::new(Nodes::Server { link }), Handle::current());
-        let caller = caller.map(|caller| caller.id());
-        Ok(Arc::new(Self { nodes, runtime, caller, usable, warnings, refresher: None }))
+        let caller = caller.map(|caller| Caller::new(&caller, callers));
+        Ok(Arc::new(Self { nodes, runtime, caller, warnings, refresher: None }))
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
@@ -163,10 +183,10 @@ impl Redis {
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
     ) -> Pending<T> {
-        let (caller, usable) = (self.caller, self.usable.clone());
+        let caller = self.caller.as_ref().map(|caller| (caller.id, caller.runtime.clone()));
         let is_there = move || {
             let here = Handle::try_current().ok().map(|handle| handle.id());
-            here.is_some() && here == caller && usable.load(Ordering::SeqCst)
+            caller.as_ref().is_some_and(|(id, runtime)| here == Some(*id) && runtime.is_usable())
         };
         if is_there() {
             let mut work = Box::pin(work);
@@ -214,7 +234,7 @@ fn terms(inbox: &Weak<dyn Inbox>, channel: Option<String>, warnings: &Arc<Mutex<
         }),
         caller: None,
         is_resp2: false,
-        usable: Arc::default(),
+        runtime: Arc::default(),
     }
 }
 

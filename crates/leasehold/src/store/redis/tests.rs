@@ -377,7 +377,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = dialect.in_full(&resource, command);
+            let call = dialect.spelled(&resource, command, true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
             script::answer(command, &value).unwrap().reply
         };
