@@ -14,6 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
 use crate::report::Report;
+use crate::server_cost::server_seconds;
 use crate::{median, runtime};
 
 const ROUNDS: usize = 301;
@@ -192,7 +193,7 @@ async fn crowd(report: &mut Report, server: &Server, waiters: u32) {
     let mutexes = clients(server, waiters + 1).await;
     let left = Arc::new(AtomicU32::new(ACQUISITIONS.max(3 * waiters)));
     let all = left.load(Ordering::Relaxed);
-    let (before, began) = (sent(server), clock());
+    let (before, began, worked) = (sent(server), clock(), server_seconds(server.pid()));
     let tasks = mutexes.into_iter().map(|mutex| {
         let left = left.clone();
         tokio::spawn(async move {
@@ -209,6 +210,8 @@ async fn crowd(report: &mut Report, server: &Server, waiters: u32) {
     report.title(&format!("one lock, {waiters} waiting, each a client of its own ({all} acquisitions)"));
     report.figure("acquisitions", f64::from(all) / span, "per second");
     report.figure("commands", commands / f64::from(all), "per acquisition");
+    let server_time = (server_seconds(server.pid()) - worked) * 1e6 / f64::from(all);
+    report.figure("the server's processor", server_time, "µs per acquisition");
     report.at_most("commands per acquisition", commands / f64::from(all), 2.2);
 }
 

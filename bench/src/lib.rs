@@ -5,6 +5,7 @@
 pub mod bare;
 pub mod handoff;
 pub mod pair;
+pub mod renewals;
 pub mod report;
 pub mod rounds;
 pub mod server_cost;

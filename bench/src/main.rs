@@ -1,9 +1,11 @@
 //! `leasehold-bench`: what is claimed about speed on Redis, measured against the same work without a lock library, in
 //! turn, on servers of its own.
 
+use std::time::Duration;
+
 use clap::{Parser, ValueEnum};
 use leasehold_bench::report::Report;
-use leasehold_bench::{handoff, pair, server_cost};
+use leasehold_bench::{handoff, pair, renewals, server_cost};
 
 /// Measures leasehold on Redis, as ratios within one run.
 #[derive(Parser)]
@@ -13,6 +15,9 @@ struct Args {
     /// One JSON value instead of text.
     #[arg(long)]
     json: bool,
+    /// How long the leases of `renewals` are watched.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
     /// Be the other process of `handoff`.
     #[arg(long, hide = true, value_name = "URL")]
     peer: Option<String>,
@@ -26,6 +31,8 @@ enum Part {
     Handoff,
     /// What the server's processor spends.
     ServerCost,
+    /// What 100,000 held leases cost the server.
+    Renewals,
 }
 
 fn main() {
@@ -43,6 +50,9 @@ fn main() {
     }
     if is_chosen(Part::ServerCost) {
         server_cost::run(&mut report);
+    }
+    if is_chosen(Part::Renewals) {
+        renewals::run(&mut report, Duration::from_secs(args.seconds));
     }
     report.end();
 }

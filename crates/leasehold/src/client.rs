@@ -52,7 +52,8 @@ pub struct Client {
 pub(crate) struct Handle {
     pub(crate) session: Arc<Session>,
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) url: StoreUrl,
+    /// Its address, without what may be secret.
+    pub(crate) url: String,
     /// What its holders and waiters say about themselves, and the same as it is stored.
     pub(crate) about: About,
     pub(crate) encoded_about: Arc<str>,
@@ -142,12 +143,29 @@ impl Client {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
+    /// Connects with a client of the [`redis`](crate::redis) crate, for what an address can't say: certificates that are in no
+    /// file, a name that resolves in a way of its own. It makes connections of its own; those of the caller are not used.
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable`: the message names the address.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is left when it is dropped early.
+    pub async fn connect_with(redis: redis::Client) -> Result<Self, Error> {
+        let caller = runtime::Handle::try_current().ok();
+        let shown = format!("redis://{}", redis.get_connection_info().addr());
+        let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
+        Self::with_store(shown, open).await
+    }
+
     /// With a connection of the caller's own on its runtime, where it has one that nobody blocks.
     pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let url = StoreUrl::parse(url)?;
         let opened = url.clone();
         let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
-        Self::with_store(url, open).await
+        Self::with_store(url.to_string(), open).await
     }
 
     /// What an operator should know about the store, in plain words: none where there is nothing to worry about.
@@ -163,7 +181,7 @@ impl Client {
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
-    pub(crate) async fn with_store<O, F>(url: StoreUrl, open: O) -> Result<Self, Error>
+    pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn Store>, Error>>,

@@ -64,6 +64,7 @@ pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use lock::{MAX_TTL, MIN_TTL};
 pub use mutex::Mutex;
 pub use once::OncePer;
+pub use redis;
 pub use reentrant::Reentrant;
 pub use rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use semaphore::Semaphore;

@@ -16,7 +16,6 @@ use pollster::block_on;
 use crate::client::Client;
 use crate::store::memory::Memory;
 use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::url::StoreUrl;
 use crate::{Error, Guard};
 
 /// What becomes of one command.
@@ -163,7 +162,7 @@ impl Stage {
             opened.inner.join(id, inbox);
             Ok::<_, Error>(opened as Arc<dyn Store>)
         };
-        let client = block_on(Client::with_store(StoreUrl::Memory { name: String::new() }, open)).unwrap();
+        let client = block_on(Client::with_store("memory:".to_owned(), open)).unwrap();
         Self { resource, store, client }
     }
 

@@ -16,11 +16,18 @@ pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// A folder with a store in it.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
+    /// Where the folder's own store is not meant.
+    url: Option<String>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().expect("a temporary folder") }
+        Self { folder: tempfile::tempdir().expect("a temporary folder"), url: None }
+    }
+
+    /// With a store that is elsewhere.
+    pub(crate) fn on(url: &str) -> Self {
+        Self { url: Some(url.to_owned()), ..Self::new() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -28,7 +35,7 @@ impl Place {
     }
 
     pub(crate) fn store(&self) -> String {
-        format!("sqlite:{}", self.path("locks.db").display())
+        self.url.clone().unwrap_or_else(|| format!("sqlite:{}", self.path("locks.db").display()))
     }
 
     /// The program with these arguments, its input and output closed or caught.

@@ -87,6 +87,16 @@ pub(crate) trait Store: Send + Sync {
     }
 }
 
+/// Opens the store of a caller that knows how to connect to its Redis server.
+pub(crate) async fn open_own(
+    server: &::redis::Client,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
+) -> Result<Arc<dyn Store>, Error> {
+    Ok(redis::Redis::open_own(server, client, inbox, caller).await?)
+}
+
 /// Opens a store for one client. What is pushed to that client goes to its inbox, for as long as that lives. `caller` is
 /// the runtime that the client is made in, where it may be used for the callers' own commands.
 pub(crate) async fn open(

@@ -3,10 +3,9 @@
 //! A link has a keeper, a task on the client's own thread that connects, tells everybody, waits until the connection is
 //! lost, and connects again, with pauses that grow. What came over a connection that was given up is not believed.
 //!
-//! There are two lanes. The *home* connection belongs to the client's thread and hears the pushes. The *express* connection
-//! belongs to the runtime that the client was made in, where there is one: a caller's command goes out from its own
-//! task, without two switches of threads on its way. It is a convenience; everything also works without it, so that
-//! renewals depend on nobody's runtime.
+//! There are two lanes. The *home* connection belongs to the client's thread. The *express* connection belongs to the runtime
+//! that the client was made in, where there is one (`express`). It is a convenience; everything also works without it, so
+//! that renewals depend on nobody's runtime.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +24,15 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::durable::DURABLE_LIMIT;
+use super::express::Express;
 use super::sentinel::Sentinels;
-use super::trouble::{explain, store_error};
+use super::trouble::store_error;
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
 use crate::store::StoreError;
 
 /// The pauses between attempts to connect again.
-const PAUSES: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
+pub(super) const PAUSES: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(50)..=Duration::from_secs(2);
 
 /// How many commands may wait for the connection to write them.
 const BUFFER: usize = 1_024;
@@ -161,7 +162,7 @@ fn not_sent(message: String) -> StoreError {
 }
 
 /// What becomes of one connection: shared with whoever hears from it.
-struct Fate {
+pub(super) struct Fate {
     is_over: AtomicBool,
     doubt: Arc<Notify>,
 }
@@ -203,6 +204,10 @@ impl Lanes {
 
     pub(super) fn nearest(&self) -> MultiplexedConnection {
         self.express().unwrap_or_else(|| self.home.clone())
+    }
+
+    pub(super) fn put_express(&self, connection: MultiplexedConnection) {
+        *self.express_slot() = Some(connection);
     }
 
     /// It turned out to be gone. The home connection does until there is another one.
@@ -377,7 +382,7 @@ impl Keeper {
             if self.is_resp2 {
                 let mut inbox = client.get_async_pubsub().await?;
                 inbox.subscribe(channel).await?;
-                tasks.spawn(listen(inbox, hear, fate.clone()));
+                tasks.spawn(listen(inbox, hear.clone(), fate.clone()));
             } else {
                 home.subscribe(channel).await?;
             }
@@ -393,13 +398,23 @@ impl Keeper {
             tasks: Mutex::new(JoinSet::new()),
         });
         if let Some(caller) = &self.terms.caller {
-            tasks.spawn(keep_express(client, self.is_resp2, caller.clone(), Arc::downgrade(&lanes)));
+            let express = Express {
+                client,
+                caller: caller.clone(),
+                lanes: Arc::downgrade(&lanes),
+                fate: fate.clone(),
+                hear,
+                renewed: self.terms.renewed.clone(),
+                channel: self.terms.channel.clone().filter(|_| !self.is_resp2),
+                is_resp2: self.is_resp2,
+            };
+            tasks.spawn(express.keep());
         }
         Ok(lanes)
     }
 }
 
-fn config() -> AsyncConnectionConfig {
+pub(super) fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_LIMIT))
         .set_response_timeout(Some(ANSWER_LIMIT))
@@ -412,25 +427,29 @@ fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
     info.clone().set_redis_settings(settings)
 }
 
-/// What comes unasked over a connection.
+/// What comes unasked over the home connection.
 fn ear(
     hear: Hear,
     fate: Arc<Fate>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |info| {
-        match (info.kind, info.data.as_slice()) {
-            (
-                PushKind::Message | PushKind::SMessage,
-                [Value::BulkString(channel), Value::BulkString(message)],
-            ) if !fate.is_over() => {
-                hear(channel, message);
-            }
+        match info.kind {
             // A server that loses a slot ends the subscriptions in it. The client library takes this for an answer, and so
             // each later answer for that of another command: nothing that comes after it may be believed.
-            (PushKind::Unsubscribe | PushKind::SUnsubscribe | PushKind::Disconnection, _) => fate.end(),
-            _ => {}
+            PushKind::SUnsubscribe | PushKind::Disconnection => fate.end(),
+            _ => hear_push(&info, &hear, &fate),
         }
         Ok(())
+    }
+}
+
+/// Hands on what was published, unless it came over a connection that was given up.
+pub(super) fn hear_push(info: &PushInfo, hear: &Hear, fate: &Fate) {
+    if let PushKind::Message | PushKind::SMessage = info.kind
+        && let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice()
+        && !fate.is_over()
+    {
+        hear(channel, message);
     }
 }
 
@@ -443,39 +462,4 @@ async fn listen(inbox: redis::aio::PubSub, hear: Hear, fate: Arc<Fate>) {
         }
     }
     fate.end();
-}
-
-/// Makes the caller's own connection, and makes it again when it is lost.
-async fn keep_express(client: redis::Client, is_resp2: bool, caller: Handle, lanes: std::sync::Weak<Lanes>) {
-    loop {
-        let lost = Arc::new(Notify::new());
-        let (client, tell) = (client.clone(), lost.clone());
-        let connect = async move {
-            let tell = move |info: PushInfo| {
-                if info.kind == PushKind::Disconnection {
-                    tell.notify_one();
-                }
-                Ok::<(), std::convert::Infallible>(())
-            };
-            let config = if is_resp2 { config() } else { config().set_push_sender(tell) };
-            client.get_multiplexed_async_connection_with_config(&config).await
-        };
-        match caller.spawn(connect).await {
-            Ok(Ok(connection)) => {
-                if let Some(lanes) = lanes.upgrade() {
-                    *lanes.express_slot() = Some(connection);
-                }
-                lost.notified().await;
-                if let Some(lanes) = lanes.upgrade() {
-                    lanes.drop_express();
-                }
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
-            }
-            // The caller's runtime has ended.
-            Err(_) => return,
-        }
-        tokio::time::sleep(*PAUSES.end()).await;
-    }
 }

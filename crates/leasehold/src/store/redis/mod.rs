@@ -12,6 +12,7 @@ mod address;
 mod calls;
 mod cluster;
 mod durable;
+mod express;
 mod greeting;
 mod keys;
 mod link;
@@ -87,8 +88,7 @@ impl Redis {
             let (warnings, caller, is_resp2) = (warnings.clone(), caller.clone(), url.is_resp2);
             move |channel| terms(&inbox, channel, caller.clone(), is_resp2, &warnings)
         };
-        let unavailable =
-            |error: StoreError| Error::new(ErrorKind::Unavailable, format!("{url}: {}", error.message));
+        let unavailable = |error| unavailable(url, &error);
         let server = async |goal, is_sought| {
             let link = Link::new(goal, terms(Some(keys::inbox_of(client, None))));
             link.lanes().await.map_err(unavailable)?;
@@ -126,6 +126,24 @@ impl Redis {
         Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime, caller, warnings, refresher }))
     }
 
+    /// As `open`, where the caller knows how to connect.
+    pub(crate) async fn open_own(
+        server: &redis::Client,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+        caller: Option<Handle>,
+    ) -> Result<Arc<Self>, Error> {
+        let warnings: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let info = server.get_connection_info().clone();
+        let shown = info.addr().to_string();
+        let terms = terms(&inbox, Some(keys::inbox_of(client, None)), caller.clone(), false, &warnings);
+        let link = Link::new(Goal::Server(info), terms);
+        link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
+        let (nodes, runtime) = (Arc::new(Nodes::Server { link, is_sought: false }), Handle::current());
+        let caller = caller.map(|caller| caller.id());
+        Ok(Arc::new(Self { nodes, runtime, caller, warnings, refresher: None }))
+    }
+
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
     /// waited for on any executor.
     fn perform<T: Send + 'static>(
@@ -149,6 +167,10 @@ impl Redis {
         });
         Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
     }
+}
+
+fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("{store}: {}", error.message))
 }
 
 /// What a link is to do with what it hears, and whom to tell.

@@ -1,0 +1,51 @@
+//! The program on every way to reach Redis: run, wait, look, take away.
+
+#![allow(missing_docs, reason = "a test")]
+
+mod common;
+
+use common::Place;
+use leasehold_servers::{Certificates, Cluster, Sentinels, Server};
+
+/// One runs a command, another waits for it; who looks sees both; and who has to, takes it away.
+fn is_used_as_any_other(url: &str) {
+    let place = Place::on(url);
+    let gone = place.path("gone");
+    let script = format!("echo $LEASEHOLD_TOKEN; until [ -e {} ]; do sleep 0.05; done", gone.display());
+    let mut holder = place.start(&["run", "nightly", "--", "sh", "-c", &script]);
+    let first: u64 = holder.line().parse().expect("a token");
+    assert_eq!(place.code(&["run", "-n", "nightly", "--", "true"]).0, 1, "it is held");
+    let mut waiter = place.start(&["run", "nightly", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"]);
+    place.until_waiting("nightly", 1);
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(1));
+    std::fs::write(&gone, "").expect("the folder is there");
+    let second: u64 = waiter.line().parse().expect("a token");
+    assert!(holder.end() == 0 && waiter.end() == 0 && first < second);
+
+    let mut stuck = place.start(&["run", "nightly", "--", "sleep", "600"]);
+    place.until_held("nightly");
+    assert_eq!(place.code(&["release", "--force", "nightly"]).0, 0);
+    assert_eq!(stuck.end(), 124, "its command is stopped when the lease is taken away");
+}
+
+#[test]
+fn a_server_on_its_port_its_socket_and_by_tls() {
+    let server = Server::on_port();
+    is_used_as_any_other(&server.url());
+    is_used_as_any_other(&server.socket_url());
+    let files = Certificates::new();
+    let encrypted = Server::builder().tls(&files.server, &files.authority).password("s3cret").start();
+    is_used_as_any_other(&format!("{}?ca={}", encrypted.url(), files.authority.display()));
+}
+
+#[test]
+fn a_master_that_sentinels_name() {
+    let sentinels = Sentinels::start();
+    is_used_as_any_other(&sentinels.url(Sentinels::SERVICE));
+}
+
+#[test]
+fn a_cluster() {
+    let cluster = Cluster::start();
+    is_used_as_any_other(&cluster.url());
+}
