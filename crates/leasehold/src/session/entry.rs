@@ -229,7 +229,7 @@ impl Entry {
             }
             Stage::Lease { machine, tombstone } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, now);
+                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, Duration::ZERO, now);
             }
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}
@@ -288,7 +288,8 @@ impl Entry {
             }
             self.stage = Stage::Lease { machine: lease, tombstone };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
-            self.owe(release, now);
+            let place = machine.place_lasts();
+            self.owe(release, place, now);
         } else {
             self.end(Given::Back);
         }
@@ -299,9 +300,10 @@ impl Entry {
         self.is_changed = true;
     }
 
-    fn owe(&mut self, release: Release, now: LocalTime) {
+    /// Gives back a lease, or a place in the queue that lasts so long.
+    fn owe(&mut self, release: Release, place: Duration, now: LocalTime) {
         // By then the lease, or the place in the queue, has ended without us.
-        let lasts = self.terms.ttl.max(release.tombstone);
+        let lasts = self.terms.ttl.max(release.tombstone).max(place);
         let until = now + lasts + drift_margin(lasts);
         self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until };
         self.is_changed = true;
