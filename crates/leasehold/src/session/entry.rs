@@ -52,6 +52,8 @@ pub(super) struct Entry {
     /// Whoever waits for this entry is to look at it.
     is_changed: bool,
     is_loss_told: bool,
+    /// Another lease is to take the place of this one, which then ends without being lost.
+    pub(super) is_replacing: bool,
     /// What the log is to hear of.
     pub(super) news: Vec<News>,
     /// As it stands in the session's timers.
@@ -108,6 +110,7 @@ impl Entry {
             is_counted: true,
             is_changed: false,
             is_loss_told: false,
+            is_replacing: false,
             news: Vec::new(),
             timer: None,
             wakers: Vec::new(),
@@ -263,6 +266,7 @@ impl Entry {
                 machine.handle_timeout(now);
                 if let LeaseState::Lost(loss) = machine.state(now)
                     && !self.is_loss_told
+                    && !self.is_replacing
                 {
                     self.is_loss_told = true;
                     self.is_changed = true;
