@@ -2,7 +2,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use std::time::Duration;
+
 use redis::aio::MultiplexedConnection;
+
+/// A connection as the client library makes it, but for its patience: this machine may pause for longer than half a second.
+///
+/// # Panics
+///
+/// When it can't be had.
+pub async fn connection(url: &str) -> MultiplexedConnection {
+    let client = redis::Client::open(url).expect("an address");
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
+}
 
 /// What most libraries do: SET NX PX with a token, and a script that compares and deletes.
 #[derive(Clone)]

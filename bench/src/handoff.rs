@@ -13,6 +13,7 @@ use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;
 
+use crate::bare;
 use crate::report::Report;
 use crate::server_cost::server_seconds;
 use crate::{median, runtime};
@@ -137,8 +138,7 @@ fn with_resp3(url: &str) -> redis::ConnectionInfo {
 
 async fn between_processes(report: &mut Report, url: &str) {
     let mut peer = Peer::start(url);
-    let client = redis::Client::open(url).expect("an address");
-    let mut connection = client.get_multiplexed_async_connection().await.expect("connects");
+    let mut connection = bare::connection(url).await;
     let client = Client::connect(url).await.expect("connects");
     let mutex = client.mutex(NAME);
     let (mut bare, mut ours) = (Vec::new(), Vec::new());

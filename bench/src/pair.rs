@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use leasehold::{Client, Mutex};
 use redis::aio::MultiplexedConnection;
 
-use crate::bare::{Bare, two_pings};
+use crate::bare::{self, Bare, two_pings};
 use crate::report::Report;
 use crate::rounds::{Racer, medians, race, ratio, wall};
 use crate::runtime;
@@ -43,8 +43,7 @@ pub fn run(report: &mut Report) {
 }
 
 async fn connect(url: &str) -> (MultiplexedConnection, Client) {
-    let client = redis::Client::open(url).expect("an address");
-    let connection = client.get_multiplexed_async_connection().await.expect("connects");
+    let connection = bare::connection(url).await;
     let ours = Client::connect(url).await.expect("connects");
     (connection, ours)
 }

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use leasehold::Client;
 use leasehold_servers::Server;
 
-use crate::bare::{Bare, Hash};
+use crate::bare::{self, Bare, Hash};
 use crate::report::Report;
 use crate::rounds::{Racer, medians, race, ratio};
 use crate::runtime;
@@ -27,10 +27,9 @@ pub fn run(report: &mut Report) {
 
 async fn compare(report: &mut Report, server: &Server, connections: u32, tasks: u32, bar: f64) {
     let url = server.url();
-    let client = redis::Client::open(url.as_str()).expect("an address");
     let (mut bare, mut hash, mut clients) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..connections {
-        let connection = client.get_multiplexed_async_connection().await.expect("connects");
+        let connection = bare::connection(&url).await;
         bare.push(Bare::new(connection.clone()));
         hash.push(Hash::new(connection));
         clients.push(Client::connect(&url).await.expect("connects"));

@@ -390,7 +390,7 @@ async fn wrong_addresses_are_told_in_time_and_without_the_password() {
 #[tokio::test]
 async fn a_caller_s_own_way_to_connect_is_as_good_as_an_address() {
     let server = Server::builder().password("s3cret").start();
-    let own = leasehold::redis::Client::open(server.url()).unwrap();
+    let own = redis::Client::open(server.url()).unwrap();
     let client = Client::connect_with(own).await.unwrap();
     let other = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();

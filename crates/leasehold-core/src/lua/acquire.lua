@@ -51,7 +51,7 @@ end
 local function known_attempt()
   local granted = take_back_grant(id)
   if granted then return { now, 1, granted.a, granted.b, granted.c } end
-  if h.tombstones > 0 and is_buried(id) then return { now, 4 } end
+  if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
   local l = h.leases > 0 and lease(id)
   if l then
     if l.kept == 1 then return { now, 4 } end

@@ -21,9 +21,9 @@
 -- negative.
 --
 -- The state's first byte is its form. 0 (free) and 1 (held) are the usual ones: last token, until when the key stays, end
--- of the lease, then what the `Acquire` said that took it. Whatever else is to be known follows from these, since
--- nobody waits, the lease has not been renewed, and no row exists. A release makes a 0 of the 1, and nothing more. Form 2
--- is any other state: a header, and the first lease.
+-- of the lease, then what the `Acquire` said that took it, or would have: the lease was granted its ttl before its end,
+-- with its reserve before the last token. There are no rows then, the holder has no name, and the ttl is an hour at
+-- most. A release makes a 0 of the 1, and nothing more. Form 2 is any other state: a header, and the first lease.
 
 local CLAIM_WINDOW = 3000000
 local REMEMBER_TOKEN = 3600000000
@@ -76,14 +76,6 @@ local function first_row_with(prefix)
   return redis.call('ZRANGEBYLEX', KEYS[2], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
 end
 
-local function last_row_with(prefix)
-  return redis.call('ZREVRANGEBYLEX', KEYS[2], '(' .. prefix .. BEYOND, '[' .. prefix, 'LIMIT', '0', '1')[1]
-end
-
-local function id_of(row)
-  return string.sub(row, -24)
-end
-
 -- What a lease or a waiter has in the table is remembered with it, so that it can be taken out when it has changed.
 local function take_out(entry)
   if entry.rows and #entry.rows > 0 then redis.call('ZREM', KEYS[2], unpack(entry.rows)) end
@@ -103,9 +95,9 @@ local function put_in(entry, rows)
   rows_grew = true
 end
 
--- What an `Acquire` says, from `at` on.
+-- What an `Acquire` says, from `at` on. Flag 8 is never said: in a state it means that the lease is not claimed yet.
 local function unpack_acquire(text, at)
-  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
+  local a = { owner = '', has_owner = 0, replaces = '', waits = false, claimed = 1 }
   local flags
   a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text, at)
   if flags % 2 == 1 then
@@ -116,7 +108,8 @@ local function unpack_acquire(text, at)
     a.has_owner = 1
     a.owner, at = struct.unpack('>I4c0', text, at)
   end
-  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
+  if flags % 8 > 3 then a.replaces, at = struct.unpack('c8', text, at) end
+  if flags > 7 then a.claimed = 0 end
   a.metadata = string.sub(text, at)
   return a
 end
@@ -171,6 +164,23 @@ local function pack_state()
   return packed
 end
 
+-- In a usual form, if that tells it all.
+local function pack_usual(stays)
+  if h.waiters > 0 or h.tombstones > 0 or h.leases > 1 then return nil end
+  local form, l = h.leases, first
+  if form == 0 then
+    local ends = h.remember_until - REMEMBER_TOKEN
+    l = { id = string.rep('\0', 24), has_owner = 0, weight = 0, token = h.last_token, granted_at = ends,
+      expires_at = ends, claimed = 1, kept = 0, metadata = '' }
+  end
+  if not l or l.has_owner == 1 or l.kept == 1 then return nil end
+  local ttl, reserve = l.expires_at - l.granted_at, h.last_token - l.token
+  if h.remember_until ~= math.max(h.last_token + 1, l.granted_at + REMEMBER_TOKEN) then return nil end
+  if ttl > REMEMBER_TOKEN or reserve >= REMEMBER_TOKEN then return nil end
+  return struct.pack(USUAL, form, h.last_token, stays, l.expires_at)
+    .. struct.pack(ACQUIRE, l.id, l.claimed == 1 and 0 or 8, h.capacity, l.weight, ttl, reserve) .. l.metadata
+end
+
 local function load_usual(raw)
   local form, stays, ends
   form, h.last_token, stays, ends = struct.unpack(USUAL, raw)
@@ -185,7 +195,7 @@ local function load_usual(raw)
     h.next_expiry = ends
     h.latest = math.max(h.latest, ends)
     first = { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = h.last_token - a.reserve,
-      granted_at = granted_at, expires_at = ends, claimed = 1, kept = 0, metadata = a.metadata }
+      granted_at = granted_at, expires_at = ends, claimed = a.claimed, kept = 0, metadata = a.metadata }
   end
   before = pack_state()
 end
@@ -237,7 +247,7 @@ local function first_expiring_lease()
   local other = nil
   if h.leases > (first and 1 or 0) then
     local found = first_row_with('e')
-    if found then other = lease(id_of(found)) end
+    if found then other = lease(string.sub(found, -24)) end
   end
   if not first then return other end
   if not other or first.expires_at < other.expires_at then return first end
@@ -246,8 +256,9 @@ local function first_expiring_lease()
 end
 
 local function heaviest_lease_of(owner)
-  local found = last_row_with(struct.pack('>c1I4c0', 'o', #owner, owner))
-  if found then return lease(id_of(found)) end
+  local prefix = struct.pack('>c1I4c0', 'o', #owner, owner)
+  local found = redis.call('ZREVRANGEBYLEX', KEYS[2], '(' .. prefix .. BEYOND, '[' .. prefix, 'LIMIT', '0', '1')
+  if found[1] then return lease(string.sub(found[1], -24)) end
 end
 
 local function each_lease()
@@ -274,22 +285,14 @@ local function put_waiter(w)
   put_in(w, rows_of_waiter(w))
 end
 
-local function drop_waiter(w)
-  take_out(w)
-end
-
 local function first_ready_waiter()
   local found = first_row_with('r')
-  if found then return waiter(id_of(found)) end
+  if found then return waiter(string.sub(found, -24)) end
 end
 
 local function first_expiring_waiter()
   local found = first_row_with('d')
-  if found then return waiter(id_of(found)) end
-end
-
-local function is_buried(id)
-  return first_row_with('t' .. id) ~= nil
+  if found then return waiter(string.sub(found, -24)) end
 end
 
 local function rows_of_tombstone(id, ends)
@@ -312,7 +315,7 @@ local function remove_tombstones()
     if not found then return removed, NEVER end
     local ends = struct.unpack('>d', found, 2)
     if ends > now then return removed, ends end
-    take_out({ rows = rows_of_tombstone(id_of(found), ends) })
+    take_out({ rows = rows_of_tombstone(string.sub(found, -24), ends) })
     removed = removed + 1
   end
 end
@@ -332,7 +335,7 @@ local function client_of(id)
 end
 
 local function inbox_of(id)
-  return INBOX .. (string.gsub(client_of(id), '.', function(c) return string.format('%02x', string.byte(c)) end))
+  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
 end
 
 local function is_there(id)
@@ -362,7 +365,7 @@ local function remove_lease(l)
 end
 
 local function remove_waiter(w)
-  drop_waiter(w)
+  take_out(w)
   h.waiters = h.waiters - 1
   h.parked = h.parked - w.parked
   queue_moved = true
@@ -547,11 +550,7 @@ local function store(raw)
     local packed = pack_state()
     local ends = math.ceil(h.latest / 1000) + 1000
     if packed ~= before then
-      if is_idle then
-        packed = struct.pack(USUAL, 0, h.last_token, ends * 1000, h.remember_until - REMEMBER_TOKEN)
-          .. struct.pack(ACQUIRE, string.rep('\0', 24), 0, h.capacity, 0, 0, 0)
-      end
-      write('SET', KEYS[1], packed, 'PXAT', ends)
+      write('SET', KEYS[1], pack_usual(ends * 1000) or packed, 'PXAT', ends)
     end
     if rows_grew then redis.call('PEXPIREAT', KEYS[2], ends) end
   end

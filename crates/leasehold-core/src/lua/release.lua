@@ -21,7 +21,7 @@ end
 local function release()
   if tombstone > 0 then
     local ends = now + tombstone
-    if not is_buried(id) then h.tombstones = h.tombstones + 1 end
+    if not first_row_with('t' .. id) then h.tombstones = h.tombstones + 1 end
     put_tombstone(id, ends)
     soonest_expiry(ends)
   end

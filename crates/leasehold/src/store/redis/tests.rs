@@ -132,13 +132,44 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         5 => release,
         1 => Just(Step::Do(Command::ForceRelease)),
         4 => (0..6_000_u64).prop_map(Step::Pass),
-        // Some of them so long that the last token need not be remembered any more.
-        1 => (0..5_000_000_u64).prop_map(Step::Pass),
         1 => (0..CLIENTS).prop_map(Step::Leave),
         2 => (0..CLIENTS).prop_map(Step::Return),
     ];
-    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more];
+    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more, 1 => life(capacity)];
     proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
+}
+
+/// A lock as most are: taken, perhaps renewed, given back. Some take so long that the last token need not be remembered any
+/// more.
+fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let pass = || prop_oneof![0..6_000_u64, 0..5_000_000_u64];
+    let ttl = || prop_oneof![1..10_u64, Just(2 * 3_600)].prop_map(Duration::from_secs);
+    let renewal = proptest::option::of((ttl(), 0..3_u32, pass()));
+    let taken = (0..CLIENTS, 0..5_u64, 1..=capacity, ttl(), 0..3_u32);
+    (taken, pass(), renewal, pass()).prop_map(move |(taken, before, renewal, after)| {
+        let (client, sequence, weight, ttl, reserve) = taken;
+        let acquisition = Acquisition { client: ClientId::new(client), sequence };
+        let (owner, wait, replaces, metadata) = (None, None, None, Arc::from("m"));
+        let acquire = Command::from(Acquire {
+            acquisition,
+            owner,
+            capacity,
+            weight,
+            ttl,
+            reserve,
+            wait,
+            replaces,
+            metadata,
+        });
+        let mut steps = vec![Step::Do(acquire), Step::Pass(before)];
+        if let Some((ttl, reserve, pass)) = renewal {
+            steps.extend([Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })), Step::Pass(pass)]);
+        }
+        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
+        let release = Command::Release(Release { acquisition, at_least, tombstone });
+        steps.extend([Step::Do(release), Step::Pass(after)]);
+        steps
+    })
 }
 
 /// The scripts on a server, and who listens there.
@@ -270,7 +301,7 @@ fn differ(capacity: u32) {
         let name = format!("{}-{}", resource.name.as_str(), count.get());
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&name).unwrap() };
         let end = compare(&mut lab, &resource, start, &steps);
-        forget(&mut lab, &resource, end + Duration::from_secs(60));
+        forget(&mut lab, &resource, end + Duration::from_secs(3 * 3_600));
         Ok(())
     });
     if let Err(error) = result {

@@ -75,7 +75,10 @@ impl Mailboxes {
     /// The way to a client.
     pub(super) fn reach(&self, client: ClientId) -> Reached {
         match reach(&self.path(client)) {
-            Ok(pipe) => Reached::Open(Letterbox(pipe)),
+            Ok(pipe) => {
+                let open = OpenOptions::new().read(true).custom_flags(nonblocking()).open(self.path(client));
+                Reached::Open(Letterbox { pipe, _open: open })
+            }
             Err(error) if is_gone(&error) => Reached::Gone,
             Err(error) => Reached::Closed(error),
         }
@@ -143,12 +146,16 @@ pub(super) enum Reached {
 }
 
 /// A client that is there, and can be written to.
-pub(super) struct Letterbox(File);
+pub(super) struct Letterbox {
+    pipe: File,
+    /// Should the client go at this moment, there still is a reader: nobody is sent a signal for having written.
+    _open: io::Result<File>,
+}
 
 impl Letterbox {
     /// Writes a push, or drops it where the reader is too far behind.
     pub(super) fn post(&self, push: &Push) {
-        if let Err(error) = (&self.0).write(&encode(push)) {
+        if let Err(error) = (&self.pipe).write(&encode(push)) {
             tracing::debug!(%error, to = %push.to(), "a push was dropped");
         }
     }

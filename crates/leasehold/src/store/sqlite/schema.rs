@@ -244,7 +244,9 @@ const NETWORKS: [(u64, &str); 8] = [
 #[cfg(target_os = "linux")]
 fn refuse_network(path: &Path) -> Result<(), Error> {
     let Ok(found) = rustix::fs::statfs(path) else { return Ok(()) };
-    let magic = u64::try_from(found.f_type).unwrap_or(0) & 0xFFFF_FFFF;
+    // It is 32 bits wide on some machines, with a sign.
+    #[allow(clippy::useless_conversion, reason = "not on those")]
+    let magic = i64::from(found.f_type).cast_unsigned() & 0xFFFF_FFFF;
     match NETWORKS.iter().find(|(number, _)| *number == magic) {
         None => Ok(()),
         Some((_, name)) => Err(Error::new(

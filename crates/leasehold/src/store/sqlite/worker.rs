@@ -120,6 +120,8 @@ struct Desk {
 impl Drop for Desk {
     /// Also in a panic: nobody waits for a thread that is gone.
     fn drop(&mut self) {
+        // Nobody hears what is pushed to this client any more, so it is not to count as there.
+        self.mailbox.remove();
         let mut jobs = self.post.jobs();
         self.post.is_ending.store(true, Ordering::Release);
         jobs.clear();
@@ -132,11 +134,7 @@ impl Desk {
         let mut tidied = Instant::now();
         while !self.post.is_ending.load(Ordering::Acquire) {
             self.sleep();
-            for push in self.mailbox.read(self.shared.client) {
-                if let Some(inbox) = self.shared.inbox.upgrade() {
-                    inbox.deliver(push);
-                }
-            }
+            self.hear();
             self.run_jobs();
             if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
                 self.checkpoint();
@@ -163,9 +161,19 @@ impl Desk {
         while rustix::io::read(&self.bell, &mut rung).is_ok_and(|count| count == rung.len()) {}
     }
 
+    fn hear(&self) {
+        for push in self.mailbox.read(self.shared.client) {
+            if let Some(inbox) = self.shared.inbox.upgrade() {
+                inbox.deliver(push);
+            }
+        }
+    }
+
     fn run_jobs(&mut self) {
         loop {
             let Some((until, job)) = self.post.jobs().pop_front() else { return };
+            // However many jobs there are, a grant does not wait for them.
+            self.hear();
             match job {
                 Job::Commands(batch, tell) => {
                     let answers = self.run(&batch, until);
@@ -184,10 +192,14 @@ impl Desk {
         batch.chunks(CHUNK).flat_map(|chunk| self.run_chunk(chunk, until)).collect()
     }
 
-    /// All in one transaction. If that fails, each in its own, so that none suffers from another.
+    /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
+    /// succeeded after all, when a repetition would answer for what came before it.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
+            Err(error) if error.failure == Failure::Unknown => {
+                chunk.iter().map(|_| Err(error.clone())).collect()
+            }
             Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
             Err(error) => vec![Err(error)],
         }
