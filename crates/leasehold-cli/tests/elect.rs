@@ -65,6 +65,26 @@ fn a_command_that_ends_is_started_again_here_if_nobody_else_does() {
 }
 
 #[test]
+fn a_store_that_is_gone_ends_the_command_and_is_waited_for() {
+    let mut server = leasehold_servers::Server::on_port();
+    let place = Place::on(&server.url());
+    let log = place.path("log");
+    let script = format!("echo $$ >> {}; exec sleep 60", log.display());
+    let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let mut elected = place.start(&["elect", "--ttl", "1s", "--backoff", "100ms", "a", "-c", &script]);
+    until(|| (starts() == 1).then_some(()));
+    let command = fs::read_to_string(&log).unwrap().trim().parse().unwrap();
+    server.stop();
+    until(|| (!common::is_alive(command)).then_some(()));
+    server.start();
+    until(|| (starts() == 2).then_some(()));
+    elected.signal("TERM");
+    assert_eq!(elected.end(), 128 + 15);
+    let said = elected.stderr();
+    assert!(said.contains("the lease was lost; standing for election again"), "{said}");
+}
+
+#[test]
 fn what_can_t_be_is_refused_at_once() {
     let place = Place::new();
     assert_eq!(place.code(&["elect", "a", "--", "no-such-command"]).0, 127);

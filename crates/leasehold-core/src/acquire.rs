@@ -183,6 +183,12 @@ impl AcquireMachine {
         if self.may_arrive_late { TOMBSTONE } else { Duration::ZERO }
     }
 
+    /// How long the store keeps a place in the queue that is not given back.
+    #[must_use]
+    pub fn place_lasts(&self) -> Duration {
+        self.command.wait.map_or(Duration::ZERO, |wait| wait.entry_ttl)
+    }
+
     /// Moves on when a deadline has passed.
     pub fn handle_timeout(&mut self, now: LocalTime) {
         if matches!(self.phase, Phase::Done(_)) {

@@ -28,8 +28,9 @@ const MOST: u32 = u32::MAX / ARRIVAL - 1;
 /// How long a mark is kept. A party that does not look for longer has lost its lease, unless it asked for a long one.
 const KEEP: Duration = Duration::from_secs(60);
 
-/// How often whoever waits looks.
+/// How often whoever waits looks; less often where more than a hundred parties would be shown each time.
 const LOOK: Duration = Duration::from_millis(100);
+const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 
 /// For how many parties this capacity is.
 pub(crate) fn parties(capacity: u32) -> u32 {
@@ -63,7 +64,8 @@ impl Barrier {
     }
 
     /// Waits until all parties have come, and says to one of them, the first to come, that it is the leader of this round.
-    /// It looks ten times a second.
+    /// It looks ten times a second, and less often
+    /// for more than a hundred.
     ///
     /// # Errors
     ///
@@ -117,10 +119,14 @@ impl Barrier {
                 guard.release().await?;
                 return Ok(None);
             }
-            let next = deadline.into_iter().chain([clock::local() + LOOK]).min();
+            let next = deadline.into_iter().chain([clock::local() + self.pause()]).min();
             let sleep = Sleep::until(&self.0.handle.session, next.unwrap_or_else(clock::local));
             guard.run(sleep).await?;
         }
+    }
+
+    fn pause(&self) -> Duration {
+        LOOK.max(LOOK_FOR_EACH * self.1)
     }
 
     /// Makes way for the next round. The first who knows leaves the mark by which the others know.

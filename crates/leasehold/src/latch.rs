@@ -18,8 +18,9 @@ use crate::settings::looking;
 /// How long a count is remembered unless something else is said.
 const KEEP: Duration = Duration::from_secs(24 * 3_600);
 
-/// How often whoever waits looks.
+/// How often whoever waits looks; less often where more than a hundred counts would be shown each time.
 const LOOK: Duration = Duration::from_millis(100);
+const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 
 /// A number that is counted down to zero, and a way to wait for that. Made by [`Client::latch`](crate::Client::latch).
 ///
@@ -95,6 +96,10 @@ impl Latch {
         self.remaining().await
     }
 
+    fn pause(&self) -> Duration {
+        LOOK.max(LOOK_FOR_EACH * self.0.capacity)
+    }
+
     /// How many are left.
     ///
     /// # Errors
@@ -111,7 +116,8 @@ impl Latch {
         Ok(self.0.capacity - view.in_use)
     }
 
-    /// Waits until it is zero, for as long as it takes. It looks ten times a second.
+    /// Waits until it is zero, for as long as it takes. It looks ten times a second, and less often
+    /// for more than a hundred.
     ///
     /// # Errors
     ///
@@ -148,7 +154,7 @@ impl Latch {
             if now >= deadline {
                 return Ok(false);
             }
-            Sleep::until(session, deadline.min(now + LOOK)).await;
+            Sleep::until(session, deadline.min(now + self.pause())).await;
         }
     }
 }

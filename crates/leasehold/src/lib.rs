@@ -21,6 +21,18 @@
 //! # Ok(()) });
 //! ```
 //!
+//! | | |
+//! |---|---|
+//! | [`Mutex`] | one holder at a time |
+//! | [`Reentrant`] | the same for an owner with a name, who may enter again, from any task or process |
+//! | [`RwLock`] | many readers or one writer, with downgrade and upgrade |
+//! | [`Semaphore`] | several holders, each with some of the permits |
+//! | [`MutexSet`] | several mutexes at once, all or none |
+//! | [`Election`] | one leader, and who it is |
+//! | [`OncePer`] | work that one of many starts in each period |
+//! | [`Latch`], [`Barrier`] | waiting until something has happened a number of times, or for each other |
+//! | [`fence`] | resources that refuse a holder whose lease has ended |
+//!
 //! The futures run on any executor; [`blocking`] is the same for programs without one. What it promises and what
 //! it can't is in `docs/guarantees.md`; how it works is in `ARCHITECTURE.md`.
 

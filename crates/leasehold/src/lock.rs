@@ -131,7 +131,13 @@ impl Lock {
         if let Some(loss) = held.loss() {
             return Err(self.handle.lost(self.checked_resource()?, loss));
         }
-        self.acquire(weight, Some(held), wait).await
+        let session = &self.handle.session;
+        session.set_replacing(held.sequence(), true, clock::local());
+        let taken = self.acquire(weight, Some(held), wait).await;
+        if !matches!(taken, Ok(Some(_))) {
+            session.set_replacing(held.sequence(), false, clock::local());
+        }
+        taken
     }
 
     pub(crate) async fn inspect(&self) -> Result<LockView, Error> {

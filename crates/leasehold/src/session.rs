@@ -314,6 +314,11 @@ impl Session {
         self.state().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
     }
 
+    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is no news.
+    pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
+    }
+
     /// Another lease has taken the place of this one, and nobody stands for it any more.
     pub(crate) fn replaced(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| {

@@ -52,6 +52,8 @@ pub(super) struct Entry {
     /// Whoever waits for this entry is to look at it.
     is_changed: bool,
     is_loss_told: bool,
+    /// Another lease is to take the place of this one, which then ends without being lost.
+    pub(super) is_replacing: bool,
     /// What the log is to hear of.
     pub(super) news: Vec<News>,
     /// As it stands in the session's timers.
@@ -108,6 +110,7 @@ impl Entry {
             is_counted: true,
             is_changed: false,
             is_loss_told: false,
+            is_replacing: false,
             news: Vec::new(),
             timer: None,
             wakers: Vec::new(),
@@ -229,7 +232,7 @@ impl Entry {
             }
             Stage::Lease { machine, tombstone } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, now);
+                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, Duration::ZERO, now);
             }
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}
@@ -263,6 +266,7 @@ impl Entry {
                 machine.handle_timeout(now);
                 if let LeaseState::Lost(loss) = machine.state(now)
                     && !self.is_loss_told
+                    && !self.is_replacing
                 {
                     self.is_loss_told = true;
                     self.is_changed = true;
@@ -288,7 +292,8 @@ impl Entry {
             }
             self.stage = Stage::Lease { machine: lease, tombstone };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
-            self.owe(release, now);
+            let place = machine.place_lasts();
+            self.owe(release, place, now);
         } else {
             self.end(Given::Back);
         }
@@ -299,9 +304,10 @@ impl Entry {
         self.is_changed = true;
     }
 
-    fn owe(&mut self, release: Release, now: LocalTime) {
+    /// Gives back a lease, or a place in the queue that lasts so long.
+    fn owe(&mut self, release: Release, place: Duration, now: LocalTime) {
         // By then the lease, or the place in the queue, has ended without us.
-        let lasts = self.terms.ttl.max(release.tombstone);
+        let lasts = self.terms.ttl.max(release.tombstone).max(place);
         let until = now + lasts + drift_margin(lasts);
         self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until };
         self.is_changed = true;
