@@ -95,6 +95,8 @@ pub struct AcquireMachine {
     /// The store may hold a lease or a place for an attempt that ended without a grant.
     owes_release: bool,
     failures: u32,
+    /// It has stood in the queue.
+    has_waited: bool,
     /// Something was told while an answer was under way, which may be older than that: ask once more.
     hinted: bool,
 }
@@ -118,6 +120,7 @@ impl AcquireMachine {
             may_arrive_late: false,
             owes_release: false,
             failures: 0,
+            has_waited: false,
             hinted: false,
         }
     }
@@ -176,6 +179,12 @@ impl AcquireMachine {
         self.hinted
     }
 
+    /// The attempt has stood in the store's queue, so others may stand behind it.
+    #[must_use]
+    pub const fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
     /// How long a tombstone the release of this attempt's lease must leave now: none once every `Acquire` has
     /// been answered.
     #[must_use]
@@ -224,6 +233,7 @@ impl AcquireMachine {
                 self.granted(now, *grant, sent_at, until);
             }
             Reply::Queued(queued) => {
+                self.has_waited = true;
                 let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
                 self.phase = Phase::Waiting { look_again_at };
                 if core::mem::take(&mut self.hinted) {
@@ -298,6 +308,8 @@ impl AcquireMachine {
                 }
             }
             PushKind::Revoked => self.handle_hint(now),
+            // It is told to whoever holds already; its grant is under way.
+            PushKind::Wanted => self.handle_hint(now),
         }
     }
 

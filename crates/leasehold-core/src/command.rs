@@ -209,6 +209,8 @@ pub enum PushKind {
     Next(Head),
     /// The lease was taken away.
     Revoked,
+    /// Somebody waits for the lease, whose holder has set tokens aside to hand it on among its own.
+    Wanted,
 }
 
 /// Who holds and who waits.

@@ -9,7 +9,9 @@ use core::time::Duration;
 
 use crate::command::{Command, Renew, Reply};
 use crate::id::Acquisition;
+use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
+use crate::turn::{HandOn, Turn};
 
 /// The shortest pause before a failed renewal is tried again.
 const RETRY_AT_LEAST: Duration = Duration::from_millis(10);
@@ -84,6 +86,8 @@ pub struct LeaseMachine {
     in_flight: bool,
     /// Something was told while a renewal was under way, whose answer may be older than that.
     hinted: bool,
+    /// For a lease that its client's tasks hand on among themselves.
+    turn: Option<Turn>,
 }
 
 impl LeaseMachine {
@@ -110,6 +114,35 @@ impl LeaseMachine {
             renew_at,
             in_flight: false,
             hinted: false,
+            turn: None,
+        }
+    }
+
+    /// The client's tasks hand it on among themselves.
+    #[must_use]
+    pub fn with_turn(mut self, turn: Turn) -> Self {
+        self.turn = Some(turn);
+        self
+    }
+
+    /// What becomes of the lease now that one task is done with it and another one waits. Only a lease that is well is
+    /// handed on, so that whoever gets it has some time.
+    pub fn hand_on(&mut self, now: LocalTime) -> HandOn {
+        let least = self.terms.ttl.min(CLAIM_WINDOW) / 4;
+        let is_well = self.state(now) == LeaseState::Held && self.remaining(now) > least;
+        let Some(turn) = self.turn.as_mut().filter(|_| is_well) else { return HandOn::Over };
+        let had_asked = turn.reserve() > 0;
+        let on = turn.hand_on(now);
+        if turn.reserve() > 0 && !had_asked {
+            self.handle_hint(now);
+        }
+        on
+    }
+
+    /// Another client waits for the lease.
+    pub fn handle_wanted(&mut self, now: LocalTime) {
+        if let Some(turn) = &mut self.turn {
+            turn.handle_wanted(now);
         }
     }
 
@@ -180,7 +213,8 @@ impl LeaseMachine {
             return None;
         }
         self.in_flight = true;
-        Some(Command::Renew(Renew { acquisition: self.acquisition, ttl: self.ttl_from(now), reserve: 0 }))
+        let reserve = self.turn.as_ref().map_or(0, Turn::reserve);
+        Some(Command::Renew(Renew { acquisition: self.acquisition, ttl: self.ttl_from(now), reserve }))
     }
 
     /// Notices at `now` that the lease is lost.
@@ -196,8 +230,11 @@ impl LeaseMachine {
             return;
         }
         match reply {
-            Reply::Renewed { lasts, .. } => {
+            Reply::Renewed { lasts, tokens, wanted } => {
                 self.renewed(sent_at, *lasts);
+                if let Some(turn) = &mut self.turn {
+                    turn.handle_renewed(now, sent_at, *tokens, *wanted);
+                }
                 if core::mem::take(&mut self.hinted) {
                     self.renew_at = now;
                 }
@@ -214,6 +251,9 @@ impl LeaseMachine {
         self.handle_timeout(now);
         if matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             self.state = LeaseState::Uncertain;
+            if let Some(turn) = &mut self.turn {
+                turn.handle_failure();
+            }
             self.retry(now);
         }
     }

@@ -26,6 +26,7 @@ pub mod model;
 mod name;
 mod time;
 mod token;
+mod turn;
 
 pub use acquire::{AcquireMachine, Failure, Outcome, Patience};
 pub use command::{
@@ -37,3 +38,4 @@ pub use lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
 pub use time::{LocalTime, Now, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};
+pub use turn::{HandOff, HandOn, Turn};

@@ -276,6 +276,7 @@ fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
             PushKind::Granted(_) => holds,
             PushKind::Next(_) => waits,
             PushKind::Revoked => !holds,
+            PushKind::Wanted => holds && !after.waiters.is_empty(),
         };
         if !right {
             return Err(format!("{push:?} is not so"));
@@ -523,6 +524,27 @@ fn a_release_grants_to_the_head_for_a_claim_window_and_tells_the_next_that_it_is
         matches!(next.kind, PushKind::Next(head) if head.look_again_at == START + Duration::from_secs(3))
     );
     assert_eq!(next.to(), ClientId::new(2));
+}
+
+#[test]
+fn a_holder_with_tokens_set_aside_is_told_once_that_it_is_wanted_and_by_each_renewal() {
+    let mut world = World::new();
+    let Command::Acquire(plain) = acquire(id(0, 0), 1, 1, true) else { unreachable!() };
+    world.run(&Command::from(Acquire { reserve: 8, ..Acquire::clone(&plain) }));
+    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { wanted: false, .. }));
+    world.run(&acquire(id(1, 0), 1, 1, true));
+    assert!(
+        matches!(world.pushes[..], [Push { acquisition, kind: PushKind::Wanted, .. }] if acquisition == id(0, 0))
+    );
+    world.pushes.clear();
+    world.run(&acquire(id(2, 0), 1, 1, true));
+    assert!(world.pushes.is_empty(), "it knows: {:?}", world.pushes);
+    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { wanted: true, .. }));
+    world.run(&release(id(0, 0)));
+    world.run(&release(id(1, 0)));
+    world.pushes.clear();
+    world.run(&acquire(id(1, 1), 1, 1, true));
+    assert!(world.pushes.is_empty(), "without tokens nothing is handed on: {:?}", world.pushes);
 }
 
 #[test]

@@ -12,6 +12,7 @@ local BEHIND_HOLDERS = 1099511627776
 
 local asker = nil
 local queue_moved = false
+local was_awaited = false
 local pushes = {}
 
 local function soonest_expiry(expiry)
@@ -216,6 +217,15 @@ local function head_hint()
   return l and l.expires_at or now
 end
 
+local function is_awaited()
+  return h.waiters > h.parked
+end
+
+local function tell_holder()
+  local l = h.leases == 1 and first_expiring_lease()
+  if l and l.kept == 0 and l.token < h.last_token then push(l.id, 4) end
+end
+
 local function tell_head()
   local w = nil
   if h.waiters > h.parked then w = first_ready_waiter() end
@@ -233,6 +243,7 @@ local function hear(id)
 end
 
 local function store(raw)
+  if is_awaited() and not was_awaited then tell_holder() end
   if queue_moved then tell_head() end
   local is_idle = h.leases == 0 and h.waiters == 0 and h.tombstones == 0
   if is_idle and h.remember_until <= now then
@@ -254,5 +265,6 @@ end
 
 local function begin(raw)
   load(raw)
+  was_awaited = is_awaited()
   expire()
 end

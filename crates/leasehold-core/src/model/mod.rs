@@ -131,8 +131,12 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(Self { rows, turn, header, before, asker: None, queue_moved: false })
     }
 
-    /// Tells a new head that it is one, and stores what is worth keeping.
+    /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.
     fn end(mut self) -> Result<bool, R::Error> {
+        let was_awaited = self.before.as_ref().is_some_and(Header::is_awaited);
+        if !was_awaited && self.header.is_awaited() {
+            self.tell_holder()?;
+        }
         if self.queue_moved {
             self.tell_head()?;
         }
@@ -210,7 +214,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     /// Grants to the head of the queue while it fits.
     fn grant(&mut self) -> Result<(), R::Error> {
-        while self.header.waiters > self.header.parked {
+        while self.header.is_awaited() {
             let Some(waiter) = self.rows.first_ready_waiter()? else { break };
             let Some(held) = self.held_already(&waiter)? else {
                 // It is told to ask again, and then learns that what it was to take the place of is gone.
@@ -270,9 +274,21 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(Grant { tokens, lasts })
     }
 
+    /// A holder that is alone hands on to its own only with tokens that it has set aside, and those come after its
+    /// lease's own. Others have no use for the news.
+    fn tell_holder(&mut self) -> Result<(), R::Error> {
+        if self.header.leases == 1
+            && let Some(lease) = self.rows.first_expiring_lease()?
+            && !lease.kept
+            && lease.token.get() < self.header.last_token
+        {
+            self.push(lease.acquisition, PushKind::Wanted);
+        }
+        Ok(())
+    }
+
     fn tell_head(&mut self) -> Result<(), R::Error> {
-        let head =
-            if self.header.waiters > self.header.parked { self.rows.first_ready_waiter()? } else { None };
+        let head = if self.header.is_awaited() { self.rows.first_ready_waiter()? } else { None };
         let Some(waiter) = head else {
             self.header.head = 0;
             return Ok(());
@@ -319,8 +335,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if let Some(held) = self.held_by(acquire.owner.as_ref())? {
             return self.reenter(acquire, &held);
         }
-        let somebody_stands_before = self.header.waiters > self.header.parked;
-        if !somebody_stands_before && self.fits(acquire.weight) {
+        if !self.header.is_awaited() && self.fits(acquire.weight) {
             let tokens = self.next_tokens(acquire.reserve);
             return self.lease_at_once(acquire, tokens, self.now());
         }
@@ -388,7 +403,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
                 self.turn.pushes.remove(index);
                 Some(grant)
             }
-            PushKind::Next(_) | PushKind::Revoked => None,
+            PushKind::Next(_) | PushKind::Revoked | PushKind::Wanted => None,
         }
     }
 
@@ -494,7 +509,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         self.soonest_expiry(lease.expires_at);
         self.rows.put_lease(lease)?;
         let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
-        let wanted = self.header.waiters > 0;
+        let wanted = self.header.is_awaited();
         Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
     }
 

@@ -60,6 +60,12 @@ impl Header {
         self.leases == 0 && self.waiters == 0 && self.tombstones == 0
     }
 
+    /// Somebody waits who is not passed over.
+    #[must_use]
+    pub const fn is_awaited(&self) -> bool {
+        self.waiters > self.parked
+    }
+
     /// Nothing is left that anybody could need: not even the last token, since the wall clock has
     /// long passed it.
     #[must_use]

@@ -320,6 +320,7 @@ pub(super) fn push(message: &[u8]) -> Option<Push> {
         }
         2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(a) }),
         3 => PushKind::Revoked,
+        4 => PushKind::Wanted,
         _ => return None,
     };
     Some(Push { acquisition: read_id(acquisition)?, at: StoreTime::from_micros(at), kind })

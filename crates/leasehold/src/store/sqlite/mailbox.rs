@@ -209,6 +209,7 @@ fn encode(push: &Push) -> [u8; RECORD] {
         }
         PushKind::Next(head) => (2, [head.look_again_at.as_micros(), 0, 0]),
         PushKind::Revoked => (3, [0, 0, 0]),
+        PushKind::Wanted => (4, [0, 0, 0]),
     };
     let numbers =
         [MAGIC | kind, push.acquisition.sequence, push.at.as_micros(), rest[0], rest[1], rest[2], 0, 0];
@@ -232,6 +233,7 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
         }
         2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(first) }),
         3 => PushKind::Revoked,
+        4 => PushKind::Wanted,
         _ => return None,
     };
     Some(Push { acquisition: Acquisition { client, sequence }, at: StoreTime::from_micros(at), kind })
@@ -266,6 +268,7 @@ mod tests {
             PushKind::Granted(Grant { tokens, lasts: Duration::from_millis(3_000) }),
             PushKind::Next(Head { look_again_at: StoreTime::NEVER }),
             PushKind::Revoked,
+            PushKind::Wanted,
         ];
         let pushes = kinds.map(|kind| {
             let acquisition = Acquisition { client, sequence: 5 };
