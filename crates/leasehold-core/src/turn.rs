@@ -55,6 +55,12 @@ impl Turn {
         Self { bound, next, last, spare: None, is_asking: false, wanted: None }
     }
 
+    /// How many tokens an attempt sets aside for such a turn. Should nobody else want the lease, a renewal brings more.
+    #[must_use]
+    pub const fn reserve_at_first(bound: HandOff) -> u32 {
+        if bound.hand_overs < RESERVE { bound.hand_overs } else { RESERVE }
+    }
+
     /// The critical section that had the lease has ended, and another task waits for it.
     pub fn hand_on(&mut self, now: LocalTime) -> HandOn {
         if let Some((since, hand_overs)) = &mut self.wanted {

@@ -25,13 +25,35 @@ pub struct Guard {
     sequence: u64,
     resource: Arc<Resource>,
     token: Token,
+    /// The line of its client's tasks that the lease belongs to, if it does.
+    line: Option<u64>,
     /// The lease was given back, and nothing is left to do.
     is_over: bool,
 }
 
 impl Guard {
     pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token, is_over: false }
+        Self { handle, sequence, resource, token, line: None, is_over: false }
+    }
+
+    /// For a lease that its client's tasks hand on among themselves.
+    pub(crate) fn in_line(
+        handle: Arc<Handle>,
+        sequence: u64,
+        resource: Arc<Resource>,
+        token: Token,
+        line: u64,
+    ) -> Self {
+        Self { handle, sequence, resource, token, line: Some(line), is_over: false }
+    }
+
+    /// Whether another task of the client has the lease now, or gets it next. Then the store need not hear of it.
+    fn hand_on(&mut self) -> bool {
+        let line = self.line.take();
+        let is_handed_on =
+            line.is_some_and(|line| self.handle.session.hand_on(line, self.sequence, clock::local()));
+        self.is_over |= is_handed_on;
+        is_handed_on
     }
 
     pub(crate) fn sequence(&self) -> u64 {
@@ -192,6 +214,9 @@ impl Guard {
     }
 
     async fn give_back(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
+        if self.hand_on() {
+            return Ok(());
+        }
         let (errand, loss) = self.handle.session.begin_release(self.sequence, clock::local());
         let given = self.send_release(errand, deadline).await?;
         self.is_over = true;
@@ -284,7 +309,7 @@ impl Drop for Unheard<'_> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_over && !self.hand_on() {
             self.handle.let_go(&self.resource, self.sequence);
         }
     }

@@ -49,6 +49,7 @@ mod error;
 pub mod fence;
 mod guard;
 mod latch;
+mod local;
 mod lock;
 mod mutex;
 mod once;

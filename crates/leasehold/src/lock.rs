@@ -10,8 +10,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome, Owner, Patience,
-    Refusal, Resource, Token, WaitFor,
+    Acquire, HandOff, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome, Owner,
+    Patience, Refusal, Resource, Token, WaitFor,
 };
 use tracing::Instrument as _;
 
@@ -45,7 +45,9 @@ pub(crate) struct Lock {
     pub(crate) terms: LeaseTerms,
     pub(crate) at_least: Duration,
     pub(crate) max_waiters: u32,
-    about: Arc<str>,
+    /// Whether the client's tasks hand a lease on among themselves, and for how long.
+    pub(crate) hand_off: Option<HandOff>,
+    pub(crate) about: Arc<str>,
     note_bytes: usize,
 }
 
@@ -95,6 +97,7 @@ impl Lock {
             },
             at_least: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
+            hand_off: None,
             about,
             note_bytes: 0,
         }
@@ -171,6 +174,15 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        if let Some(hand_off) = self.handed_on().filter(|_| replaces.is_none()) {
+            let wish = self.wish(resource, hand_off);
+            if wait.deadline().is_some() {
+                return self.acquire_in_line(resource, wish, wait).instrument(span).await;
+            }
+            if self.handle.session.is_occupied(&wish) {
+                return Ok(None);
+            }
+        }
         let ended = async {
             let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
             let ended = attempt.finish(errand).await;
@@ -184,23 +196,28 @@ impl Lock {
         }
         match outcome {
             Outcome::NotGranted => {
-                attempt.withdrawn().await;
+                withdrawn(&self.handle, attempt.sequence).await;
                 Ok(None)
             }
-            Outcome::Granted { .. } => Ok(None),
+            outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
+        }
+    }
+
+    /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
+    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, trouble: Option<&str>) -> Error {
+        match outcome {
             Outcome::QueueFull => {
                 let what = format!("{} wait already", self.max_waiters);
-                Err(self.handle.error(ErrorKind::QueueFull, resource, what))
+                self.handle.error(ErrorKind::QueueFull, resource, what)
             }
-            Outcome::Refused(Refusal::NotHeld) => Err(self.handle.lost(resource, Loss::Gone)),
+            Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
             Outcome::Refused(refusal) => {
-                let what = explain(refusal, resource.kind);
-                Err(self.handle.error(ErrorKind::Invalid, resource, what))
+                self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
             }
-            Outcome::Cancelled => Err(self.handle.closed()),
-            Outcome::Failed => {
-                let message = trouble.as_deref().unwrap_or("the answer came too late to be of use");
-                Err(self.handle.unavailable(resource, message))
+            Outcome::Cancelled => self.handle.closed(),
+            Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
+                let message = trouble.unwrap_or("the answer came too late to be of use");
+                self.handle.unavailable(resource, message)
             }
         }
     }
@@ -316,6 +333,19 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     }
 }
 
+/// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
+/// does not meet it. The driver sends it; a store that does not answer is not waited for.
+pub(crate) async fn withdrawn(handle: &Handle, attempt: u64) {
+    let session = &handle.session;
+    let mut limit = pin!(Sleep::until(session, clock::local() + WITHDRAWAL_LIMIT));
+    let mut watch = session.watch(attempt);
+    poll_fn(|context| match session.poll_given(&mut watch, context) {
+        Poll::Ready(_) => Poll::Ready(()),
+        Poll::Pending => limit.as_mut().poll(context),
+    })
+    .await;
+}
+
 /// An attempt under way. Dropped, it gives back whatever it has or may come to have.
 struct Attempt<'a> {
     handle: &'a Arc<Handle>,
@@ -357,19 +387,6 @@ impl Attempt<'_> {
             session.poll_ended(&mut watch, context)
         })
         .await
-    }
-
-    /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
-    /// does not meet it. The driver sends it; a store that does not answer is not waited for.
-    async fn withdrawn(&self) {
-        let session = &self.handle.session;
-        let mut limit = pin!(Sleep::until(session, clock::local() + WITHDRAWAL_LIMIT));
-        let mut watch = session.watch(self.sequence);
-        poll_fn(|context| match session.poll_given(&mut watch, context) {
-            Poll::Ready(_) => Poll::Ready(()),
-            Poll::Pending => limit.as_mut().poll(context),
-        })
-        .await;
     }
 
     /// A guard stands for the lease from now on.

@@ -8,6 +8,7 @@
 //! the store has answered, or has let go by itself.
 
 mod entry;
+mod line;
 mod sleep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +29,7 @@ pub(crate) use crate::store::Inbox;
 use entry::{Entry, News};
 
 pub(crate) use entry::{Given, Renewal};
+pub(crate) use line::{NoPlace, Place, Turned, Wish};
 pub(crate) use sleep::Sleep;
 
 /// The largest number of commands in one batch.
@@ -43,12 +45,16 @@ const EARLIEST: Duration = Duration::from_millis(500);
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     state: Mutex<State>,
-    sequence: AtomicU64,
+    sequence: Arc<AtomicU64>,
     /// Wakes the driver when it would otherwise sleep past something.
     pub(crate) alarm: Notify,
 }
 
 struct State {
+    id: ClientId,
+    /// As the session's.
+    sequence: Arc<AtomicU64>,
+    lines: line::Lines,
     /// By sequence number. Most clients have few, and a tree of few costs less than hashing.
     entries: BTreeMap<u64, Box<Entry>>,
     timers: BTreeSet<(LocalTime, u64)>,
@@ -104,7 +110,11 @@ struct After {
 
 impl Session {
     pub(crate) fn new(id: ClientId) -> Self {
+        let sequence = Arc::new(AtomicU64::new(1));
         let state = State {
+            id,
+            sequence: sequence.clone(),
+            lines: line::Lines::default(),
             entries: BTreeMap::new(),
             timers: BTreeSet::new(),
             sleepers: BTreeMap::new(),
@@ -116,7 +126,7 @@ impl Session {
             is_closed: false,
             is_orphaned: false,
         };
-        Self { id, state: Mutex::new(state), sequence: AtomicU64::new(1), alarm: Notify::new() }
+        Self { id, state: Mutex::new(state), sequence, alarm: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -490,6 +500,10 @@ impl State {
             after.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
             after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
         }
+        if let Some((line, _)) = entry.line {
+            self.stir(line, sequence, now, after);
+        }
+        let Some(entry) = self.entries.get_mut(&sequence) else { return };
         // A timer that comes too early costs one look, which is less than to move it each time.
         let due = entry.poll_timeout();
         if due.is_none() || entry.timer.is_none_or(|set| due < Some(set)) {

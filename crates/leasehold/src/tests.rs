@@ -274,6 +274,44 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
     stage.assert_nothing_is_left(&format!("{scene:?}, {fates:?}, dropped after {polls} polls"));
 }
 
+/// Two stand in a line, of whom the first is polled this often and dropped, with whatever it has come to. The second one
+/// is not held up by that.
+fn drop_first_of_line(scene: Scene, fates: [Fate; 2], polls: u32) {
+    let case = format!("{scene:?}, {fates:?}, first of the line dropped after {polls} polls");
+    let stage = Stage::new();
+    if !matches!(scene, Scene::Free) {
+        stage.other_takes_it();
+    }
+    stage.script(&fates);
+    let mutex = stage.mutex();
+    let mut second = Box::pin(mutex.lock_timeout(Duration::from_secs(20)));
+    let mut ended = None;
+    {
+        let mut first = pin!(mutex.lock());
+        for poll in 0..polls {
+            if poll == 2 && matches!(scene, Scene::HandedOver) {
+                stage.other_gives_it_back();
+            }
+            if poll_once(first.as_mut()).is_ready() {
+                break;
+            }
+            if poll == 0
+                && let Poll::Ready(end) = poll_once(second.as_mut())
+            {
+                ended = Some(end);
+            }
+        }
+    }
+    if matches!(scene, Scene::HandedOver) {
+        stage.other_gives_it_back();
+    }
+    // Where the store could not be asked it may hear of that instead.
+    let ended = ended.unwrap_or_else(|| block_on(second));
+    assert!(!matches!(ended, Ok(None)), "{case}: the second one was forgotten");
+    drop(ended);
+    stage.assert_nothing_is_left(&case);
+}
+
 fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
     let stage = Stage::new();
     let guard = block_on(stage.mutex().lock()).unwrap();
@@ -317,6 +355,16 @@ fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
         .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
         .collect();
     run_together(&cases, |(scene, fates, polls)| drop_lock(scene, fates, polls));
+}
+
+#[test]
+fn the_first_of_a_line_dropped_at_any_await_point_leaves_nothing_and_holds_up_nobody() {
+    let scenes = [Scene::Free, Scene::HandedOver];
+    let cases: Vec<_> = scenes
+        .into_iter()
+        .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
+        .collect();
+    run_together(&cases, |(scene, fates, polls)| drop_first_of_line(scene, fates, polls));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Owner, Push,
-    PushKind, Release, Reply, Resource, Token, drift_margin,
+    AcquireMachine, Command, HandOff, HandOn, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome,
+    Owner, Push, PushKind, Release, Reply, Resource, Token, Turn, drift_margin,
 };
 
 use super::Errand;
@@ -54,6 +54,8 @@ pub(super) struct Entry {
     is_loss_told: bool,
     /// Another lease is to take the place of this one, which then ends without being lost.
     pub(super) is_replacing: bool,
+    /// The line that it belongs to, and how that hands it on.
+    pub(super) line: Option<(u64, HandOff)>,
     /// What the log is to hear of.
     pub(super) news: Vec<News>,
     /// As it stands in the session's timers.
@@ -111,6 +113,7 @@ impl Entry {
             is_changed: false,
             is_loss_told: false,
             is_replacing: false,
+            line: None,
             news: Vec::new(),
             timer: None,
             wakers: Vec::new(),
@@ -207,6 +210,7 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
+            Stage::Lease { machine, .. } if push.kind == PushKind::Wanted => machine.handle_wanted(now),
             // A grant that an answer has told already, or something that is being given back.
             Stage::Lease { .. } | Stage::Owed { .. } | Stage::Over(_) => {}
         }
@@ -287,6 +291,14 @@ impl Entry {
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             let (acquisition, tombstone) = (machine.acquisition(), machine.tombstone());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            if let Some((_, bound)) = self.line {
+                let mut turn = Turn::new(bound, grant.tokens);
+                if machine.has_waited() {
+                    // Others may wait as well, until the store says that they don't.
+                    turn.handle_wanted(now);
+                }
+                lease = lease.with_turn(turn);
+            }
             if machine.was_hinted() {
                 lease.handle_hint(now);
             }
@@ -383,6 +395,14 @@ impl Entry {
             (true, ..) => None,
             (false, LeaseState::Uncertain, Some(trouble)) => Some(Err(Renewal::Failed(trouble.clone()))),
             (false, ..) => Some(Ok(())),
+        }
+    }
+
+    /// What becomes of the lease now that a task is done with it and another one waits.
+    pub(super) fn hand_on(&mut self, now: LocalTime) -> HandOn {
+        match &mut self.stage {
+            Stage::Lease { machine, .. } => machine.hand_on(now),
+            _ => HandOn::Over,
         }
     }
 

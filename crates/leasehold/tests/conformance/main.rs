@@ -2,6 +2,7 @@
 
 mod barrier;
 mod election;
+mod handoff;
 mod latch;
 mod once;
 mod reentrant;
@@ -180,7 +181,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The suites, which every store runs.
 macro_rules! suites {
     ($how:ident $what:literal) => {
-        suites!($how $what: suite semaphore rw reentrant election latch barrier once set);
+        suites!($how $what: suite handoff semaphore rw reentrant election latch barrier once set);
     };
     (each $what:literal: $($suite:ident)*) => {
         $($crate::$suite::tests!(each $what);)*

@@ -102,7 +102,7 @@ pub(crate) async fn waiters_get_it_in_the_order_in_which_they_queued(store: Stor
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for number in 0..10 {
-        let waiting = queue(&if number % 3 == 0 { one.mutex("a") } else { other.mutex("a") }).await;
+        let waiting = queue(&if number % 3 == 0 { one.mutex("a") } else { other.mutex("a") }.strict()).await;
         let order = order.clone();
         tasks.push(tokio::spawn(async move {
             let guard = waiting.await.unwrap();
@@ -421,7 +421,7 @@ pub(crate) async fn a_thousand_waiters_of_one_client_all_get_their_turn(store: S
     let guard = client.mutex("a").lock().await.unwrap();
     let tasks: Vec<_> = (0..1_000)
         .map(|_| {
-            let mutex = client.mutex("a");
+            let mutex = client.mutex("a").strict();
             tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
         })
         .collect();
@@ -500,7 +500,7 @@ pub(crate) async fn sixteen_clients_get_equally_many_turns(store: Store) {
         tasks.push(tokio::spawn(async move {
             let mut turns = 0_u32;
             while Instant::now() < end {
-                let guard = client.mutex("a").lock().await.unwrap();
+                let guard = client.mutex("a").strict().lock().await.unwrap();
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 guard.release().await.unwrap();
                 turns += 1;

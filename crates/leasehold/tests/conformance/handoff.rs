@@ -1,0 +1,261 @@
+//! A lease that the tasks of one client hand on among themselves.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold::{Error, Guard, Kind, Loss, Mutex};
+
+use super::{SOON, Store, pair, queue, until};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how handoff $what:
+            tasks_of_one_client_get_the_lease_in_the_order_in_which_they_came_with_rising_tokens
+            a_lease_goes_from_task_to_task_for_as_long_as_no_other_client_waits
+            another_client_gets_its_turn_after_so_many_hand_overs
+            another_client_gets_its_turn_after_so_long
+            a_task_that_leaves_the_line_is_passed_over
+            a_task_that_is_not_polled_any_more_before_its_turn_holds_up_nobody
+            a_lost_lease_is_lost_for_its_holder_and_the_line_asks_again
+            whoever_only_tries_overtakes_nobody
+            other_settings_make_another_line
+            a_line_that_is_full_takes_nobody
+            closing_ends_a_line
+            tokens_rise_over_the_lines_of_several_clients
+        }
+    };
+}
+pub(crate) use tests;
+
+type Attempt = Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>;
+
+/// An attempt that has taken its place in the line.
+async fn enter(mutex: &Mutex) -> Attempt {
+    let mutex = mutex.clone();
+    let mut attempt: Attempt = Box::pin(async move { mutex.lock().await });
+    poll_fn(|context| {
+        assert!(attempt.as_mut().poll(context).is_pending(), "somebody else holds it");
+        Poll::Ready(())
+    })
+    .await;
+    attempt
+}
+
+pub(crate) async fn tasks_of_one_client_get_the_lease_in_the_order_in_which_they_came_with_rising_tokens(
+    store: Store,
+) {
+    let (one, other) = pair(&store).await;
+    let mut held = one.mutex("a").lock().await.unwrap();
+    let mut line = Vec::new();
+    for _ in 0..100 {
+        line.push(enter(&one.mutex("a")).await);
+    }
+    for next in line {
+        let last = held.token();
+        held.release().await.unwrap();
+        held = next.await.unwrap();
+        assert!(held.is_held() && held.token() > last);
+    }
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    let last = held.token();
+    held.release().await.unwrap();
+    assert!(other.mutex("a").lock().await.unwrap().token() > last);
+}
+
+pub(crate) async fn a_lease_goes_from_task_to_task_for_as_long_as_no_other_client_waits(store: Store) {
+    let client = store.client().await;
+    let mutex = client.mutex("a").local_handoff(1, Duration::from_millis(1));
+    let mut held = mutex.lock().await.unwrap();
+    let first = held.token();
+    for _ in 0..20 {
+        let next = enter(&mutex).await;
+        held.release().await.unwrap();
+        held = next.await.unwrap();
+        let view = mutex.inspect().await.unwrap();
+        assert_eq!(view.holders[0].token, first, "the store knows nothing of it");
+        assert!(view.last_token >= Some(held.token()), "the token was set aside before");
+    }
+}
+
+/// Many tasks of one client take the lock again and again, until `end`. Says how often they have had it.
+fn keep_taking(mutex: &Mutex, end: &Arc<AtomicBool>) -> (Arc<AtomicU32>, Vec<tokio::task::JoinHandle<()>>) {
+    let count = Arc::new(AtomicU32::new(0));
+    let take = |_| {
+        let (mutex, end, count) = (mutex.clone(), end.clone(), count.clone());
+        tokio::spawn(async move {
+            while !end.load(Ordering::Relaxed) {
+                let guard = mutex.lock().await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                // The work, short enough for many turns and long enough for a word from the store.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                guard.release().await.unwrap();
+            }
+        })
+    };
+    let tasks = (0..8).map(take).collect();
+    (count, tasks)
+}
+
+async fn turns_before_another_client(store: &Store, hand_overs: u32, span: Duration) -> u32 {
+    let (one, other) = pair(store).await;
+    let end = Arc::new(AtomicBool::new(false));
+    let (count, tasks) = keep_taking(&one.mutex("a").local_handoff(hand_overs, span), &end);
+    until(&one, Kind::Mutex, "a", |view| !view.holders.is_empty()).await;
+    let mutex = other.mutex("a");
+    let waiting = queue(&other, Kind::Mutex, "a", async move { mutex.lock().await }).await;
+    let before = count.load(Ordering::Relaxed);
+    let guard = tokio::time::timeout(SOON, waiting).await.expect("it gets its turn").unwrap();
+    let turns = count.load(Ordering::Relaxed) - before;
+    end.store(true, Ordering::Relaxed);
+    guard.release().await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    turns
+}
+
+pub(crate) async fn another_client_gets_its_turn_after_so_many_hand_overs(store: Store) {
+    let turns = turns_before_another_client(&store, 20, Duration::MAX).await;
+    assert!(turns <= 21, "the other client waited for {turns} turns");
+}
+
+pub(crate) async fn another_client_gets_its_turn_after_so_long(store: Store) {
+    let turns = turns_before_another_client(&store, u32::MAX, Duration::from_millis(40)).await;
+    assert!(turns <= 21, "the other client waited for {turns} turns of 2 ms");
+}
+
+pub(crate) async fn a_task_that_leaves_the_line_is_passed_over(store: Store) {
+    let client = store.client().await;
+    let mutex = client.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    let (gone, stays, called) = (enter(&mutex).await, enter(&mutex).await, enter(&mutex).await);
+    let last = enter(&mutex).await;
+    drop(gone);
+    assert!(mutex.lock_timeout(Duration::from_millis(20)).await.unwrap().is_none());
+    guard.release().await.unwrap();
+    let guard = stays.await.unwrap();
+    guard.release().await.unwrap();
+    // It is the next one's by now, who has not heard of it.
+    drop(called);
+    let guard = last.await.unwrap();
+    drop(guard);
+    until(&client, Kind::Mutex, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
+}
+
+pub(crate) async fn a_task_that_is_not_polled_any_more_before_its_turn_holds_up_nobody(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = other.mutex("a").lock().await.unwrap();
+    let asks = enter(&one.mutex("a")).await;
+    let waits = enter(&one.mutex("a")).await;
+    let gives_up = one.mutex("a").lock_timeout(Duration::from_millis(20)).await;
+    assert!(gives_up.unwrap().is_none());
+    drop(asks);
+    until(&other, Kind::Mutex, "a", |view| view.waiters.len() == 1).await;
+    guard.release().await.unwrap();
+    let guard = tokio::time::timeout(SOON, waits).await.expect("the line asks for all").unwrap();
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn a_lost_lease_is_lost_for_its_holder_and_the_line_asks_again(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let next = enter(&one.mutex("a")).await;
+    other.mutex("a").force_release().await.unwrap();
+    assert_eq!(tokio::time::timeout(SOON, guard.lost()).await.expect("it is told"), Loss::Gone);
+    let next = tokio::time::timeout(SOON, next).await.expect("it does not wait for the loser").unwrap();
+    assert!(next.is_held() && next.token() > guard.token());
+    assert!(guard.release().await.unwrap_err().is_lost());
+    assert!(next.is_held());
+    next.release().await.unwrap();
+    until(&other, Kind::Mutex, "a", |view| view.holders.is_empty()).await;
+}
+
+pub(crate) async fn whoever_only_tries_overtakes_nobody(store: Store) {
+    let client = store.client().await;
+    let mutex = client.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    let next = enter(&mutex).await;
+    guard.release().await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(mutex.lock_timeout(Duration::ZERO).await.unwrap().is_none());
+    next.await.unwrap().release().await.unwrap();
+    mutex.try_lock().await.unwrap().expect("it is free now").release().await.unwrap();
+}
+
+pub(crate) async fn other_settings_make_another_line(store: Store) {
+    let client = store.client().await;
+    let guard = client.mutex("a").lock().await.unwrap();
+    let wants = [
+        client.mutex("a").strict(),
+        client.mutex("a").note("other"),
+        client.mutex("a").ttl(Duration::from_secs(9)),
+        client.mutex("a").longest_hold(SOON),
+        client.mutex("a").auto_renew(false),
+    ];
+    let mut tasks = Vec::new();
+    for mutex in wants {
+        tasks.push(queue(&client, Kind::Mutex, "a", async move { mutex.lock().await }).await);
+    }
+    let mut last = guard.token();
+    guard.release().await.unwrap();
+    for task in tasks {
+        let guard = task.await.unwrap();
+        assert!(guard.token() > last);
+        last = guard.token();
+        guard.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn a_line_that_is_full_takes_nobody(store: Store) {
+    let client = store.client().await;
+    let mutex = client.mutex("a").max_waiters(1);
+    let guard = mutex.lock().await.unwrap();
+    let next = enter(&mutex).await;
+    assert!(mutex.lock().await.unwrap_err().is_queue_full());
+    guard.release().await.unwrap();
+    drop(next.await.unwrap());
+}
+
+pub(crate) async fn closing_ends_a_line(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    let line = [enter(&one.mutex("a")).await, enter(&one.mutex("a")).await];
+    one.close().await.unwrap();
+    for attempt in line {
+        assert!(attempt.await.unwrap_err().is_closed());
+    }
+    assert_eq!(guard.lost().await, Loss::Closed);
+    assert!(other.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+pub(crate) async fn tokens_rise_over_the_lines_of_several_clients(store: Store) {
+    let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let client = store.client().await;
+        for _ in 0..10 {
+            let (mutex, tokens) =
+                (client.mutex("a").local_handoff(7, Duration::from_millis(5)), tokens.clone());
+            tasks.push(tokio::spawn(async move {
+                for turn in 0..50 {
+                    let limit = Duration::from_millis(turn);
+                    let Some(guard) = mutex.lock_timeout(limit).await.unwrap() else { continue };
+                    tokens.lock().unwrap().push(guard.token());
+                    if turn % 2 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let tokens = tokens.lock().unwrap();
+    assert!(tokens.len() > 100, "most have their turn in time: {}", tokens.len());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens rise in the order of the critical sections");
+}
