@@ -170,7 +170,7 @@ async fn between_processes(report: &mut Report, url: &str) {
 // --- Many clients --------------------------------------------------------------------------------
 
 /// What clients have sent. Scripts call other commands than these.
-fn sent(server: &Server) -> f64 {
+pub(crate) fn sent(server: &Server) -> f64 {
     const OF_CLIENTS: [&str; 4] = ["evalsha", "eval", "ping", "subscribe"];
     let stats: String = server.query(&["INFO", "commandstats"]).expect("answers");
     let calls = |line: &str| {
@@ -220,7 +220,11 @@ async fn waiting(report: &mut Report, server: &Server) {
     let holder = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
     for (what, mutexes, bar) in [
         ("1,000 clients", clients(server, WAITERS).await, 50.0),
-        ("1,000 tasks of one client", vec![clients(server, 1).await.remove(0); WAITERS as usize], 1.0),
+        (
+            "1,000 tasks of one client",
+            vec![clients(server, 1).await.remove(0).strict(); WAITERS as usize],
+            1.0,
+        ),
     ] {
         let guard = holder.lock().await.expect("granted");
         let tasks: Vec<_> = mutexes

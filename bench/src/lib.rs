@@ -4,6 +4,7 @@
 
 pub mod bare;
 pub mod handoff;
+pub mod local;
 pub mod pair;
 pub mod renewals;
 pub mod report;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use leasehold_bench::report::Report;
-use leasehold_bench::{handoff, pair, renewals, server_cost};
+use leasehold_bench::{handoff, local, pair, renewals, server_cost};
 
 /// Measures leasehold on Redis, as ratios within one run.
 #[derive(Parser)]
@@ -15,7 +15,7 @@ struct Args {
     /// One JSON value instead of text.
     #[arg(long)]
     json: bool,
-    /// How long the leases of `renewals` are watched.
+    /// How long the leases of `renewals` are watched, and how long clients compete in `fairness`.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Be the other process of `handoff`.
@@ -29,6 +29,10 @@ enum Part {
     Pair,
     /// From the release in one process to the critical section in another; what waiting costs.
     Handoff,
+    /// Tasks of one client that hand a lease on among themselves.
+    Local,
+    /// Who gets how many turns, and how long others wait.
+    Fairness,
     /// What the server's processor spends.
     ServerCost,
     /// What 100,000 held leases cost the server.
@@ -47,6 +51,12 @@ fn main() {
     }
     if is_chosen(Part::Handoff) {
         handoff::run(&mut report);
+    }
+    if is_chosen(Part::Local) {
+        local::run(&mut report);
+    }
+    if is_chosen(Part::Fairness) {
+        local::fairness(&mut report, Duration::from_secs(args.seconds));
     }
     if is_chosen(Part::ServerCost) {
         server_cost::run(&mut report);

@@ -1,0 +1,171 @@
+//! Tasks of one client that hand a lease on among themselves, and how fair that is to other clients.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use leasehold::{Client, Mutex};
+use leasehold_servers::Server;
+use tokio::task::JoinHandle;
+
+use crate::handoff::sent;
+use crate::report::Report;
+use crate::runtime;
+
+const NAME: &str = "bench:local";
+const TASKS: u32 = 1_000;
+const EACH: u32 = 500;
+/// How often the other client takes its turn.
+const TURNS: u32 = 50;
+const CLIENTS: u32 = 16;
+const HOLD: Duration = Duration::from_millis(1);
+/// A turn once somebody waits, as the mutex documents it, with the hold that it may end in and the way to the next one.
+const BOUND: Duration = Duration::from_millis(10 + 2 + 1);
+
+/// `local`.
+///
+/// # Panics
+///
+/// When a server can't be had, or answers anything else than it should, or a token does not rise.
+pub fn run(report: &mut Report) {
+    let server = Server::on_port();
+    runtime().block_on(async {
+        alone(report, &server).await;
+        with_another(report, &server).await;
+    });
+}
+
+/// Takes the lock and gives it back, `each` times or until `end`, with an empty critical section.
+fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>> {
+    let highest = Arc::new(AtomicU64::new(0));
+    let task = |_| {
+        let (mutex, end, highest) = (mutex.clone(), end.clone(), highest.clone());
+        tokio::spawn(async move {
+            let mut turns = 0;
+            while turns < each && !end.load(Ordering::Relaxed) {
+                let guard = mutex.lock().await.expect("granted");
+                let token = guard.token().get();
+                assert!(highest.swap(token, Ordering::Relaxed) < token, "every token is higher");
+                guard.release().await.expect("given back");
+                turns += 1;
+            }
+            turns
+        })
+    };
+    (0..TASKS).map(task).collect()
+}
+
+async fn turns(tasks: Vec<JoinHandle<u32>>) -> f64 {
+    join_all(tasks).await.into_iter().map(|turns| f64::from(turns.expect("it does not panic"))).sum()
+}
+
+async fn alone(report: &mut Report, server: &Server) {
+    let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
+    let (before, began) = (sent(server), Instant::now());
+    let all = turns(crowd(&mutex, EACH, &Arc::default())).await;
+    let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
+    report.title(&format!("{TASKS} tasks of one client on one mutex, empty critical section"));
+    report.at_least("acquisitions per second", all / span, 500_000.0);
+    report.at_most("percent of them that cause a command", commands / all * 100.0, 1.0);
+}
+
+async fn with_another(report: &mut Report, server: &Server) {
+    let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
+    let other = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
+    let end = Arc::new(AtomicBool::new(false));
+    let (before, began) = (sent(server), Instant::now());
+    let tasks = crowd(&mutex, u32::MAX, &end);
+    let mut longest = Duration::ZERO;
+    for _ in 0..TURNS {
+        let asked = Instant::now();
+        let guard = other.lock().await.expect("granted");
+        longest = longest.max(asked.elapsed());
+        guard.release().await.expect("given back");
+        tokio::time::sleep(HOLD).await;
+    }
+    end.store(true, Ordering::Relaxed);
+    let all = turns(tasks).await + f64::from(TURNS);
+    let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
+    report.title(&format!("the same, while another client takes {TURNS} turns"));
+    report.figure("acquisitions", all / span, "per second");
+    report.figure("commands", commands / all * 100.0, "percent of the acquisitions");
+    report.at_most("the other's longest wait in ms", longest.as_secs_f64() * 1e3, BOUND.as_secs_f64() * 1e3);
+}
+
+/// `fairness`.
+///
+/// # Panics
+///
+/// When a server can't be had, or answers anything else than it should.
+pub fn fairness(report: &mut Report, span: Duration) {
+    let server = Server::on_port();
+    runtime().block_on(async {
+        let (turns, _) = contest(&server, 1, Mutex::strict, span).await;
+        let (least, most) = extremes(&turns);
+        report.title(&format!(
+            "{CLIENTS} clients on one mutex with a hold of {HOLD:?}, strictly, for {span:?}"
+        ));
+        report.figure("the least served", least, "turns");
+        report.figure("the most served", most, "turns");
+        report.at_most("percent between them", (most - least) / most * 100.0, 5.0);
+
+        let (turns, longest) = contest(&server, 4, |mutex| mutex, span).await;
+        let (least, most) = extremes(&turns);
+        report.title(&format!("the same with four tasks each, which hand on among themselves, for {span:?}"));
+        report.figure("the least served", least, "turns");
+        report.figure("the most served", most, "turns");
+        let bound = BOUND * (CLIENTS - 1);
+        report.at_most("the longest wait in ms", longest.as_secs_f64() * 1e3, bound.as_secs_f64() * 1e3);
+    });
+}
+
+fn extremes(turns: &[u32]) -> (f64, f64) {
+    let least = turns.iter().min().copied().unwrap_or(0);
+    let most = turns.iter().max().copied().unwrap_or(0);
+    (f64::from(least), f64::from(most))
+}
+
+/// The turns of each client, and the longest time in which one of them had none.
+async fn contest(
+    server: &Server,
+    tasks: u32,
+    set: fn(Mutex) -> Mutex,
+    span: Duration,
+) -> (Vec<u32>, Duration) {
+    let end = Instant::now() + span;
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let mutex = set(Client::connect(&server.url()).await.expect("connects").mutex(NAME));
+        let turns = Arc::new(AtomicU32::new(0));
+        let last = Arc::new(std::sync::Mutex::new((Instant::now(), Duration::ZERO)));
+        let all: Vec<_> = (0..tasks)
+            .map(|_| tokio::spawn(take_turns(mutex.clone(), turns.clone(), last.clone(), end)))
+            .collect();
+        clients.push((all, turns, last));
+    }
+    let (mut turns, mut longest) = (Vec::new(), Duration::ZERO);
+    for (all, count, last) in clients {
+        join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
+        turns.push(count.load(Ordering::Relaxed));
+        longest = longest.max(last.lock().expect("nobody panics").1);
+    }
+    (turns, longest)
+}
+
+/// When the client's last turn ended, and the longest time from one to the next.
+type Last = Arc<std::sync::Mutex<(Instant, Duration)>>;
+
+async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instant) {
+    while Instant::now() < end {
+        let guard = mutex.lock().await.expect("granted");
+        {
+            let mut last = last.lock().expect("nobody panics");
+            last.1 = last.1.max(last.0.elapsed());
+        }
+        tokio::time::sleep(HOLD).await;
+        last.lock().expect("nobody panics").0 = Instant::now();
+        turns.fetch_add(1, Ordering::Relaxed);
+        guard.release().await.expect("given back");
+    }
+}
