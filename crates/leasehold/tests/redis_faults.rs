@@ -118,7 +118,7 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
     let client = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
     let other = client.mutex("b").at_least(Duration::from_secs(1)).lock().await.unwrap();
-    let mutex = client.mutex("a");
+    let mutex = client.mutex("a").strict();
     let waiting = tokio::spawn(async move { mutex.lock().await });
     until_waiting(&client, 1).await;
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);

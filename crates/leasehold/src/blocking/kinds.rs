@@ -84,6 +84,21 @@ macro_rules! kind {
 
 kind!(Mutex);
 settings!(Mutex);
+
+impl Mutex {
+    /// As [`crate::Mutex::local_handoff`], among the threads that share a client.
+    #[must_use]
+    pub fn local_handoff(self, hand_overs: u32, span: Duration) -> Self {
+        Self(self.0.local_handoff(hand_overs, span))
+    }
+
+    /// As [`crate::Mutex::strict`].
+    #[must_use]
+    pub fn strict(self) -> Self {
+        Self(self.0.strict())
+    }
+}
+
 calls! { Mutex:
     lock(&self) -> Guard;
     try_lock(&self) -> Option<Guard>;
