@@ -11,11 +11,15 @@ use tokio::task::JoinHandle;
 
 use crate::handoff::sent;
 use crate::report::Report;
+use crate::rounds::{Racer, medians, race, ratio, wall};
 use crate::runtime;
 
 const NAME: &str = "bench:local";
 const TASKS: u32 = 1_000;
 const EACH: u32 = 500;
+/// One after the other.
+const PAIRS: u32 = 500;
+const ROUNDS: u32 = 15;
 /// How often the other client takes its turn.
 const TURNS: u32 = 50;
 const CLIENTS: u32 = 16;
@@ -33,7 +37,27 @@ pub fn run(report: &mut Report) {
     runtime().block_on(async {
         alone(report, &server).await;
         with_another(report, &server).await;
+        uncontended(report, &server).await;
     });
+}
+
+/// What a line costs whoever stands in it alone.
+async fn uncontended(report: &mut Report, server: &Server) {
+    let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
+    let (strict, mutex) = (&mutex.clone().strict(), &mutex);
+    let pairs = |mutex| async move {
+        for _ in 0..PAIRS {
+            Mutex::lock(mutex).await.expect("it is free").release().await.expect("is given back");
+        }
+    };
+    let mut racers =
+        [Racer::new("strictly", move || pairs(strict)), Racer::new("in a line", move || pairs(mutex))];
+    let used = race(ROUNDS, &mut racers, &wall()).await;
+    report.title(&format!("lock + release, one after the other ({ROUNDS} rounds of {PAIRS})"));
+    for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
+        report.time(racer.name, time / f64::from(PAIRS), ratio(&used, index, 0));
+    }
+    report.at_most("in a line against strictly", ratio(&used, 1, 0), 1.05);
 }
 
 /// Takes the lock and gives it back, `each` times or until `end`, with an empty critical section.

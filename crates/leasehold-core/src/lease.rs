@@ -302,6 +302,9 @@ impl LeaseMachine {
 mod tests {
     use super::*;
     use crate::id::ClientId;
+    use crate::time::StoreTime;
+    use crate::token::TokenRange;
+    use crate::turn::HandOff;
 
     const TTL: Duration = Duration::from_secs(9);
 
@@ -435,5 +438,21 @@ mod tests {
         let end = lease.poll_timeout().unwrap();
         assert!(end <= at(10_000));
         assert_eq!(lease.state(end), LeaseState::Lost(Loss::LongestHold));
+    }
+
+    #[test]
+    fn it_is_handed_on_only_while_it_is_well_and_asks_for_tokens_before_they_are_gone() {
+        let bound = HandOff { hand_overs: 9, span: TTL };
+        let tokens = TokenRange::next(0, 5, StoreTime::ZERO);
+        let mut lease = lease(terms(), TTL).with_turn(Turn::new(bound, tokens));
+        assert!(matches!(lease.hand_on(at(1)), HandOn::Next(token) if token.get() == 2));
+        let Some(Command::Renew(renewal)) = lease.poll_transmit(at(1)) else { panic!("{lease:?}") };
+        assert!(renewal.reserve > 0);
+        lease.handle_failure(at(2));
+        assert_eq!(lease.hand_on(at(2)), HandOn::Over, "nobody knows how long the lease lasts");
+        lease.handle_reply(at(4), at(3), &renewed(TTL));
+        assert!(matches!(lease.hand_on(at(4)), HandOn::Next(token) if token.get() == 3));
+        assert!(matches!(lease.hand_on(at(8_000)), HandOn::Next(_)));
+        assert_eq!(lease.hand_on(at(8_500)), HandOn::Over, "too little is left of it");
     }
 }
