@@ -92,6 +92,12 @@ async fn the_documented_rights_suffice_for_everything() {
         use_everything(&url(&server)).await;
         use_everything(&format!("{}?protocol=2", url(&server))).await;
         assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
+        let error = Client::connect(&format!("{}/1", url(&server))).await.unwrap_err();
+        assert!(error.to_string().contains("'select'"), "{error}");
+        server.run(&["ACL", "LOG", "RESET"]);
+        server.run(&rule("+select"));
+        use_everything(&format!("{}/1", url(&server))).await;
+        assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
     }
 }
 

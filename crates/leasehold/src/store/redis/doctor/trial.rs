@@ -304,7 +304,8 @@ mod tests {
     }
 
     /// What is asked for where it may be, and not missed otherwise.
-    const OTHERS: [&str; 6] = ["+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
+    const OTHERS: [&str; 7] =
+        ["+select", "+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
 
     #[test]
     fn every_command_of_the_scripts_is_among_the_rights() {
