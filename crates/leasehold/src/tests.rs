@@ -14,6 +14,7 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
+use crate::examination::Examination;
 use crate::store::memory::Memory;
 use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::{Error, Guard};
@@ -124,6 +125,10 @@ impl Store for Scripted {
 
     fn rhythm(&self) -> Rhythm {
         EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        self.inner.examine()
     }
 }
 
