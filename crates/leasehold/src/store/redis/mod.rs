@@ -16,6 +16,7 @@ mod durable;
 mod express;
 mod greeting;
 mod keys;
+mod lanes;
 mod link;
 mod route;
 mod script;
