@@ -61,7 +61,7 @@ pub async fn undisturbed(allowed: Duration, mut attempt: impl AsyncFnMut() -> Re
             Ok(()) => return,
             Err(what) if pauses.longest() <= allowed => panic!("{what}"),
             Err(what) => {
-                eprintln!("the machine paused for {:?}, so this says nothing: {what}", pauses.longest())
+                eprintln!("the machine paused for {:?}, so this says nothing: {what}", pauses.longest());
             }
         }
     }
