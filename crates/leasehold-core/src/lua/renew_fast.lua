@@ -18,10 +18,10 @@ if raw then
       if redis.pcall('SETRANGE', KEYS[1], '17', renewed) == #raw then return now end
     end
   elseif form == 2 and #raw > 97 then
-    local waiters, parked, _, next_expiry, remember_until, latest, holder, weight, token, granted_at, _, _, kept =
+    local waiters, parked, _, next_expiry, remember_until, stays, holder, weight, token, granted_at, _, _, kept =
       struct.unpack('>ddddddc24ddddBB', raw, 50)
-    if holder == id and kept == 0 and parked == 0 and next_expiry > now and latest >= ends then
-      local renewed = struct.pack('>dddc24ddddB', math.min(next_expiry, ends), remember_until, latest, id, weight, token,
+    if holder == id and kept == 0 and parked == 0 and next_expiry > now and stays >= ends + 1000000 then
+      local renewed = struct.pack('>dddc24ddddB', math.min(next_expiry, ends), remember_until, stays, id, weight, token,
         granted_at, ends, 1)
       if redis.pcall('SETRANGE', KEYS[1], '73', renewed) == #raw then
         if waiters == 0 then return now end
