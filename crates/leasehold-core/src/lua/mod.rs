@@ -50,6 +50,6 @@ impl Script {
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
         };
-        [clock, STATE, usual, channels, ROWS, MODEL, command].concat()
+        [clock, STATE, channels, usual, ROWS, MODEL, command].concat()
     }
 }
