@@ -13,7 +13,7 @@ if form == 0 and last < now then
       redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, stays, now + ttl, ARGV[1]), 'KEEPTTL')
     else
       redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, now + 7200000000, now + ttl, ARGV[1]),
-        'PX', '7200000')
+        'PXAT', math.ceil(now / 1000) + 7200000)
     end
     return now
   end
