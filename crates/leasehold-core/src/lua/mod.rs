@@ -45,11 +45,11 @@ impl Script {
     pub fn text(self, clock: &str, channels: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
-            Self::Renew => ("", include_str!("renew.lua")),
+            Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
         };
-        [clock, STATE, usual, channels, ROWS, MODEL, command].concat()
+        [clock, STATE, channels, usual, ROWS, MODEL, command].concat()
     }
 }
