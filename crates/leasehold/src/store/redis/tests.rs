@@ -188,7 +188,7 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Return(client))),
     ];
-    let asides = proptest::collection::vec(aside, 24);
+    let asides = proptest::collection::vec(aside, 36);
     (asked, asides, 1..8_usize, 5..100_u64).prop_map(move |(asked, asides, depth, first)| {
         let mut asides = asides.into_iter();
         let asked: Vec<Acquire> = (first..)
@@ -208,15 +208,13 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         let mut steps = Vec::new();
         // As many are in it at a time as `depth` says, the holder included.
         for turn in 0..asked.len() + depth {
-            if let Some(acquire) = asked.get(turn) {
-                steps.push(Step::Do(Command::from(acquire.clone())));
-            }
-            let Some(acquire) = turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)) else {
-                continue;
-            };
-            steps.extend(asides.next().and_then(|aside| aside.step(acquire.acquisition, &asked)));
-            steps.extend(asides.next().and_then(|aside| aside.step(acquire.acquisition, &asked)));
-            steps.push(Step::Do(give_back(acquire.acquisition)));
+            let holder =
+                turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)).map(|held| held.acquisition);
+            let mut aside = || asides.next()?.step(holder?, &asked);
+            steps.extend(aside());
+            steps.extend(asked.get(turn).map(|acquire| Step::Do(Command::from(acquire.clone()))));
+            steps.extend([aside(), aside()].into_iter().flatten());
+            steps.extend(holder.map(|holder| Step::Do(give_back(holder))));
         }
         steps
     })
