@@ -177,19 +177,19 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
     let asked =
         (0..CLIENTS, 0..3_u32, seconds(), seconds(), prop_oneof![3 => Just(capacity), 1 => 1..=capacity]);
-    let asked = proptest::collection::vec(asked, 2..9);
+    let asked = proptest::collection::vec(asked, 2..12);
     let aside = prop_oneof![
         6 => Just(Aside::Nothing),
         6 => (seconds(), 0..8_u32).prop_map(|(ttl, reserve)| Aside::Renew(ttl, reserve.saturating_sub(6))),
         6 => (0..900_u64).prop_map(Aside::Pass),
         1 => (0..9_u64).prop_map(|seconds| Aside::Pass(1_000 * seconds * seconds)),
-        2 => (0..9_usize).prop_map(Aside::AskAgain),
-        1 => (0..9_usize).prop_map(Aside::GiveUp),
+        2 => (0..12_usize).prop_map(Aside::AskAgain),
+        1 => (0..12_usize).prop_map(Aside::GiveUp),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Return(client))),
     ];
-    let asides = proptest::collection::vec(aside, 18);
-    (asked, asides, 5..100_u64).prop_map(move |(asked, asides, first)| {
+    let asides = proptest::collection::vec(aside, 36);
+    (asked, asides, 1..8_usize, 5..100_u64).prop_map(move |(asked, asides, depth, first)| {
         let mut asides = asides.into_iter();
         let asked: Vec<Acquire> = (first..)
             .zip(asked)
@@ -206,13 +206,15 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             })
             .collect();
         let mut steps = Vec::new();
-        for acquire in &asked {
-            steps.push(Step::Do(Command::from(acquire.clone())));
-            steps.extend(asides.next().and_then(|aside| aside.step(acquire.acquisition, &asked)));
-        }
-        for acquire in &asked {
-            steps.extend(asides.next().and_then(|aside| aside.step(acquire.acquisition, &asked)));
-            steps.push(Step::Do(give_back(acquire.acquisition)));
+        // As many are in it at a time as `depth` says, the holder included.
+        for turn in 0..asked.len() + depth {
+            let holder =
+                turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)).map(|held| held.acquisition);
+            let mut aside = || asides.next()?.step(holder?, &asked);
+            steps.extend(aside());
+            steps.extend(asked.get(turn).map(|acquire| Step::Do(Command::from(acquire.clone()))));
+            steps.extend([aside(), aside()].into_iter().flatten());
+            steps.extend(holder.map(|holder| Step::Do(give_back(holder))));
         }
         steps
     })
