@@ -311,8 +311,7 @@ fn judge_rights(seen: &Seen, subject: &mut Subject) {
         subject.danger(format!("the user {:?} lacks rights: {locks}", seen.user), why, remedy(&locks));
     }
     if !others.is_empty() {
-        let why = "leasehold ls needs +scan, locks that ask for replicas need +wait, and without +unsubscribe each push comes \
-                   twice";
+        let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
         subject.advice(format!("the user {:?} lacks rights: {others}", seen.user), why, remedy(&others));
     }
     if seen.lacks.is_empty() {

@@ -37,8 +37,6 @@ pub(super) enum Purpose {
     Replicas,
     /// `ls`.
     Listing,
-    /// Hearing each push once, where otherwise two connections would.
-    HearingOnce,
     /// Locks in a cluster.
     Cluster,
     /// Locks in a cluster whose channels stay with their slots.
@@ -60,13 +58,13 @@ pub(super) const RIGHTS: [Right; 24] = [
     right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
     right("+zrem", "ZREM KEY x", Purpose::Locks),
     right("+zrangebylex", "ZRANGEBYLEX KEY - +", Purpose::Locks),
+    right("+zlexcount", "ZLEXCOUNT KEY - +", Purpose::Locks),
     right("+zrevrangebylex", "ZREVRANGEBYLEX KEY + -", Purpose::Locks),
     right("+time", "TIME", Purpose::Locks),
     right("+eval", "EVAL x 1", Purpose::Locks),
     right("+evalsha", "EVALSHA x 1", Purpose::Locks),
     right("+publish", "PUBLISH CHANNEL x", Purpose::Locks),
     right("+subscribe", "SUBSCRIBE CHANNEL", Purpose::Locks),
-    right("+unsubscribe", "UNSUBSCRIBE CHANNEL", Purpose::HearingOnce),
     right("+pubsub|numsub", "PUBSUB NUMSUB CHANNEL", Purpose::Locks),
     right("+wait", "WAIT 0 0", Purpose::Replicas),
     right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
@@ -92,7 +90,7 @@ pub(super) struct Lack {
 
 impl Lack {
     pub(super) fn hinders_locks(&self) -> bool {
-        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing | Purpose::HearingOnce)
+        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing)
     }
 }
 
@@ -138,7 +136,7 @@ pub(super) async fn lacks(
     let mut is_sharded = dialect.is_cluster;
     for right in &RIGHTS {
         let is_needed = match right.purpose {
-            Purpose::Locks | Purpose::Replicas | Purpose::Listing | Purpose::HearingOnce => true,
+            Purpose::Locks | Purpose::Replicas | Purpose::Listing => true,
             Purpose::Cluster => dialect.is_cluster,
             Purpose::Sharded => is_sharded,
         };
