@@ -1,6 +1,6 @@
 //! The model as Redis runs it: one script per command, the same rules in the same order under the same names.
 //!
-//! A script reads the clock and the resource's state, tries the command's usual case, if it has one, and otherwise runs
+//! A script reads the clock and the resource's state, tries the command's usual cases, if it has any, and otherwise runs
 //! what all share (`rows.lua`, `model.lua`) and the command. To read the shared part costs more than most commands do,
 //! which is why the usual cases come before it; that they do the same is tested with everything else.
 
