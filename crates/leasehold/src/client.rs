@@ -46,7 +46,7 @@ use crate::view::{HolderView, LockView};
 /// ```
 #[derive(Clone)]
 pub struct Client {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 /// What everything that belongs to one client shares.

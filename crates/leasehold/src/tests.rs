@@ -1,5 +1,7 @@
 //! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
 
+mod kinds;
+
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn, ready};
 use std::pin::{Pin, pin};
