@@ -10,6 +10,7 @@
 mod builder;
 mod certificates;
 mod cluster;
+mod pauses;
 mod port;
 mod program;
 mod proxy;
@@ -20,6 +21,7 @@ mod wait;
 pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
+pub use pauses::{Pauses, undisturbed};
 pub use program::Flavor;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;

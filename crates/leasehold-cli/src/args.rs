@@ -28,6 +28,7 @@ Examples:
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
+  leasehold doctor                               what is dangerous for locks
 
 The store, without --store and LEASEHOLD_STORE, is a file of your own that all
 processes of this machine can share:
@@ -132,6 +133,32 @@ With --json it is one value, with these keys, to which later versions only add:
 ls --json prints {\"locks\": [...]} of such values, and release --json prints
 {\"released\": [...]} of such holders.";
 
+const DOCTOR: &str = "\
+It prints what it found, the worst first:
+  danger    one lock can come to have two holders, or locks can't be had
+  advice    something could be better, or could not be seen
+  fine      as it should be
+After > comes what to do about it: a line for the server's console
+(redis-cli), its file, or a shell. Then comes what was seen of each server, or
+of the file.
+
+It changes no setting and leaves nothing behind. On a Redis server it takes
+and releases a lock of its own to see what that costs, and tries each right
+that the user needs; docs/operations.md has the whole rule, and that for
+doctor itself.
+
+With --json it is one value, with these keys, to which later versions only
+add:
+  dangerous   whether there is a danger; the exit code is 1 then
+  subjects    a list: servers, sentinels, cluster, clocks, or a file. Each has
+              name
+              facts     what was seen: an object of texts
+              findings  a list; each has
+                        severity  danger, advice or fine
+                        what      what is the case
+                        why       why that matters to locks
+                        remedy    what to do, or null";
+
 /// Runs commands under locks, first come, first served, with leases that end by themselves.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = after(EXAMPLES), max_term_width = 110)]
@@ -158,6 +185,9 @@ pub(crate) enum Action {
     Show(ShowArgs),
     /// Take a lock away from its holder
     Release(ReleaseArgs),
+    /// Say what is dangerous for locks about the store, and how to set it
+    #[command(after_long_help = after(DOCTOR))]
+    Doctor(DoctorArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -286,6 +316,13 @@ pub(crate) struct ShowArgs {
     pub(crate) kind: Option<Kind>,
     /// The lock's name
     pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Arguments)]

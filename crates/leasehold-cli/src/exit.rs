@@ -13,6 +13,8 @@ pub(crate) enum Exit {
     Signal(i32),
     /// The lock could not be had; 1 or what `-E` says.
     Conflict(u8),
+    /// `doctor` found something that is dangerous for locks.
+    Danger,
     Usage,
     Lost,
     Failure,
@@ -27,6 +29,7 @@ Exit codes:
   1        the lock is not free (-n) or was not free in time (-w); -E sets
            another code
            ls, show, release: nothing there that could be shown or released
+           doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
   124      the lease was lost, whatever the command ended with
   125      leasehold itself failed, the store for example
@@ -40,6 +43,7 @@ impl Exit {
             Self::Success => 0,
             Self::Command(code) | Self::Conflict(code) => code,
             Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
+            Self::Danger => 1,
             Self::Usage => 2,
             Self::Lost => 124,
             Self::Failure => 125,

@@ -82,8 +82,9 @@ impl Lock {
             Way::Leadership(lock) => lock.campaign_timeout(limit).await,
         };
         let guard = taken?;
-        if guard.is_some() {
-            self.refuse_mixture().await?;
+        if let Some(guard) = &guard {
+            // What is refused does nothing that others must be kept from.
+            self.refuse_mixture().await.inspect_err(|_| guard.set_at_least(Duration::ZERO))?;
         }
         Ok(guard)
     }

@@ -236,7 +236,7 @@ fn fit(cell: &str, width: usize) -> String {
 
 // --- As JSON -------------------------------------------------------------------------------------
 
-fn print_json(value: &Value) -> Result<Exit, Stop> {
+pub(crate) fn print_json(value: &Value) -> Result<Exit, Stop> {
     print(format!("{value}\n").as_bytes())
 }
 

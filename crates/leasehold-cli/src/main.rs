@@ -7,6 +7,7 @@
 mod args;
 mod child;
 mod command;
+mod doctor;
 mod duration;
 mod elect;
 mod exit;
@@ -52,6 +53,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Ls(args) => look::ls(store, args).await,
         Action::Show(args) => look::show(store, args).await,
         Action::Release(args) => look::release(store, args).await,
+        Action::Doctor(args) => doctor::doctor(store, args).await,
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }

@@ -7,9 +7,20 @@ use etcetera::BaseStrategy as _;
 use leasehold::Client;
 
 use crate::exit::Stop;
+use crate::say::say;
 
-/// Connects to the store that was named, or to the file in the user's state directory.
+/// Connects to the store that was named, or to the file in the user's state directory, and passes on what an operator
+/// should know about it.
 pub(crate) async fn connect(named: Option<String>) -> Result<Client, Stop> {
+    let client = connect_quietly(named).await?;
+    for warning in client.warnings() {
+        say(format_args!("warning: {warning}; see leasehold doctor"));
+    }
+    Ok(client)
+}
+
+/// The same for whoever is about to tell more than the warnings do.
+pub(crate) async fn connect_quietly(named: Option<String>) -> Result<Client, Stop> {
     let url = match named {
         Some(url) => url,
         None => users_own()?,

@@ -158,6 +158,12 @@ impl LeaseMachine {
         self.ends_at
     }
 
+    /// The hold goes on from an earlier lease, and ends with it.
+    pub fn end_by(&mut self, ends_at: LocalTime) {
+        self.ends_at = self.ends_at.min(ends_at);
+        self.trusted_until = self.trusted_until.min(ends_at);
+    }
+
     /// The state at `now`. It needs no event to become lost.
     #[must_use]
     pub fn state(&self, now: LocalTime) -> LeaseState {
@@ -288,7 +294,7 @@ impl LeaseMachine {
     }
 
     fn ttl_from(&self, now: LocalTime) -> Duration {
-        self.terms.ttl.max(self.outlives_until.since(now)).min(self.ends_at.since(now))
+        self.terms.ttl.min(self.ends_at.since(now)).max(self.outlives_until.since(now))
     }
 
     fn loss_by_time(&self) -> Loss {

@@ -97,7 +97,10 @@ impl Barrier {
     async fn pass(&self, wait: Wait) -> Result<Option<bool>, Error> {
         self.check()?;
         let deadline = wait.deadline();
-        let Some(guard) = self.0.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
+        // It is renewed by looking, and not in the background: who does not look any more must not count for a later round.
+        let mut lock = self.0.clone();
+        lock.terms.renews = false;
+        let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
         let arrived = clock::local();
         let mut has_seen_all = false;
         loop {
@@ -116,10 +119,17 @@ impl Barrier {
             }
             has_seen_all = round.is_some();
             if is_late {
+                let token = guard.token();
                 guard.release().await?;
-                return Ok(None);
+                // The last of the others may have come after this party looked, and before it left.
+                let round = Round::passed(&self.inspect().await?, token, self.1);
+                return Ok(round.filter(|round| round.is_marked).map(|round| round.first == token));
             }
-            let next = deadline.into_iter().chain([clock::local() + self.pause()]).min();
+            if self.0.terms.renews && guard.remaining() < self.0.terms.ttl / 3 * 2 {
+                guard.renew().await?;
+            }
+            let next =
+                deadline.into_iter().chain([clock::local() + self.pause().min(self.0.terms.ttl / 4)]).min();
             let sleep = Sleep::until(&self.0.handle.session, next.unwrap_or_else(clock::local));
             guard.run(sleep).await?;
         }
@@ -131,11 +141,12 @@ impl Barrier {
 
     /// Makes way for the next round. The first who knows leaves the mark by which the others know.
     async fn leave(&self, guard: Guard, round: &Round, waited: Duration) -> Result<(), Error> {
-        if round.is_marked {
+        // Alone there is nobody who needs to know.
+        if round.is_marked || self.1 == 1 {
             return guard.release().await;
         }
         let mut mark = self.0.clone();
-        mark.at_least = waited + KEEP;
+        mark.at_least = waited + KEEP.max(self.0.terms.ttl * 2);
         mark.set_note(round.note());
         if let Some(left) = mark.replace(&guard, MARK, Wait::No).await? {
             guard.replaced();

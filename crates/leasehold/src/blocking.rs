@@ -22,6 +22,7 @@ use leasehold_core::Kind;
 use pollster::block_on;
 
 use crate::error::Error;
+use crate::examination::Examination;
 use crate::view::{HolderView, LockView};
 
 pub use guards::{Guard, SetGuard, UpgradableGuard, WriteGuard};
@@ -63,7 +64,7 @@ macro_rules! itself {
     };
 }
 
-itself!((), bool, u32, usize, Error, HolderView, LockView, Vec<HolderView>, Vec<LockView>);
+itself!((), bool, u32, usize, Error, Examination, HolderView, LockView, Vec<HolderView>, Vec<LockView>);
 
 /// Calls that wait: `&self` or `self`, and what they return unless they fail.
 macro_rules! calls {
@@ -144,6 +145,7 @@ calls! { Client:
     inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockView;
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderView>;
     list(&self) -> Vec<LockView>;
+    examine(&self) -> Examination;
 }
 
 impl Client {

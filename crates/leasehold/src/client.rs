@@ -16,6 +16,7 @@ use crate::clock;
 use crate::driver;
 use crate::election::Election;
 use crate::error::{Error, ErrorKind};
+use crate::examination::Examination;
 use crate::latch::Latch;
 use crate::mutex::Mutex;
 use crate::once::OncePer;
@@ -45,7 +46,7 @@ use crate::view::{HolderView, LockView};
 /// ```
 #[derive(Clone)]
 pub struct Client {
-    handle: Arc<Handle>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 /// What everything that belongs to one client shares.
@@ -172,6 +173,33 @@ impl Client {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.handle.store.warnings()
+    }
+
+    /// Looks at everything in the store that locks depend on, and says what is dangerous for them and what to do: versions,
+    /// settings, clocks, rights, what a lock costs. It takes some tens of milliseconds for each server.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::connect("memory:").await?;
+    /// assert!(!client.examine().await?.is_dangerous());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// It changes no setting. On a Redis server it takes and releases a lock of its own, whose few bytes are deleted in the
+    /// end; dropped before that, they expire within an hour.
+    pub async fn examine(&self) -> Result<Examination, Error> {
+        let handle = &self.handle;
+        handle
+            .store
+            .examine()
+            .await
+            .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
     }
 
     /// Whether the store keeps nothing for this client, as far as it knows.

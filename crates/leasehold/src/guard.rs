@@ -66,6 +66,12 @@ impl Guard {
         self.is_over = true;
     }
 
+    /// Keeps what was taken until this long after the grant, instead of what the lock's `at_least` says: zero for work
+    /// that is not to be done after all.
+    pub fn set_at_least(&self, at_least: Duration) {
+        self.handle.session.set_at_least(self.sequence, at_least, clock::local());
+    }
+
     /// The lock's name.
     #[must_use]
     pub fn name(&self) -> &str {

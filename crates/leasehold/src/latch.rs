@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Lock, Wait};
 use crate::session::Sleep;
 use crate::settings::looking;
+use crate::view::{HolderView, LockView};
 
 /// How long a count is remembered unless something else is said.
 const KEEP: Duration = Duration::from_secs(24 * 3_600);
@@ -88,12 +89,43 @@ impl Latch {
         self.count(&lock).await
     }
 
+    /// Only what is kept counts: a lease may still be taken back. Nor does the release of an owner count that has another
+    /// lease beside it, of an attempt that was given up for instance; then it has to be done again.
     async fn count(&self, lock: &Lock) -> Result<u32, Error> {
-        // It can't be had where it is zero already.
-        if let Some(guard) = lock.acquire(1, None, Wait::No).await? {
-            guard.release().await?;
+        loop {
+            let mut has_counted = false;
+            // It can't be had where it is zero already.
+            if let Some(guard) = lock.acquire(1, None, Wait::No).await? {
+                guard.release().await?;
+                has_counted = lock.owner.is_none();
+            }
+            let view = self.view().await?;
+            if let Some(owner) = &lock.owner {
+                let is_theirs = |holder: &HolderView| holder.owner.as_deref() == Some(owner.as_str());
+                has_counted = view.holders.iter().any(|holder| holder.kept && is_theirs(holder));
+            }
+            let left = self.left(&view);
+            if has_counted || left == 0 {
+                return Ok(left);
+            }
+            Sleep::until(&self.0.handle.session, clock::local() + LOOK).await;
         }
-        self.remaining().await
+    }
+
+    async fn view(&self) -> Result<LockView, Error> {
+        let resource = self.0.check(1)?;
+        let view = self.inspect().await?;
+        if view.in_use > 0 && view.capacity != self.0.capacity {
+            let what =
+                format!("it is in use with a count of {}: everybody must name the same", view.capacity);
+            return Err(self.0.handle.error(ErrorKind::Invalid, resource, what));
+        }
+        Ok(view)
+    }
+
+    fn left(&self, view: &LockView) -> u32 {
+        let kept = view.holders.iter().filter(|holder| holder.kept).count();
+        self.0.capacity.saturating_sub(u32::try_from(kept).unwrap_or(u32::MAX))
     }
 
     fn pause(&self) -> Duration {
@@ -106,14 +138,7 @@ impl Latch {
     ///
     /// As [`Self::count_down`].
     pub async fn remaining(&self) -> Result<u32, Error> {
-        let resource = self.0.check(1)?;
-        let view = self.inspect().await?;
-        if view.in_use > 0 && view.capacity != self.0.capacity {
-            let what =
-                format!("it is in use with a count of {}: everybody must name the same", view.capacity);
-            return Err(self.0.handle.error(ErrorKind::Invalid, resource, what));
-        }
-        Ok(self.0.capacity - view.in_use)
+        Ok(self.left(&self.view().await?))
     }
 
     /// Waits until it is zero, for as long as it takes. It looks ten times a second, and less often

@@ -13,7 +13,7 @@ use crate::client::{Handle, unanswered};
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait, withdrawn};
+use crate::lock::{Lock, WITHDRAWAL_LIMIT, Wait, withdrawn};
 use crate::session::{Errand, NoPlace, Place, Sleep, Turned, Wish};
 use crate::store::{Answered, Pending, StoreError};
 
@@ -72,7 +72,7 @@ impl Lock {
             }
             None => {
                 if let Some(attempt) = waiting.leave() {
-                    withdrawn(handle, attempt).await;
+                    withdrawn(handle, attempt, WITHDRAWAL_LIMIT).await;
                 }
                 Ok(None)
             }

@@ -20,7 +20,7 @@ use crate::client::{Handle, resource_of, unanswered};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::session::{Closed, Ended, Errand, Sleep};
+use crate::session::{Closed, Ended, Errand, Given, Sleep};
 use crate::view::{HolderView, LockView};
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
@@ -32,7 +32,10 @@ const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
 /// How long whoever gave up waits for its place in the queue to be taken back.
-const WITHDRAWAL_LIMIT: Duration = Duration::from_millis(100);
+pub(crate) const WITHDRAWAL_LIMIT: Duration = Duration::from_millis(100);
+
+/// The same for a place that another lease depends on: before that is known, nobody can say that it is held.
+const EXCHANGE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A resource, and how its leases are asked for.
 #[derive(Clone)]
@@ -136,9 +139,16 @@ impl Lock {
         }
         let session = &self.handle.session;
         session.set_replacing(held.sequence(), true, clock::local());
+        let ends_at = session.ends_at(held.sequence());
         let taken = self.acquire(weight, Some(held), wait).await;
-        if !matches!(taken, Ok(Some(_))) {
-            session.set_replacing(held.sequence(), false, clock::local());
+        match &taken {
+            // The attempt may have waited, and the hold has not begun anew.
+            Ok(Some(guard)) => session.end_by(guard.sequence(), ends_at, clock::local()),
+            _ => session.set_replacing(held.sequence(), false, clock::local()),
+        }
+        if let Ok(None) = taken {
+            // Its grant may have been on the way when the attempt gave up, and then `held` has ended with it.
+            held.renew().await?;
         }
         taken
     }
@@ -196,7 +206,11 @@ impl Lock {
         }
         match outcome {
             Outcome::NotGranted => {
-                withdrawn(&self.handle, attempt.sequence).await;
+                let limit = if replaces.is_some() { EXCHANGE_LIMIT } else { WITHDRAWAL_LIMIT };
+                if !withdrawn(&self.handle, attempt.sequence, limit).await && replaces.is_some() {
+                    let what = "whether the lease was exchanged is unknown";
+                    return Err(self.handle.unavailable(resource, what));
+                }
                 Ok(None)
             }
             outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
@@ -238,7 +252,7 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl.max(terms.outlives).min(terms.longest_hold.unwrap_or(Duration::MAX)),
+            ttl: terms.ttl.max(terms.outlives),
             reserve: 0,
             wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
@@ -335,15 +349,15 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 
 /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
 /// does not meet it. The driver sends it; a store that does not answer is not waited for.
-pub(crate) async fn withdrawn(handle: &Handle, attempt: u64) {
+pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, limit: Duration) -> bool {
     let session = &handle.session;
-    let mut limit = pin!(Sleep::until(session, clock::local() + WITHDRAWAL_LIMIT));
+    let mut limit = pin!(Sleep::until(session, clock::local() + limit));
     let mut watch = session.watch(attempt);
     poll_fn(|context| match session.poll_given(&mut watch, context) {
-        Poll::Ready(_) => Poll::Ready(()),
-        Poll::Pending => limit.as_mut().poll(context),
+        Poll::Ready(given) => Poll::Ready(given != Given::Unanswered),
+        Poll::Pending => limit.as_mut().poll(context).map(|()| false),
     })
-    .await;
+    .await
 }
 
 /// An attempt under way. Dropped, it gives back whatever it has or may come to have.
@@ -399,6 +413,8 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
+            // What nobody came to have was never used, and need not be kept.
+            self.handle.session.set_at_least(self.sequence, Duration::ZERO, clock::local());
             self.handle.let_go(self.resource, self.sequence);
         }
     }

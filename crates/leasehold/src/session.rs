@@ -324,6 +324,16 @@ impl Session {
         self.state().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
     }
 
+    /// The hold goes on from an earlier lease, and ends with it.
+    pub(crate) fn end_by(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.end_by(ends_at));
+    }
+
+    /// How long what was taken stays taken from now on, after its grant.
+    pub(crate) fn set_at_least(&self, sequence: u64, at_least: Duration, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.at_least = at_least);
+    }
+
     /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is no news.
     pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
         self.step(sequence, now, |entry| entry.is_replacing = is_replacing);

@@ -112,6 +112,9 @@ impl MutexSet {
             }
         }
         taken.sort_as(&self.mutexes);
+        for (guard, mutex) in taken.guards.iter().zip(&self.mutexes) {
+            guard.set_at_least(mutex.0.at_least);
+        }
         Ok(Some(taken))
     }
 
@@ -256,7 +259,10 @@ impl SetGuard {
 
     /// Waits for the next one, unless one of those that are held is lost meanwhile.
     async fn and_next(&self, mutex: &Mutex, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
-        let next = mutex.0.acquire(1, None, Wait::until(deadline));
+        // What is given back because the others can't be had was never used, and need not be kept.
+        let mut lock = mutex.0.clone();
+        lock.at_least = Duration::ZERO;
+        let next = lock.acquire(1, None, Wait::until(deadline));
         if self.guards.is_empty() { next.await } else { self.run(next).await? }
     }
 

@@ -1,5 +1,7 @@
 //! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
 
+mod kinds;
+
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn, ready};
 use std::pin::{Pin, pin};
@@ -14,6 +16,7 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
+use crate::examination::Examination;
 use crate::store::memory::Memory;
 use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::{Error, Guard};
@@ -124,6 +127,10 @@ impl Store for Scripted {
 
     fn rhythm(&self) -> Rhythm {
         EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        self.inner.examine()
     }
 }
 

@@ -62,7 +62,7 @@ local function known_attempt()
 end
 
 local function enqueue()
-  if h.waiters >= said.longest_queue then return { now, 5 } end
+  if replaces == '' and h.waiters >= said.longest_queue then return { now, 5 } end
   local number = h.next_place
   local place = replaces ~= '' and number or BEHIND_HOLDERS + number
   local deadline = now + said.entry_ttl

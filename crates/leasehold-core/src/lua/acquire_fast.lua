@@ -1,8 +1,8 @@
--- The usual case of `acquire.lua`, before the rules are even read: nobody holds it and nobody waits, and the attempt is
--- nothing special. It does what the rules would.
+-- The usual cases of `acquire.lua`, before the rules are even read, for an attempt that is nothing special: nobody holds it
+-- and nobody waits; or somebody does, and the attempt goes to the end of the queue. They do what the rules would.
 --
 -- The state is what was said with a few numbers before it: what costs a script its time is calls, and then texts. For the
--- same reason the key's expiry, which has to be an hour from now at least, is only set once an hour.
+-- same reason the keys' expiry, which has to be an hour from now at least, is only set once an hour.
 
 local form, last, stays = 0, 0, 0
 if raw then form, last, stays = struct.unpack('>Bdd', raw) end
@@ -13,8 +13,52 @@ if form == 0 and last < now then
       redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, stays, now + ttl, ARGV[1]), 'KEEPTTL')
     else
       redis.call('SET', KEYS[1], struct.pack('>Bdddc0', 1, now + reserve, now + 7200000000, now + ttl, ARGV[1]),
-        'PX', '7200000')
+        'PXAT', math.ceil(now / 1000) + 7200000)
     end
     return now
+  end
+end
+
+-- It is held by one, without whom it does not fit, or others wait, all of whom are there: nothing can be granted now.
+if form ~= 0 and string.byte(ARGV[1], 25) == 1 then
+  local state = raw
+  if form == 1 then
+    local ends, id, flags, capacity, weight, ttl, reserve, at = struct.unpack('>dc24BI4I4I8I4', raw, 18)
+    local metadata = string.sub(raw, flags == 1 and at + 12 or at)
+    local granted_at = ends - ttl
+    state = struct.pack('>Bddddddddddddc24ddddBBBI4I4c0', 2, capacity, weight, last, 1, 0, 1, 0, 0, 0, ends,
+      math.max(last + 1, granted_at + 3600000000), stays, id, weight, last - reserve, granted_at, ends,
+      flags == 8 and 0 or 1, 0, 0, 0, #metadata, metadata)
+  end
+  local id, _, capacity, weight, ttl, reserve, entry_ttl, longest_queue, at =
+    struct.unpack('>c24BI4I4I8I4I8I4', ARGV[1])
+  local common, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, stays =
+    struct.unpack('>dddddddddddd', state, 2)
+  local deadline = now + entry_ttl
+  local is_usual = leases == 1 and #state > 97 and string.sub(state, 98, 121) ~= id and parked == 0 and tombstones == 0
+    and next_expiry > now and stays > deadline + 1000000
+  -- A holder with tokens set aside has to be told of the first one that waits.
+  local is_told = waiters > 0 or is_usual and struct.unpack('>d', state, 130) == last
+  local must_wait = capacity == common and weight > 0 and weight <= capacity and waiters < longest_queue
+    and (waiters > 0 or weight > capacity - in_use)
+  if is_usual and is_told and must_wait
+    and (waiters == 0 or redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0) then
+    local place, metadata = 1099511627776 + next_place, string.sub(ARGV[1], at)
+    -- Should memory be full, the rules know what to say.
+    local added = redis.pcall('ZADD', KEYS[2],
+      '0', struct.pack('>c1c24ddddddBBI4I4c0B', 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, 0, #metadata,
+        metadata, 0),
+      '0', struct.pack('>c1ddc24', 'd', deadline, place, id),
+      '0', struct.pack('>c1dc24', 'r', place, id))
+    if added == 3 then
+      if waiters == 0 then
+        head = place
+        redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
+      end
+      redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, common, in_use, last, next_place + 1, head, 1,
+        waiters + 1, 0, 0, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
+      if waiters == 0 then return { now, 2, 1, (struct.unpack('>d', state, 146)) } end
+      return { now, 2, 0 }
+    end
   end
 end

@@ -1,6 +1,6 @@
 //! The model as Redis runs it: one script per command, the same rules in the same order under the same names.
 //!
-//! A script reads the clock and the resource's state, tries the command's usual case, if it has one, and otherwise runs
+//! A script reads the clock and the resource's state, tries the command's usual cases, if it has any, and otherwise runs
 //! what all share (`rows.lua`, `model.lua`) and the command. To read the shared part costs more than most commands do,
 //! which is why the usual cases come before it; that they do the same is tested with everything else.
 
@@ -45,11 +45,11 @@ impl Script {
     pub fn text(self, clock: &str, channels: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
-            Self::Renew => ("", include_str!("renew.lua")),
+            Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
         };
-        [clock, STATE, usual, channels, ROWS, MODEL, command].concat()
+        [clock, STATE, channels, usual, ROWS, MODEL, command].concat()
     }
 }

@@ -249,13 +249,8 @@ local function store(raw)
   if is_idle and h.remember_until <= now then
     if raw then redis.call('DEL', KEYS[1]) end
   else
-    h.latest = math.max(h.latest, h.remember_until)
-    local packed = pack_state()
-    local ends = math.ceil(h.latest / 1000) + 1000
-    if packed ~= before then
-      write('SET', KEYS[1], pack_usual(ends * 1000) or packed, 'PXAT', ends)
-    end
-    if rows_grew then redis.call('PEXPIREAT', KEYS[2], ends) end
+    outlive(h.remember_until)
+    store_state()
   end
   for i = 1, #pushes do
     local p = pushes[i]

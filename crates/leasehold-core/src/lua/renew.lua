@@ -1,7 +1,7 @@
 -- Keep a lease, or claim a pushed one.
 --
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
--- Returns the time, and
+-- Returns the time alone when it runs on for that ttl, nobody waits and no tokens were asked for; otherwise the time, and
 --       7 lasts, wanted (0, 1), first token, last token   it runs on; the tokens are 0 where none were asked for
 --       8                                                 not held
 

@@ -21,6 +21,8 @@
 -- most. A release makes a 0 of the 1, and nothing more. Form 2 is any other state: a header, and the first lease.
 
 local REMEMBER_TOKEN = 3600000000
+-- How much longer than they have to the keys stay, so that their expiry is seldom moved.
+local SPARE = 3600000000
 local NEVER = 9007199254740991
 
 local USUAL = '>Bddd'
@@ -51,10 +53,15 @@ end
 
 local h = {
   capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
-  tombstones = 0, next_expiry = NEVER, remember_until = 0, latest = 0,
+  tombstones = 0, next_expiry = NEVER, remember_until = 0, stays = 0,
 }
 local first = nil -- the lease that is kept with the header
-local before = nil -- the state as it was, in the form that it is stored in
+local before = nil -- the state as it was, in form 2
+local stayed = 0 -- how long the keys have stayed so far
+
+local function outlive(moment)
+  if h.stays < moment + 1000000 then h.stays = moment + SPARE end
+end
 
 local function rows_with(prefix)
   return redis.call('ZRANGEBYLEX', KEYS[2], '[' .. prefix, '(' .. prefix .. BEYOND)
@@ -147,13 +154,13 @@ end
 
 local function pack_state()
   local packed = struct.pack(HEADER, 2, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters,
-    h.parked, h.tombstones, h.next_expiry, h.remember_until, h.latest)
+    h.parked, h.tombstones, h.next_expiry, h.remember_until, h.stays)
   if first then packed = packed .. pack_lease(first) end
   return packed
 end
 
 -- In a usual form, if that tells it all.
-local function pack_usual(stays)
+local function pack_usual()
   if h.waiters > 0 or h.tombstones > 0 or h.leases > 1 then return nil end
   local form, l = h.leases, first
   if form == 0 then
@@ -165,40 +172,58 @@ local function pack_usual(stays)
   local ttl, reserve = l.expires_at - l.granted_at, h.last_token - l.token
   if h.remember_until ~= math.max(h.last_token + 1, l.granted_at + REMEMBER_TOKEN) then return nil end
   if ttl > REMEMBER_TOKEN or reserve >= REMEMBER_TOKEN then return nil end
-  return struct.pack(USUAL, form, h.last_token, stays, l.expires_at)
+  return struct.pack(USUAL, form, h.last_token, h.stays, l.expires_at)
     .. struct.pack(ACQUIRE, l.id, l.claimed == 1 and 0 or 8, h.capacity, l.weight, ttl, reserve) .. l.metadata
 end
 
 local function load_usual(raw)
-  local form, stays, ends
-  form, h.last_token, stays, ends = struct.unpack(USUAL, raw)
+  local form, ends
+  form, h.last_token, h.stays, ends = struct.unpack(USUAL, raw)
   local a = unpack_acquire(raw, USUAL_BYTES + 1)
   local granted_at = ends - a.ttl
   h.capacity = a.capacity
   h.remember_until = math.max(h.last_token + 1, granted_at + REMEMBER_TOKEN)
-  h.latest = h.remember_until
   if form == 1 then
     h.leases = 1
     h.in_use = a.weight
     h.next_expiry = ends
-    h.latest = math.max(h.latest, ends)
     first = { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = h.last_token - a.reserve,
       granted_at = granted_at, expires_at = ends, claimed = a.claimed, kept = 0, metadata = a.metadata }
   end
-  before = pack_state()
 end
 
-local function load(raw)
-  if not raw then return end
-  if string.byte(raw) ~= 2 then return load_usual(raw) end
+local function load_header(raw)
   local _
   _, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked, h.tombstones, h.next_expiry,
-    h.remember_until, h.latest = struct.unpack(HEADER, raw)
+    h.remember_until, h.stays = struct.unpack(HEADER, raw)
   if #raw > HEADER_BYTES then
     first = unpack_lease(raw, HEADER_BYTES + 1)
     first.rows = rows_of_lease(first)
   end
-  before = raw
+end
+
+local function load(raw)
+  if not raw then return end
+  if string.byte(raw) == 2 then
+    load_header(raw)
+    before = raw
+  else
+    load_usual(raw)
+    before = pack_state()
+  end
+  stayed = h.stays
+end
+
+-- Both keys have one expiry, so that whoever looks at the state knows how long the rows stay.
+local function store_state()
+  local packed = pack_state()
+  local expiry = math.ceil(h.stays / 1000)
+  if h.stays ~= stayed then
+    write('SET', KEYS[1], pack_usual() or packed, 'PXAT', expiry)
+  elseif packed ~= before then
+    write('SET', KEYS[1], pack_usual() or packed, 'KEEPTTL')
+  end
+  if rows_grew or h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[2], expiry) end
 end
 
 local function lease(id)
@@ -215,7 +240,7 @@ local function lease(id)
 end
 
 local function put_lease(l)
-  if h.latest < l.expires_at then h.latest = l.expires_at end
+  outlive(l.expires_at)
   -- One that has a row keeps it, though the place with the header has become free.
   if not l.is_further and (not first or first.id == l.id) then
     first = l
@@ -269,7 +294,7 @@ local function waiter(id)
 end
 
 local function put_waiter(w)
-  if h.latest < w.deadline then h.latest = w.deadline end
+  outlive(w.deadline)
   put_in(w, rows_of_waiter(w))
 end
 
@@ -288,7 +313,7 @@ local function rows_of_tombstone(id, ends)
 end
 
 local function put_tombstone(id, ends)
-  if h.latest < ends then h.latest = ends end
+  outlive(ends)
   local tombstone = {}
   local old = first_row_with('t' .. id)
   if old then tombstone.rows = rows_of_tombstone(id, (struct.unpack('>d', old, 26))) end

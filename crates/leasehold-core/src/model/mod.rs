@@ -463,7 +463,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
-        if self.header.waiters >= wait.max_queue {
+        // A holder that waits for more is the only one of its kind, and those who stand behind it must not cost it its lease.
+        if acquire.replaces.is_none() && self.header.waiters >= wait.max_queue {
             return Ok(Reply::QueueFull);
         }
         let number = self.header.next_place;

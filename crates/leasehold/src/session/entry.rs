@@ -39,7 +39,7 @@ pub(super) struct Entry {
     /// Who holds, where the caller named somebody.
     pub(super) owner: Option<Owner>,
     terms: LeaseTerms,
-    at_least: Duration,
+    pub(super) at_least: Duration,
     stage: Stage,
     /// How the attempt ended, for whoever waits for it.
     pub(super) outcome: Option<Outcome>,
@@ -357,6 +357,12 @@ impl Entry {
         match &self.stage {
             Stage::Lease { machine, .. } => machine.ends_at(),
             _ => LocalTime::NEVER,
+        }
+    }
+
+    pub(super) fn end_by(&mut self, ends_at: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage {
+            machine.end_by(ends_at);
         }
     }
 

@@ -16,6 +16,7 @@ use leasehold_core::{Answer, ClientId, Command, Now, Push, Resource};
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
+use crate::examination::{Examination, Subject};
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;
@@ -60,6 +61,13 @@ impl Memory {
         let mut inner = self.inner();
         inner.inboxes.retain(|_, inbox| inbox.strong_count() > 0);
         inner.inboxes.insert(client, inbox);
+    }
+
+    fn in_use(&self) -> Vec<Resource> {
+        let inner = self.inner();
+        let in_use =
+            inner.tables.iter().filter(|(_, table)| table.header().is_some_and(|row| !row.is_idle()));
+        in_use.map(|(resource, _)| resource.clone()).collect()
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -153,14 +161,21 @@ impl Store for Memory {
     }
 
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
-        let inner = self.inner();
-        let in_use =
-            inner.tables.iter().filter(|(_, table)| table.header().is_some_and(|row| !row.is_idle()));
-        Box::pin(std::future::ready(Ok(in_use.map(|(resource, _)| resource.clone()).collect())))
+        Box::pin(std::future::ready(Ok(self.in_use())))
     }
 
     fn rhythm(&self) -> Rhythm {
         super::EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        let mut subject = Subject::new("the memory of this process");
+        subject.fact("locks in use", self.in_use().len());
+        subject.fine(
+            "the locks are in this process",
+            "they end with it, and no other process sees them: sqlite: is for all processes of a machine",
+        );
+        Box::pin(std::future::ready(Ok(Examination { subjects: vec![subject] })))
     }
 }
 

@@ -12,6 +12,7 @@ use leasehold_core::{Answer, ClientId, Command, Failure, Push, Resource};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
+use crate::examination::Examination;
 use crate::url::StoreUrl;
 
 /// What a store says when it could not decide.
@@ -80,6 +81,9 @@ pub(crate) trait Store: Send + Sync {
     fn shard(&self, _resource: &Resource) -> u64 {
         0
     }
+
+    /// Looks at everything that locks depend on. It changes nothing, and leaves nothing behind.
+    fn examine(&self) -> Pending<Result<Examination, StoreError>>;
 
     /// What an operator should know.
     fn warnings(&self) -> Vec<String> {

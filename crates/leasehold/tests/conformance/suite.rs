@@ -34,6 +34,7 @@ macro_rules! tests {
             bad_input_is_refused_and_leaves_nothing
             a_full_queue_takes_nobody
             who_holds_and_who_waits_can_be_seen
+            an_examination_finds_that_locks_can_be_had_and_touches_none
             many_tasks_of_many_clients_count_exactly
             a_thousand_waiters_of_one_client_all_get_their_turn
             a_release_with_a_limit_waits_for_the_store
@@ -385,6 +386,24 @@ pub(crate) async fn who_holds_and_who_waits_can_be_seen(store: Store) {
     assert!(!waiter.is_ours && waiter.place == 1 && waiter.about.note.as_deref() == Some("second"));
     guard.release().await.unwrap();
     drop(waiting.await.unwrap());
+}
+
+pub(crate) async fn an_examination_finds_that_locks_can_be_had_and_touches_none(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mutex = one.mutex("a");
+    let guard = mutex.lock().await.unwrap();
+    let waiting = queue(&other.mutex("a")).await;
+    let before = mutex.inspect().await.unwrap();
+    let examination = one.examine().await.unwrap();
+    assert!(!examination.subjects.is_empty());
+    for finding in examination.subjects.iter().flat_map(|subject| &subject.findings) {
+        let is_hindrance = finding.what.contains("lacks rights") || finding.what.contains("could not");
+        assert!(!is_hindrance, "{finding:?}");
+    }
+    let after = mutex.inspect().await.unwrap();
+    assert_eq!((after.last_token, after.waiters.len()), (before.last_token, 1));
+    guard.release().await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
 }
 
 pub(crate) async fn many_tasks_of_many_clients_count_exactly(store: Store) {

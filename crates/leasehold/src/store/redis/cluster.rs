@@ -19,7 +19,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::address::Credentials;
-use super::link::{Goal, Lanes, Link, Renewed, Terms};
+use super::lanes::Lanes;
+use super::link::{Goal, Link, Renewed, Terms};
 use super::script::Channels;
 use super::trouble::{explain, store_error};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, REFRESH_SELDOM, keys, uncovered};

@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::calls::{self, Call, Way};
-use super::link::Lanes;
+use super::lanes::Lanes;
 use super::trouble::Trouble;
 use crate::store::StoreError;
 

@@ -15,7 +15,8 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::greeting;
-use super::link::{Fate, Hear, Lanes, PAUSES, config, hear_push};
+use super::lanes::{Fate, Hear, Lanes, config, hear_push};
+use super::link::PAUSES;
 use super::trouble::explain;
 
 /// What keeps it connected.

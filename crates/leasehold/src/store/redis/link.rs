@@ -7,24 +7,18 @@
 //! that the client was made in, where there is one (`express`). It is a convenience; everything also works without it, so
 //! that renewals depend on nobody's runtime.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use leasehold_core::{Failure, Resource};
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, ConnectionInfo, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
-};
+use redis::{ConnectionInfo, ErrorKind, ProtocolVersion, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
-use super::durable::DURABLE_LIMIT;
 use super::express::{CallersRuntime, Express};
+use super::lanes::{Fate, Hear, Lanes, config, ear, listen};
 use super::sentinel::Sentinels;
 use super::trouble::store_error;
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
@@ -37,9 +31,6 @@ pub(super) const PAUSES: std::ops::RangeInclusive<Duration> =
 /// A connection that has lasted this long is made again without a pause.
 const LASTING: Duration = Duration::from_secs(5);
 
-/// How many commands may wait for the connection to write them.
-const BUFFER: usize = 1_024;
-
 /// Where a link leads.
 pub(super) enum Goal {
     Server(ConnectionInfo),
@@ -48,9 +39,6 @@ pub(super) enum Goal {
 
 /// Called when what was told about resources, those that this is true of, was missed.
 pub(super) type Renewed = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
-
-/// What to do with a message: of which channel, and what it says.
-pub(super) type Hear = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
 
 /// What a link does besides carrying commands.
 pub(super) struct Terms {
@@ -168,113 +156,6 @@ fn not_sent(message: String) -> StoreError {
     StoreError { failure: Failure::NotSent, message }
 }
 
-/// What becomes of one connection: shared with whoever hears from it.
-pub(super) struct Fate {
-    is_over: AtomicBool,
-    doubt: Arc<Notify>,
-}
-
-impl Fate {
-    fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        self.doubt.notify_one();
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::SeqCst)
-    }
-}
-
-/// The connections to one server.
-pub(super) struct Lanes {
-    home: MultiplexedConnection,
-    fate: Arc<Fate>,
-    express: Mutex<Option<MultiplexedConnection>>,
-    caller: Option<tokio::runtime::Id>,
-    /// For what has to be waited for until replicas have it; made when it is first needed.
-    durable: tokio::sync::Mutex<Option<MultiplexedConnection>>,
-    client: redis::Client,
-    /// The hash slots of a cluster whose inboxes are heard here, by the server's word.
-    slots: Mutex<HashSet<u16>>,
-    /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
-    tasks: Mutex<JoinSet<()>>,
-}
-
-impl Lanes {
-    pub(super) fn home(&self) -> MultiplexedConnection {
-        self.home.clone()
-    }
-
-    /// The caller's own connection where there is one, and this is its runtime: from anywhere else it is no shorter way, and
-    /// that runtime may be doing nothing.
-    pub(super) fn express(&self) -> Option<MultiplexedConnection> {
-        let here = Handle::try_current().ok().map(|handle| handle.id());
-        if here.is_some() && here == self.caller { self.express_slot().clone() } else { None }
-    }
-
-    pub(super) fn nearest(&self) -> MultiplexedConnection {
-        self.express().unwrap_or_else(|| self.home.clone())
-    }
-
-    pub(super) fn put_express(&self, connection: MultiplexedConnection) {
-        *self.express_slot() = Some(connection);
-    }
-
-    /// It turned out to be gone. The home connection does until there is another one.
-    pub(super) fn drop_express(&self) {
-        *self.express_slot() = None;
-    }
-
-    fn express_slot(&self) -> MutexGuard<'_, Option<MultiplexedConnection>> {
-        self.express.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The connection on which replicas are waited for.
-    pub(super) async fn durable(&self) -> Result<MultiplexedConnection, RedisError> {
-        let mut durable = self.durable.lock().await;
-        if let Some(connection) = &*durable {
-            return Ok(connection.clone());
-        }
-        let (client, config) = (self.client.clone(), config().set_response_timeout(Some(DURABLE_LIMIT)));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        *durable = Some(connection.clone());
-        Ok(connection)
-    }
-
-    pub(super) async fn drop_durable(&self) {
-        *self.durable.lock().await = None;
-    }
-
-    fn slots(&self) -> MutexGuard<'_, HashSet<u16>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the server has confirmed that this slot's inbox is heard.
-    pub(super) fn is_subscribed(&self, slot: u16) -> bool {
-        self.slots().contains(&slot)
-    }
-
-    pub(super) fn confirm_subscription(&self, slot: u16) {
-        self.slots().insert(slot);
-    }
-
-    /// Whether the home connection is any good.
-    async fn answers(&self) -> bool {
-        let answer = self.home().send_packed_command(&redis::cmd("PING")).await;
-        // What refuses to answer is there.
-        !answer.is_err_and(|error| error.code().is_none())
-    }
-
-    /// Nothing that comes over these connections is believed any more.
-    pub(super) fn is_over(&self) -> bool {
-        self.fate.is_over()
-    }
-
-    pub(super) fn give_up(&self) {
-        self.fate.end();
-    }
-}
-
 /// What keeps a link connected.
 struct Keeper {
     goal: Goal,
@@ -299,9 +180,7 @@ impl Keeper {
         loop {
             let dialed = match timeout(CONNECT_LIMIT, self.dial()).await {
                 Ok(dialed) => dialed,
-                Err(_) => {
-                    Err(not_sent(format!("no answer within {CONNECT_LIMIT:?}: check the host and the port")))
-                }
+                Err(_) => Err(not_sent(no_answer(CONNECT_LIMIT))),
             };
             match dialed {
                 Ok(lanes) => {
@@ -349,7 +228,7 @@ impl Keeper {
     }
 
     async fn dial(&mut self) -> Result<Arc<Lanes>, StoreError> {
-        let fate = Arc::new(Fate { is_over: AtomicBool::new(false), doubt: self.doubt.clone() });
+        let fate = Arc::new(Fate::new(self.doubt.clone()));
         let mut tasks = JoinSet::new();
         let info = match &self.goal {
             Goal::Server(info) => info.clone(),
@@ -366,7 +245,7 @@ impl Keeper {
         loop {
             match self.dial_server(&info, &fate, &mut tasks).await {
                 Ok(lanes) => {
-                    *lanes.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+                    lanes.own(tasks);
                     return Ok(lanes);
                 }
                 Err(error) if is_resp3_unknown(&error) && !self.is_resp2 => {
@@ -402,16 +281,8 @@ impl Keeper {
             }
         }
         let server = greeting::greet(&mut home, &*self.terms.warn).await?;
-        let lanes = Arc::new(Lanes {
-            home,
-            fate: fate.clone(),
-            express: Mutex::new(None),
-            caller: self.terms.caller.as_ref().map(Handle::id),
-            durable: tokio::sync::Mutex::new(None),
-            client: client.clone(),
-            slots: Mutex::new(HashSet::new()),
-            tasks: Mutex::new(JoinSet::new()),
-        });
+        let caller = self.terms.caller.as_ref().map(Handle::id);
+        let lanes = Arc::new(Lanes::new(home, fate.clone(), caller, client.clone()));
         // With the older protocol nobody would notice that it is lost.
         if let Some(caller) = self.terms.caller.as_ref().filter(|_| !self.is_resp2) {
             let express = Express {
@@ -430,13 +301,6 @@ impl Keeper {
     }
 }
 
-pub(super) fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_LIMIT))
-        .set_response_timeout(Some(ANSWER_LIMIT))
-        .set_pipeline_buffer_size(BUFFER)
-}
-
 /// The server is older than the protocol. What it says then repeats what it was told, the password included.
 fn is_resp3_unknown(error: &RedisError) -> bool {
     let text = error.to_string().to_lowercase();
@@ -447,41 +311,4 @@ fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
     let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
     let settings = info.redis_settings().clone().set_protocol(protocol);
     info.clone().set_redis_settings(settings)
-}
-
-/// What comes unasked over the home connection.
-fn ear(
-    hear: Hear,
-    fate: Arc<Fate>,
-) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
-    move |info| {
-        match info.kind {
-            // A server that loses a slot ends the subscriptions in it. The client library takes this for an answer, and so
-            // each later answer for that of another command: nothing that comes after it may be believed.
-            PushKind::SUnsubscribe | PushKind::Disconnection => fate.end(),
-            _ => hear_push(&info, &hear, &fate),
-        }
-        Ok(())
-    }
-}
-
-/// Hands on what was published, unless it came over a connection that was given up.
-pub(super) fn hear_push(info: &PushInfo, hear: &Hear, fate: &Fate) {
-    if let PushKind::Message | PushKind::SMessage = info.kind
-        && let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice()
-        && !fate.is_over()
-    {
-        hear(channel, message);
-    }
-}
-
-/// Hears what is published, where it can't come with answers.
-async fn listen(inbox: redis::aio::PubSub, hear: Hear, fate: Arc<Fate>) {
-    let mut messages = inbox.into_on_message();
-    while let Some(message) = messages.next().await {
-        if !fate.is_over() {
-            hear(message.get_channel_name().as_bytes(), message.get_payload_bytes());
-        }
-    }
-    fate.end();
 }

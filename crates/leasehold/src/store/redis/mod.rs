@@ -11,10 +11,12 @@
 mod address;
 mod calls;
 mod cluster;
+mod doctor;
 mod durable;
 mod express;
 mod greeting;
 mod keys;
+mod lanes;
 mod link;
 mod route;
 mod script;
@@ -35,9 +37,11 @@ use tokio::sync::oneshot;
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::error::{Error, ErrorKind};
+use crate::examination::Examination;
 use crate::url::{Place, RedisUrl};
 use address::Credentials;
 use cluster::Cluster;
+use doctor::Address;
 use express::CallersRuntime;
 use link::{Goal, Link, Terms};
 use script::{Channels, Dialect};
@@ -63,6 +67,8 @@ const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(25), entry_ttl: 
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
+    /// For those who look at the servers on ways of their own.
+    address: Arc<Address>,
     /// The client's own.
     runtime: Handle,
     caller: Option<Caller>,
@@ -152,8 +158,9 @@ impl Redis {
                 Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
             }
         };
-        let caller = caller.map(|caller| Caller::new(&caller, callers));
-        Ok(Arc::new(Self { nodes: Arc::new(nodes), runtime: Handle::current(), caller, warnings, refresher }))
+        let (runtime, caller) = (Handle::current(), caller.map(|caller| Caller::new(&caller, callers)));
+        let address = Arc::new(Address::Url(Box::new(url.clone())));
+        Ok(Arc::new(Self { nodes: Arc::new(nodes), address, runtime, caller, warnings, refresher }))
     }
 
     /// As `open`, where the caller knows how to connect.
@@ -166,6 +173,7 @@ impl Redis {
         let (warnings, callers) =
             (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<CallersRuntime>::default());
         let info = server.get_connection_info().clone();
+        let address = Arc::new(Address::Own(Box::new(info.clone())));
         let shown = info.addr().to_string();
         let terms = terms(&inbox, Some(keys::inbox_of(client, None)), &warnings);
         let terms = Terms { caller: caller.clone(), runtime: callers.clone(), ..terms };
@@ -173,7 +181,7 @@ impl Redis {
         link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
         let (nodes, runtime) = (Arc::new(Nodes::Server { link }), Handle::current());
         let caller = caller.map(|caller| Caller::new(&caller, callers));
-        Ok(Arc::new(Self { nodes, runtime, caller, warnings, refresher: None }))
+        Ok(Arc::new(Self { nodes, address, runtime, caller, warnings, refresher: None }))
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
@@ -271,6 +279,11 @@ impl Store for Redis {
         let mut hasher = DefaultHasher::new();
         cluster.master_of(keys::slot_of(resource)).hash(&mut hasher);
         hasher.finish()
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        let (nodes, address) = (self.nodes.clone(), self.address.clone());
+        self.perform(async move { doctor::examine(&nodes, &address).await }, || Err(ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::calls::{self, Call, Way};
 use super::cluster::Cluster;
-use super::link::{Lanes, Link};
+use super::lanes::Lanes;
+use super::link::Link;
 use super::script::{Channels, Dialect};
 use super::trouble::Trouble;
 use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};

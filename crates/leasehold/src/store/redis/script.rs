@@ -173,6 +173,10 @@ fn usual_reply(command: &Command, at: StoreTime) -> Option<Reply> {
             Some(Reply::Granted(Grant { tokens, lasts: Duration::from_micros(micros(acquire.ttl)) }))
         }
         Command::Release(_) => Some(Reply::Released),
+        Command::Renew(renew) if renew.reserve == 0 => {
+            let lasts = Duration::from_micros(micros(renew.ttl));
+            Some(Reply::Renewed { lasts, tokens: None, wanted: false })
+        }
         Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
     }
 }

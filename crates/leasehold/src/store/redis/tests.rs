@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::model::{Table, Turn, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Owner, Push, PushKind, Release, Renew, Reply,
-    Resource, StoreTime, WaitFor, lua,
+    Resource, StoreTime, View, WaitFor, lua,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -136,7 +136,7 @@ fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => (0..CLIENTS).prop_map(Step::Leave),
         2 => (0..CLIENTS).prop_map(Step::Return),
     ];
-    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more, 1 => life(capacity)];
+    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more, 1 => life(capacity), 1 => queue(capacity)];
     proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
 }
 
@@ -166,11 +166,89 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         if let Some((ttl, reserve, pass)) = renewal {
             steps.extend([Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })), Step::Pass(pass)]);
         }
-        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
-        let release = Command::Release(Release { acquisition, at_least, tombstone });
-        steps.extend([Step::Do(release), Step::Pass(after)]);
+        steps.extend([Step::Do(give_back(acquisition)), Step::Pass(after)]);
         steps
     })
+}
+
+/// A queue as most are: some ask for the same lock, are granted it in turn, keep it for a while and give it back. Now and
+/// then something happens in between.
+fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
+    let asked =
+        (0..CLIENTS, 0..3_u32, seconds(), seconds(), prop_oneof![3 => Just(capacity), 1 => 1..=capacity]);
+    let asked = proptest::collection::vec(asked, 2..12);
+    let aside = prop_oneof![
+        6 => Just(Aside::Nothing),
+        6 => (seconds(), 0..8_u32).prop_map(|(ttl, reserve)| Aside::Renew(ttl, reserve.saturating_sub(6))),
+        6 => (0..900_u64).prop_map(Aside::Pass),
+        1 => (0..9_u64).prop_map(|seconds| Aside::Pass(1_000 * seconds * seconds)),
+        2 => (0..12_usize).prop_map(Aside::AskAgain),
+        1 => (0..12_usize).prop_map(Aside::GiveUp),
+        1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
+        1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Return(client))),
+    ];
+    let asides = proptest::collection::vec(aside, 36);
+    (asked, asides, 1..8_usize, 5..100_u64).prop_map(move |(asked, asides, depth, first)| {
+        let mut asides = asides.into_iter();
+        let asked: Vec<Acquire> = (first..)
+            .zip(asked)
+            .map(|(sequence, (client, reserve, ttl, entry_ttl, weight))| Acquire {
+                acquisition: Acquisition { client: ClientId::new(client), sequence },
+                owner: None,
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl),
+                reserve,
+                wait: Some(WaitFor { entry_ttl: Duration::from_secs(entry_ttl), max_queue: 6 }),
+                replaces: None,
+                metadata: Arc::from("m".repeat(usize::try_from(sequence % 4).unwrap_or(0))),
+            })
+            .collect();
+        let mut steps = Vec::new();
+        // As many are in it at a time as `depth` says, the holder included.
+        for turn in 0..asked.len() + depth {
+            let holder =
+                turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)).map(|held| held.acquisition);
+            let mut aside = || asides.next()?.step(holder?, &asked);
+            steps.extend(aside());
+            steps.extend(asked.get(turn).map(|acquire| Step::Do(Command::from(acquire.clone()))));
+            steps.extend([aside(), aside()].into_iter().flatten());
+            steps.extend(holder.map(|holder| Step::Do(give_back(holder))));
+        }
+        steps
+    })
+}
+
+/// What happens while a queue is worked off.
+#[derive(Clone, Debug)]
+enum Aside {
+    Nothing,
+    Renew(u64, u32),
+    Pass(u64),
+    AskAgain(usize),
+    GiveUp(usize),
+    Do(Step),
+}
+
+impl Aside {
+    fn step(self, acquisition: Acquisition, asked: &[Acquire]) -> Option<Step> {
+        match self {
+            Self::Nothing => None,
+            Self::Renew(ttl, reserve) => {
+                let ttl = Duration::from_secs(ttl);
+                Some(Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })))
+            }
+            Self::Pass(ms) => Some(Step::Pass(ms)),
+            Self::AskAgain(index) => asked.get(index).map(|acquire| Step::Do(Command::from(acquire.clone()))),
+            Self::GiveUp(index) => asked.get(index).map(|acquire| Step::Do(give_back(acquire.acquisition))),
+            Self::Do(step) => Some(step),
+        }
+    }
+}
+
+fn give_back(acquisition: Acquisition) -> Command {
+    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
 }
 
 /// The scripts on a server, and who listens there.
@@ -215,6 +293,18 @@ impl<'c> Lab<'c> {
         script::answer(command, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
+    /// No key goes before what it holds.
+    fn check_expiry(&mut self, resource: &Resource, view: &View) {
+        let leases = view.holders.iter().map(|holder| holder.expires_at);
+        let last = leases.chain(view.waiters.iter().map(|waiter| waiter.deadline)).max();
+        let Some(last) = last else { return };
+        for key in keys_of(resource) {
+            let ms: i64 = redis::cmd("PEXPIRETIME").arg(&key).query(self.commands).unwrap();
+            let outlives = u64::try_from(ms).is_ok_and(|ms| ms * 1_000 > last.as_micros());
+            assert!(ms == -2 || outlives, "{key} is gone at {ms}, before {last:?}");
+        }
+    }
+
     /// The next push, with the channel that it came by.
     fn hear(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("something was pushed");
@@ -246,6 +336,9 @@ fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[St
                     let Ok(expected) = apply(&mut table, turn, command);
                     let found = lab.run(resource, command, now);
                     assert_eq!(found, expected, "after {command:?}");
+                    if let Reply::View(view) = &found.reply {
+                        lab.check_expiry(resource, view);
+                    }
                     // What is pushed to nobody is not heard.
                     for push in pushes.iter().filter(|push| !absent.contains(&push.to())) {
                         let heard = lab.hear();
@@ -285,6 +378,10 @@ fn forget(lab: &mut Lab<'_>, resource: &Resource, now: StoreTime) {
     }
 }
 
+fn wall_clock() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
+}
+
 fn differ(capacity: u32) {
     let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
     let server = Server::start();
@@ -292,8 +389,7 @@ fn differ(capacity: u32) {
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a{b}c").unwrap() };
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let start = StoreTime::ZERO + wall + Duration::from_secs(24 * 3_600);
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(24 * 3_600);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(&steps(capacity), |steps| {
         count.set(count.get() + 1);
@@ -327,7 +423,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
     let state = keys_of(&resource).swap_remove(0);
-    let start = StoreTime::from_micros(1_700_000_000_000_000);
+    let start = StoreTime::ZERO + wall_clock();
     let mut ms_left_after_use = |sequence, minutes: u64| {
         let now = start + Duration::from_secs(60 * minutes);
         let acquisition = Acquisition { client: ClientId::new(0), sequence };
@@ -342,10 +438,8 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
             replaces: None,
             metadata: Arc::from(""),
         });
-        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
-        let release = Command::Release(Release { acquisition, at_least, tombstone });
         assert!(matches!(lab.run(&resource, &acquire, now).reply, Reply::Granted(_)));
-        assert_eq!(lab.run(&resource, &release, now).reply, Reply::Released);
+        assert_eq!(lab.run(&resource, &give_back(acquisition), now).reply, Reply::Released);
         let left: i64 = redis::cmd("PTTL").arg(&state).query(lab.commands).unwrap();
         // As if as much time had passed for the server as will have passed for the scripts.
         let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(lab.commands).unwrap();
@@ -397,8 +491,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
         assert!(matches!(run(&acquire(holder)), Reply::Granted(_)));
         assert!(matches!(run(&acquire(waiter)), Reply::Queued(_)));
         let acquisition = Acquisition { client: holder, sequence: 1 };
-        let (at_least, tombstone) = (Duration::ZERO, Duration::ZERO);
-        assert_eq!(run(&Command::Release(Release { acquisition, at_least, tombstone })), Reply::Released);
+        assert_eq!(run(&give_back(acquisition)), Reply::Released);
         let message = inbox.recv_response().unwrap();
         let redis::Value::Array(message) = message else { panic!("{message:?}") };
         let [_, redis::Value::BulkString(on), redis::Value::BulkString(pushed)] = &message[..] else {

@@ -23,6 +23,7 @@
 //! fails has is unknown. A file that was removed or replaced under a client is noticed before each command, because
 //! whoever opened the new one would not see this client's leases.
 
+mod doctor;
 mod mailbox;
 mod rows;
 mod schema;
@@ -43,6 +44,7 @@ use rusqlite::Connection;
 use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
+use crate::examination::Examination;
 use mailbox::{Letterbox, Mailboxes, Reached};
 use rows::SqliteRows;
 use worker::{Job, Worker};
@@ -165,6 +167,19 @@ impl Store for Sqlite {
 
     fn rhythm(&self) -> Rhythm {
         EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
+        // It reads the whole file: that is no work for the worker, whom others wait for.
+        let started = thread::Builder::new()
+            .name("leasehold-doctor".to_owned())
+            .spawn(move || tell.send(doctor::examine(&path, is_durable)));
+        Box::pin(async move {
+            started.map_err(|error| not_sent(format!("no thread could be started: {error}")))?;
+            told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))
+        })
     }
 }
 

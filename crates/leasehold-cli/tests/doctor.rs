@@ -1,0 +1,90 @@
+//! `doctor`, and the warnings that the other commands print.
+
+mod common;
+
+use common::{Place, code};
+use leasehold_servers::Server;
+use serde_json::Value;
+
+fn doctor(place: &Place, url: &str, args: &[&str]) -> (i32, String, String) {
+    let mut all = vec!["doctor", "--store", url];
+    all.extend(args);
+    let output = place.output(&all);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (code(output.status), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_store_without_dangers_is_told_with_exit_code_0() {
+    let place = Place::new();
+    let (code, said, complaints) = doctor(&place, &place.store(), &[]);
+    assert_eq!((code, complaints.as_str()), (0, ""));
+    assert!(said.contains("fine    the file is whole (file "), "{said}");
+    assert!(said.contains("\n  synchronous  "), "{said}");
+    assert!(!said.contains("CONFIG SET"), "{said}");
+}
+
+#[test]
+fn dangers_come_first_with_what_to_set_and_exit_code_1() {
+    let place = Place::new();
+    let server =
+        Server::builder().setting("maxmemory-policy", "allkeys-lru").setting("timeout", "60").start();
+    let (code, said, complaints) = doctor(&place, &server.url(), &[]);
+    assert_eq!((code, complaints.as_str()), (1, ""));
+    let name = format!("(server 127.0.0.1:{})", server.port());
+    assert!(said.starts_with(&format!("danger  maxmemory-policy is allkeys-lru {name}\n        ")), "{said}");
+    assert!(said.contains("\n        > CONFIG SET maxmemory-policy noeviction\n"), "{said}");
+    let order = ["danger  ", "advice  ", "fine    ", "\nserver 127", "CONFIG REWRITE"];
+    let places: Vec<usize> = order.iter().map(|word| said.rfind(word).expect(word)).collect();
+    assert!(places.is_sorted(), "{said}");
+
+    let (code, said, _) = doctor(&place, &server.url(), &["--json"]);
+    let value: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &value["dangerous"]), (1, &Value::Bool(true)));
+    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let policy =
+        findings.iter().find(|finding| finding["remedy"] == "CONFIG SET maxmemory-policy noeviction");
+    assert_eq!(policy.unwrap()["severity"], "danger");
+    assert_eq!(value["subjects"][0]["facts"]["maxmemory-policy"], "allkeys-lru");
+}
+
+#[test]
+fn every_key_of_doctor_s_json_is_in_its_help() {
+    let place = Place::new();
+    let (_, said, _) = doctor(&place, &place.store(), &["--json"]);
+    let help = String::from_utf8(place.output(&["doctor", "--help"]).stdout).unwrap();
+    let value: Value = serde_json::from_str(&said).unwrap();
+    let subject = &value["subjects"][0];
+    let keys = [&value, subject, &subject["findings"][0]].map(|value| value.as_object().unwrap().keys());
+    let keys: Vec<&String> = keys.into_iter().flatten().collect();
+    assert_eq!(keys.len(), 9, "{keys:?}");
+    for key in keys {
+        assert!(help.contains(key), "{key} is not documented");
+    }
+    let page = String::from_utf8(place.output(&["man", "doctor"]).stdout).unwrap();
+    assert!(page.contains("doctor: something is dangerous"), "{page}");
+}
+
+#[test]
+fn a_store_that_can_t_be_reached_is_a_failure_and_no_finding() {
+    let place = Place::new();
+    let (code, said, complaints) = doctor(&place, "redis+unix:///no/such/socket", &[]);
+    assert_eq!((code, said.as_str()), (125, ""));
+    assert!(complaints.starts_with("leasehold: redis+unix:///no/such/socket: "), "{complaints}");
+}
+
+#[test]
+fn each_command_prints_the_store_s_warnings_once_on_stderr() {
+    let place = Place::new();
+    let server = Server::builder().setting("maxmemory-policy", "allkeys-lru").start();
+    let url = server.url();
+    for args in [&["run", "a", "--", "true"][..], &["ls"], &["show", "a"], &["release", "--force", "a"]] {
+        let mut all = vec!["--store", &url];
+        all.extend(args);
+        let (_, said) = place.code(&all);
+        assert_eq!(said.matches("leasehold: warning: maxmemory-policy is allkeys-lru").count(), 1, "{said}");
+        assert!(said.contains("; see leasehold doctor\n"), "{said}");
+    }
+    server.run(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    assert_eq!(place.code(&["--store", &url, "run", "a", "--", "true"]), (0, String::new()));
+}

@@ -1,0 +1,285 @@
+//! What several servers mean together: sentinels, a cluster, clocks. Pure: no server is asked here.
+
+use std::collections::HashMap;
+
+use redis::Value;
+
+use super::judge::{differ, span};
+use super::look::{Opinion, Seen};
+use crate::examination::Subject;
+use crate::url::Host;
+
+const SLOTS: u32 = 16_384;
+
+/// With fewer, the loss of one leaves no majority.
+const LEAST_SENTINELS: u32 = 3;
+
+pub(super) fn unseen(name: String, trouble: &str) -> Subject {
+    let mut subject = Subject::new(name);
+    subject.advice("it could not be looked at", trouble, None);
+    subject
+}
+
+/// The replicas that a master names: `slave0:ip=127.0.0.1,port=6380,state=online,…`.
+pub(super) fn replicas_of(info: &HashMap<String, String>) -> Vec<Host> {
+    let named = (0..).map_while(|number| info.get(&format!("slave{number}")));
+    let host = |line: &String| {
+        let part = |name: &str| line.split(',').find_map(|part| part.strip_prefix(name));
+        Some(Host { name: part("ip=")?.to_owned(), port: part("port=")?.parse().ok()? })
+    };
+    named.filter_map(host).collect()
+}
+
+pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion, String>)]) -> Subject {
+    let mut subject = Subject::new(format!("sentinels of {service}"));
+    for (name, opinion) in opinions {
+        if let Err(trouble) = opinion {
+            subject.advice(format!("the sentinel {name} could not be asked"), trouble.as_str(), None);
+        }
+    }
+    let heard: Vec<&Opinion> = opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
+    let Some(first) = heard.first() else { return subject };
+    let count = first.other_sentinels + 1;
+    subject.fact("master", &first.master);
+    subject.fact("sentinels", count);
+    subject.fact("quorum", first.quorum);
+    if heard.iter().any(|opinion| opinion.master != first.master) {
+        let mut named: Vec<&str> = heard.iter().map(|opinion| opinion.master.as_str()).collect();
+        named.sort_unstable();
+        named.dedup();
+        let why = "clients that ask different sentinels take locks on different servers. During a failover this passes \
+                   within seconds";
+        subject.danger(format!("the sentinels name different masters: {}", named.join(", ")), why, None);
+    }
+    if let Some(objection) = heard.iter().find_map(|opinion| opinion.objection.as_ref()) {
+        let why = format!("when the master fails, none takes its place, and no lock can be had: {objection}");
+        subject.danger("the sentinels could not replace the master", why, None);
+    }
+    if count < LEAST_SENTINELS {
+        let why = "a failover needs most of them: with fewer than three, the loss of one can be too much";
+        subject.advice(format!("there are {count} sentinels"), why, None);
+    }
+    if (1..=count / 2).contains(&first.quorum) && count >= LEAST_SENTINELS {
+        let why = "fewer than half of the sentinels can begin a failover of a master that only they don't reach; it still \
+                   takes most of them to carry it out";
+        let remedy = format!("SENTINEL SET {service} quorum {}", count / 2 + 1);
+        subject.advice(format!("the quorum is {} of {count}", first.quorum), why, Some(remedy));
+    }
+    if subject.findings.is_empty() {
+        subject.fine("the sentinels agree and can replace the master", "a failover needs most of them");
+    }
+    subject
+}
+
+/// A node of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) host: Host,
+    /// Its own, or those of its master.
+    pub(super) slots: Vec<(u16, u16)>,
+    /// None for a replica.
+    pub(super) replicas: Option<usize>,
+}
+
+/// What `CLUSTER SLOTS` says. A node that does not know its own name means the one that was asked.
+pub(super) fn nodes_of(slots: &Value, asked: &Host) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::new();
+    let Value::Array(entries) = slots else { return nodes };
+    for entry in entries {
+        let Value::Array(entry) = entry else { continue };
+        let [Value::Int(first), Value::Int(last), members @ ..] = &entry[..] else { continue };
+        let (Ok(first), Ok(last)) = (u16::try_from(*first), u16::try_from(*last)) else { continue };
+        let hosts: Vec<Host> = members.iter().filter_map(|member| host_of(member, asked)).collect();
+        for (place, host) in hosts.iter().enumerate() {
+            match nodes.iter_mut().find(|node| node.host == *host) {
+                Some(node) => node.slots.push((first, last)),
+                None => nodes.push(Node {
+                    host: host.clone(),
+                    slots: vec![(first, last)],
+                    replicas: (place == 0).then_some(hosts.len() - 1),
+                }),
+            }
+        }
+    }
+    nodes
+}
+
+fn host_of(member: &Value, asked: &Host) -> Option<Host> {
+    let Value::Array(member) = member else { return None };
+    let [name, Value::Int(port), ..] = &member[..] else { return None };
+    let name = match name {
+        Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
+        _ => asked.name.clone(),
+    };
+    Some(Host { name, port: u16::try_from(*port).ok()? })
+}
+
+pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
+    let mut subject = Subject::new("cluster");
+    let masters: Vec<&Node> = nodes.iter().filter(|node| node.replicas.is_some()).collect();
+    let slots = masters.iter().flat_map(|node| &node.slots);
+    let covered: u32 = slots.map(|(first, last)| u32::from(last - first) + 1).sum();
+    subject.fact("masters", masters.len());
+    subject.fact("replicas", nodes.len() - masters.len());
+    subject.fact("slots", format_args!("{covered} of {SLOTS} have a master"));
+    let setting = |name: &str| seen.iter().find_map(|seen| seen.setting(name));
+    if let Some(value) = setting("cluster-node-timeout") {
+        subject.fact("cluster-node-timeout", format_args!("{value} ms"));
+    }
+    if let Some(value) = setting("cluster-require-full-coverage") {
+        subject.fact("cluster-require-full-coverage", value);
+    }
+    let is_down = |seen: &&Seen| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
+    let down: Vec<&str> = seen.iter().filter(is_down).map(|seen| seen.name.as_str()).collect();
+    if !down.is_empty() {
+        let what = format!("the cluster is down for {}", down.join(", "));
+        subject.danger(what, "no lock can be had there", Some("CLUSTER NODES".to_owned()));
+    }
+    if covered < SLOTS {
+        let why =
+            "no lock in the other slots can be had; with cluster-require-full-coverage yes, none at all";
+        let what = format!("{} hash slots have no master", SLOTS.saturating_sub(covered));
+        subject.danger(what, why, Some("redis-cli --cluster fix HOST:PORT".to_owned()));
+    }
+    // A replica that has not replicated anything yet is not named, but its master knows of it.
+    let is_followed = |name: &String| {
+        let master = seen.iter().find(|seen| seen.name.ends_with(name));
+        master.and_then(|master| master.number("connected_slaves")).is_some_and(|replicas| replicas > 0)
+    };
+    let lonely = masters.iter().filter(|node| node.replicas == Some(0));
+    let lonely = lonely.map(|node| format!(" {}:{}", node.host.name, node.host.port));
+    let lonely: Vec<String> = lonely.filter(|name| !is_followed(name)).collect();
+    if !lonely.is_empty() {
+        let why = "when it fails, none takes its place, and the locks in its slots can't be had";
+        subject.advice(format!("masters without a replica:{}", lonely.join(",")), why, None);
+    }
+    if subject.findings.is_empty() {
+        subject.fine("every hash slot has a master, and every master a replica", "each can be replaced");
+    }
+    subject
+}
+
+/// Servers of which one may take the other's place, and whose clocks are far apart.
+pub(super) fn judge_clocks(seen: &[Seen]) -> Option<Subject> {
+    let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
+    clocks.sort_by_key(|(clock, _)| clock.ahead_micros);
+    let ((last, behind), (first, ahead)) = (clocks.first()?, clocks.last()?);
+    let apart = differ(*last, *first)?;
+    let mut subject = Subject::new("clocks");
+    let what = format!("the clock of {ahead} is {} ahead of that of {behind}", span(apart));
+    let why = "when the one becomes the master in the other's place, every lease ends too early by as much, while its holder \
+               works: two holders are possible";
+    subject.danger(what, why, Some("timedatectl set-ntp true".to_owned()));
+    Some(subject)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::look::Clock;
+    use super::*;
+    use crate::examination::Severity;
+
+    fn findings(subject: &Subject) -> Vec<(Severity, &str)> {
+        subject.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()
+    }
+
+    fn opinion(master: &str, quorum: u32, other_sentinels: u32) -> Opinion {
+        Opinion { master: master.to_owned(), quorum, other_sentinels, objection: None }
+    }
+
+    fn sentinels(opinions: Vec<Result<Opinion, String>>) -> Subject {
+        let name = |(number, opinion)| (format!("s{number}"), opinion);
+        judge_sentinels("locks", &opinions.into_iter().enumerate().map(name).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn three_sentinels_that_agree_are_fine() {
+        let subject = sentinels(vec![Ok(opinion("a:1", 2, 2)), Ok(opinion("a:1", 2, 2))]);
+        assert_eq!(findings(&subject), [(Severity::Fine, "the sentinels agree and can replace the master")]);
+    }
+
+    #[test]
+    fn sentinels_that_are_few_silent_or_at_odds_are_named() {
+        let subject = sentinels(vec![Ok(opinion("a:1", 2, 1)), Err("gone".to_owned())]);
+        assert_eq!(
+            findings(&subject),
+            [
+                (Severity::Advice, "the sentinel s1 could not be asked"),
+                (Severity::Advice, "there are 2 sentinels")
+            ]
+        );
+        let subject = sentinels(vec![Ok(opinion("a:1", 1, 2)), Ok(opinion("b:1", 1, 2))]);
+        assert_eq!(
+            findings(&subject),
+            [
+                (Severity::Danger, "the sentinels name different masters: a:1, b:1"),
+                (Severity::Advice, "the quorum is 1 of 3")
+            ]
+        );
+        let objection = Some("NOQUORUM".to_owned());
+        let subject = sentinels(vec![Ok(Opinion { objection, ..opinion("a:1", 2, 2) })]);
+        assert_eq!(findings(&subject), [(Severity::Danger, "the sentinels could not replace the master")]);
+    }
+
+    fn node(port: u16, slots: (u16, u16), replicas: Option<usize>) -> Node {
+        Node { host: Host { name: "h".to_owned(), port }, slots: vec![slots], replicas }
+    }
+
+    #[test]
+    fn slots_and_masters_that_nobody_stands_in_for_are_named() {
+        let whole = [node(1, (0, 16_383), Some(1)), node(2, (0, 16_383), None)];
+        assert_eq!(judge_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
+        let part = [node(1, (0, 99), Some(0))];
+        let down = Seen {
+            name: "server h:1".to_owned(),
+            info: HashMap::from([("cluster_state".to_owned(), "fail".to_owned())]),
+            ..Seen::default()
+        };
+        assert_eq!(
+            findings(&judge_cluster(&part, &[down])),
+            [
+                (Severity::Danger, "the cluster is down for server h:1"),
+                (Severity::Danger, "16284 hash slots have no master"),
+                (Severity::Advice, "masters without a replica: h:1")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_cluster_s_masters_and_replicas_are_told_apart() {
+        let member = |port| Value::Array(vec![Value::Nil, Value::Int(port)]);
+        let entry = |first, last, members: &[i64]| {
+            let slots = [Value::Int(first), Value::Int(last)];
+            Value::Array(slots.into_iter().chain(members.iter().map(|port| member(*port))).collect())
+        };
+        let slots = Value::Array(vec![entry(0, 5, &[1, 2]), entry(6, 9, &[3]), entry(20, 21, &[1, 2])]);
+        let nodes = nodes_of(&slots, &Host { name: "h".to_owned(), port: 1 });
+        let master = Node { slots: vec![(0, 5), (20, 21)], ..node(1, (0, 0), Some(1)) };
+        let replica = Node { slots: vec![(0, 5), (20, 21)], ..node(2, (0, 0), None) };
+        assert_eq!(nodes, [master, replica, node(3, (6, 9), Some(0))]);
+    }
+
+    #[test]
+    fn clocks_of_servers_that_may_replace_each_other_must_agree() {
+        let seen = |name: &str, ahead_micros| Seen {
+            name: name.to_owned(),
+            clock: Some(Clock { ahead_micros, error: Duration::from_millis(50) }),
+            ..Seen::default()
+        };
+        assert!(judge_clocks(&[seen("a", 300_000), seen("b", -290_000)]).is_none(), "it may be the network");
+        let subject = judge_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)]).unwrap();
+        assert_eq!(findings(&subject), [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]);
+        assert!(judge_clocks(&[]).is_none());
+    }
+
+    #[test]
+    fn a_master_s_replicas_are_read() {
+        let info = HashMap::from([(
+            "slave0".to_owned(),
+            "ip=10.0.0.2,port=6380,state=online,offset=1,lag=0".to_owned(),
+        )]);
+        assert_eq!(replicas_of(&info), [Host { name: "10.0.0.2".to_owned(), port: 6380 }]);
+    }
+}

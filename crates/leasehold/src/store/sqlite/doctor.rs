@@ -1,0 +1,173 @@
+//! What an operator should know about the file on which locks depend.
+//!
+//! `look` sees it, and `judge`, which is pure, says what that means.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::{BUSY_LIMIT, not_sent, schema};
+use crate::examination::{Examination, Subject};
+use crate::store::StoreError;
+
+/// How large the log may be while its users move it into the file as they should.
+const LARGE_LOG: u64 = 64 << 20;
+
+/// With less room than this on its disk a file is about to be stuck.
+const LITTLE_ROOM: u64 = 64 << 20;
+
+pub(super) fn examine(path: &Path, is_durable: bool) -> Result<Examination, StoreError> {
+    let seen = look(path, is_durable)?;
+    Ok(Examination { subjects: vec![judge(&seen)] })
+}
+
+/// What was seen of a file.
+#[derive(Clone, Debug)]
+struct Seen {
+    path: PathBuf,
+    bytes: u64,
+    log_bytes: u64,
+    free_bytes: Option<u64>,
+    file_system: Option<&'static str>,
+    is_durable: bool,
+    /// What SQLite finds wrong with it.
+    damage: Option<String>,
+}
+
+fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
+    let damage = match quick_check(path) {
+        Ok(answer) if answer == "ok" => None,
+        Ok(answer) => Some(answer),
+        Err(error) => match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Some(error.to_string()),
+            _ => return Err(not_sent(schema::explain(&error))),
+        },
+    };
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let bytes_of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+    Ok(Seen {
+        path: path.to_path_buf(),
+        bytes: bytes_of(path),
+        log_bytes: bytes_of(Path::new(&log)),
+        free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
+        file_system: file_system(path),
+        is_durable,
+        damage,
+    })
+}
+
+fn quick_check(path: &Path) -> rusqlite::Result<String> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_LIMIT)?;
+    connection.pragma_query_value(None, "quick_check", |row| row.get(0))
+}
+
+fn judge(seen: &Seen) -> Subject {
+    let mut subject = Subject::new(format!("file {}", seen.path.display()));
+    subject.fact("size", size(seen.bytes));
+    subject.fact("log", size(seen.log_bytes));
+    if let Some(name) = seen.file_system {
+        subject.fact("file system", name);
+    }
+    match &seen.damage {
+        None => subject.fine("the file is whole", "PRAGMA quick_check has nothing to say"),
+        Some(damage) => {
+            let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");
+            let shown = seen.path.display();
+            let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
+            subject.danger("the file is damaged", why, Some(remedy));
+        }
+    }
+    subject.fact("synchronous", if seen.is_durable { "full" } else { "normal" });
+    let cost = if seen.is_durable {
+        "each change is on disk before it counts"
+    } else {
+        "a power cut may undo the last changes, but it also ends every lease, and tokens follow the clock"
+    };
+    subject.fine("a crash costs no lease", cost);
+    if seen.log_bytes > LARGE_LOG {
+        let what = format!("the log beside the file has grown to {}", size(seen.log_bytes));
+        let why = "a process that was stopped while it read keeps the log from being moved into the file";
+        subject.advice(what, why, Some(format!("fuser -v {}", seen.path.display())));
+    }
+    if let Some(free) = seen.free_bytes {
+        subject.fact("room on the disk", size(free));
+        if free < LITTLE_ROOM {
+            let why = "when the disk is full, no lock can be taken, given back or renewed";
+            subject.danger(format!("the disk has {} left", size(free)), why, None);
+        }
+    }
+    if seen.file_system == Some("overlay") {
+        let why = "only processes of the same container see its locks: a directory that several mount is for all of them";
+        subject.advice("the file is in a container's own file system", why, None);
+    }
+    subject
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_048_576 => format!("{} KiB", bytes.div_ceil(1_024)),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// Those that are met most; network file systems are refused when the file is opened.
+#[cfg(target_os = "linux")]
+fn file_system(path: &Path) -> Option<&'static str> {
+    const KNOWN: [(u64, &str); 6] = [
+        (0xEF53, "ext"),
+        (0x5846_5342, "xfs"),
+        (0x9123_683E, "btrfs"),
+        (0x2FC1_2FC1, "zfs"),
+        (0x0102_1994, "tmpfs"),
+        (0x794C_7630, "overlay"),
+    ];
+    let magic = u64::try_from(rustix::fs::statfs(path).ok()?.f_type).ok()? & 0xFFFF_FFFF;
+    KNOWN.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn file_system(_path: &Path) -> Option<&'static str> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::examination::Severity;
+
+    fn sound() -> Seen {
+        Seen {
+            path: PathBuf::from("/locks.db"),
+            bytes: 20_000,
+            log_bytes: 1_000,
+            free_bytes: Some(1 << 40),
+            file_system: Some("ext"),
+            is_durable: false,
+            damage: None,
+        }
+    }
+
+    fn troubles(seen: &Seen) -> Vec<(Severity, String)> {
+        let findings = judge(seen).findings.into_iter();
+        let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
+        troubles.map(|finding| (finding.severity, finding.what)).collect()
+    }
+
+    #[test]
+    fn each_trouble_of_a_file_is_told() {
+        let told = |severity, what: &str| vec![(severity, what.to_owned())];
+        assert_eq!(troubles(&sound()), []);
+        let damaged = Seen { damage: Some("page 3".to_owned()), ..sound() };
+        assert_eq!(troubles(&damaged), told(Severity::Danger, "the file is damaged"));
+        let long = Seen { log_bytes: 100 << 20, ..sound() };
+        assert_eq!(troubles(&long), told(Severity::Advice, "the log beside the file has grown to 100 MiB"));
+        let full = Seen { free_bytes: Some(1 << 20), ..sound() };
+        assert_eq!(troubles(&full), told(Severity::Danger, "the disk has 1 MiB left"));
+        let inside = Seen { file_system: Some("overlay"), ..sound() };
+        assert_eq!(troubles(&inside), told(Severity::Advice, "the file is in a container's own file system"));
+    }
+}

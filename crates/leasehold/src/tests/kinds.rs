@@ -1,0 +1,181 @@
+//! Kinds of lock over a store that does its worst.
+
+use super::*;
+use crate::MutexSet;
+use leasehold_core::Push;
+
+struct Deaf;
+impl Inbox for Deaf {
+    fn deliver(&self, _push: Push) {}
+    fn reconnected(&self, _concerns: &dyn Fn(&Resource) -> bool) {}
+}
+
+fn until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < give_up, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_that_is_not_held() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let lock = stage.client.rw_lock("a");
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut future = Box::pin(guard.upgrade_timeout(Duration::from_millis(300)));
+    assert!(poll_once(future.as_mut()).is_pending());
+    // The push is still under way when the deadline comes.
+    let deaf: Arc<dyn Inbox> = Arc::new(Deaf);
+    stage.store.inner.join(stage.client.handle.session.id, Arc::downgrade(&deaf));
+    stage.other_gives_it_back();
+    match block_on(future) {
+        Ok(Err(guard)) => {
+            let held = stage.view().holders.len();
+            assert!(!guard.is_held() || held == 1, "it says that it is held, and {held} hold it");
+        }
+        Ok(Ok(_)) => {}
+        Err(error) => assert!(error.is_lost(), "{error}"),
+    }
+}
+
+#[test]
+fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let hold = Duration::from_millis(1_500);
+    let lock = stage.client.rw_lock("a").longest_hold(hold);
+    let began = Instant::now();
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut future = Box::pin(guard.upgrade());
+    assert!(poll_once(future.as_mut()).is_pending());
+    thread::sleep(Duration::from_millis(1_000));
+    stage.other_gives_it_back();
+    let guard = block_on(future).unwrap();
+    let ends = began.elapsed() + guard.remaining();
+    assert!(ends <= hold + Duration::from_millis(50), "the hold of {hold:?} ends after {ends:?}");
+}
+
+#[test]
+fn an_upgrade_does_not_lose_the_lock_to_a_full_queue() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let lock = stage.client.rw_lock("a").max_waiters(1);
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut writer = Box::pin(lock.write());
+    assert!(poll_once(writer.as_mut()).is_pending());
+    let mut future = Box::pin(guard.upgrade());
+    let ended = poll_once(future.as_mut());
+    assert!(ended.is_pending(), "{ended:?}");
+}
+
+#[test]
+fn a_count_that_is_repeated_after_an_error_is_counted() {
+    let stage = Stage::of(Kind::Latch);
+    let latch = stage.client.latch("a", 2);
+    // The store grants, but its answer does not come; the caller gives up, and the release is lost.
+    stage.script(&[Fate::NeverAnswered, Fate::NeverDone]);
+    let mut future = Box::pin(latch.count_down_as("w"));
+    assert!(poll_once(future.as_mut()).is_pending());
+    drop(future);
+    until("the release is sent", || stage.store.script.lock().unwrap().is_empty());
+    let left = block_on(latch.count_down_as("w")).unwrap();
+    assert_eq!(left, 1, "it was told that it counted");
+    until("it never settled", || stage.client.is_settled());
+    assert_eq!(block_on(latch.remaining()).unwrap(), 1, "the count is gone again");
+}
+
+#[test]
+fn a_latch_that_has_opened_stays_open() {
+    let stage = Stage::of(Kind::Latch);
+    let latch = stage.client.latch("a", 1);
+    stage.script(&[Fate::NeverAnswered]);
+    let mut future = Box::pin(latch.count_down());
+    assert!(poll_once(future.as_mut()).is_pending());
+    let was_open = block_on(latch.remaining()).unwrap() == 0;
+    drop(future);
+    until("it never settled", || stage.client.is_settled());
+    let is_open = block_on(latch.remaining()).unwrap() == 0;
+    assert_eq!(was_open, is_open, "it let somebody through, and is closed again");
+}
+
+#[test]
+fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let hour = Duration::from_secs(3_600);
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).at_least(hour)));
+    let guard = block_on(client.mutex("b").lock()).unwrap();
+    assert!(block_on(set.try_lock()).unwrap().is_none());
+    let view = block_on(client.mutex("a").inspect()).unwrap();
+    assert!(view.holders.is_empty(), "{:?}", view.holders);
+    // Nor if the future is dropped.
+    let mut future = Box::pin(set.lock());
+    assert!(poll_once(future.as_mut()).is_pending());
+    drop(future);
+    let view = block_on(client.mutex("a").inspect()).unwrap();
+    assert!(view.holders.is_empty(), "{:?}", view.holders);
+    block_on(guard.release()).unwrap();
+}
+
+#[test]
+fn at_most_once_holds_with_a_longest_hold_too() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let hold = Duration::from_millis(200);
+    let lottery = client.once_per("a", Duration::from_secs(3_600)).longest_hold(hold);
+    let guard = block_on(lottery.start()).unwrap().unwrap();
+    // The host dies.
+    std::mem::forget(guard);
+    thread::sleep(hold * 2);
+    assert!(block_on(lottery.start()).unwrap().is_none(), "it starts twice in one period");
+}
+
+#[test]
+fn a_barrier_is_passed_again_and_again() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let barrier = client.barrier("a", 1);
+    for round in 0..4_200 {
+        let began = Instant::now();
+        let passed = block_on(barrier.wait_timeout(Duration::from_secs(2)));
+        assert!(matches!(passed, Ok(Some(true))), "round {round}: {passed:?} after {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn what_a_dropped_future_never_handed_out_is_not_kept() {
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let mutex = stage.mutex().at_least(Duration::from_secs(3_600));
+    let mut future = Box::pin(mutex.lock());
+    assert!(poll_once(future.as_mut()).is_pending());
+    stage.other_gives_it_back();
+    drop(future);
+    stage.assert_nothing_is_left("granted, and never taken");
+}
+
+/// Two of three pass, and the third is told that not all have come.
+#[test]
+fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
+    let stage = Stage::of(Kind::Barrier);
+    let late = stage.client.barrier("a", 2);
+    let other = block_on(Client::with_store("memory:".to_owned(), {
+        let store = stage.store.inner.clone();
+        |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+            store.join(id, inbox);
+            Ok::<_, Error>(store as Arc<dyn Store>)
+        }
+    }))
+    .unwrap()
+    .barrier("a", 2);
+    let mut future = Box::pin(late.wait_timeout(Duration::from_millis(50)));
+    assert!(poll_once(future.as_mut()).is_pending());
+    // The answer to its last look is on the way while the other comes.
+    stage.script(&[Fate::Later]);
+    until("it looks", || {
+        assert!(poll_once(future.as_mut()).is_pending());
+        stage.store.script.lock().unwrap().is_empty()
+    });
+    let passed = block_on(other.wait_timeout(Duration::from_secs(2))).unwrap();
+    let left = block_on(future).unwrap();
+    assert_eq!(passed.is_some(), left.is_some(), "one has passed, the other has not come");
+}

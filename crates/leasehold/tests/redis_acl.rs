@@ -1,0 +1,230 @@
+//! Users with exactly the rights that docs/operations.md names.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Kind, Severity};
+use leasehold_servers::{Cluster, Flavor, Sentinels, Server};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+
+const DOCUMENT: &str = include_str!("../../../docs/operations.md");
+
+const PASSWORD: &str = "a-long-password";
+
+/// The first line of the document with this word in it that sets a user up.
+fn rule(word: &str) -> Vec<&'static str> {
+    let mut lines = DOCUMENT.lines().filter(|line| line.starts_with("ACL SETUSER "));
+    let line = lines.find(|line| line.split(' ').any(|part| part == word));
+    line.unwrap_or_else(|| panic!("no line has {word}")).split(' ').collect()
+}
+
+/// What is needed everywhere, and then also in a cluster.
+fn locks() -> Vec<&'static str> {
+    with_password(rule("+evalsha"))
+}
+
+fn with_password(rule: Vec<&'static str>) -> Vec<&'static str> {
+    rule.into_iter().map(|word| if word == ">PASSWORD" { ">a-long-password" } else { word }).collect()
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://locks:{PASSWORD}@127.0.0.1:{}", server.port())
+}
+
+/// What the user was refused, apart from what is only asked for warnings.
+fn refused(server: &Server) -> Vec<String> {
+    let log: Vec<redis::Value> = server.query(&["ACL", "LOG"]).unwrap();
+    let entries = log.iter().map(|entry| {
+        redis::from_redis_value_ref::<std::collections::HashMap<String, redis::Value>>(entry).unwrap()
+    });
+    let objects = entries.map(|entry| redis::from_redis_value_ref::<String>(&entry["object"]).unwrap());
+    objects.filter(|object| !["info", "client|setinfo", "client"].contains(&object.as_str())).collect()
+}
+
+async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + SOON;
+    while !is_so().await {
+        assert!(Instant::now() < give_up, "it did not become so");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Everything that a client does.
+async fn use_everything(url: &str) {
+    let (one, other) = (Client::connect(url).await.unwrap(), Client::connect(url).await.unwrap());
+    let guard = one.mutex("a").lock().await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+    assert_eq!(one.list().await.unwrap().len(), 1);
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+    let next = timeout(SOON, waiting).await.unwrap().unwrap();
+    next.renew().await.unwrap();
+    assert_eq!(one.force_release(Kind::Mutex, "a").await.unwrap().len(), 1);
+
+    let semaphore = one.semaphore("s", 3);
+    let permits = [semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap()];
+    assert!(other.semaphore("s", 3).try_acquire(2).await.unwrap().is_none());
+    drop(permits);
+    let reader = one.rw_lock("r").read().await.unwrap();
+    let lock = other.rw_lock("r");
+    let writer = tokio::spawn(async move { lock.write().await.unwrap() });
+    until(async || one.inspect(Kind::ReadWrite, "r").await.unwrap().waiters.len() == 1).await;
+    reader.release().await.unwrap();
+    timeout(SOON, writer).await.unwrap().unwrap().release().await.unwrap();
+    let owner = one.reentrant("o", "me");
+    let guards = [owner.lock().await.unwrap(), owner.lock().await.unwrap()];
+    drop(guards);
+    let impatient = one.mutex("a").lock_timeout(Duration::from_millis(1)).await.unwrap();
+    drop(impatient);
+    one.close().await.unwrap();
+    other.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_documented_rights_suffice_for_everything() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        server.run(&locks());
+        use_everything(&url(&server)).await;
+        use_everything(&format!("{}?protocol=2", url(&server))).await;
+        assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
+        let error = Client::connect(&format!("{}/1", url(&server))).await.unwrap_err();
+        assert!(error.to_string().contains("'select'"), "{error}");
+        server.run(&["ACL", "LOG", "RESET"]);
+        server.run(&rule("+select"));
+        use_everything(&format!("{}/1", url(&server))).await;
+        assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_documented_rights_suffice_in_a_cluster() {
+    for (flavor, words) in
+        [(Flavor::Redis7, &["+asking", "+ssubscribe"][..]), (Flavor::Redis62, &["+asking"])]
+    {
+        let cluster = Cluster::of(&Server::builder().flavor(flavor));
+        for node in &cluster.nodes {
+            node.run(&locks());
+            words.iter().for_each(|word| drop(node.run(&rule(word))));
+        }
+        use_everything(&cluster.url().replace("//", &format!("//locks:{PASSWORD}@"))).await;
+        for node in &cluster.nodes {
+            assert_eq!(refused(node), Vec::<String>::new(), "{flavor:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_documented_rights_suffice_for_sentinels() {
+    let sentinels = Sentinels::start();
+    for server in &sentinels.servers {
+        server.run(&locks());
+        server.run(&rule("+role"));
+    }
+    for sentinel in &sentinels.sentinels {
+        sentinel.run(&with_password(rule("+sentinel|get-master-addr-by-name")));
+        // So that nobody else's rights do.
+        sentinel.run(&["ACL", "SETUSER", "default", "resetpass", ">another"]);
+    }
+    let url = sentinels.url(Sentinels::SERVICE).replace("//", &format!("//locks:{PASSWORD}@"));
+    let url = format!("{url}?sentinel_user=watchers&sentinel_password={PASSWORD}");
+    use_everything(&url).await;
+    for server in &sentinels.servers {
+        assert_eq!(refused(server), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
+async fn a_right_that_is_left_out_is_noticed() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        let all = locks();
+        let rights: Vec<&str> =
+            all.iter().copied().filter(|word| word.starts_with(['+', '~', '&'])).collect();
+        assert!(rights.len() > 15, "{rights:?}");
+        for left_out in rights {
+            server.run(&["ACL", "DELUSER", "locks"]);
+            server.run(&all.iter().copied().filter(|word| *word != left_out).collect::<Vec<_>>());
+            let client = match Client::connect(&url(&server)).await {
+                // Nobody hears anything without a channel.
+                Err(error) => {
+                    assert!(["+subscribe", "&leasehold:*"].contains(&left_out), "{left_out}: {error}");
+                    assert!(error.to_string().contains("docs/operations.md"), "{error}");
+                    continue;
+                }
+                Ok(client) => client,
+            };
+            let examination = client.examine().await.unwrap();
+            let mut findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+            let found = findings.find(|finding| finding.what.contains("lacks rights"));
+            let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {examination:?}"));
+            let is_for_some = ["+scan", "+wait"].contains(&left_out);
+            let severity = if is_for_some { Severity::Advice } else { Severity::Danger };
+            assert_eq!(found.severity, severity, "{left_out}");
+            let remedy = found.remedy.as_ref().unwrap();
+            assert_eq!(*remedy, format!("ACL SETUSER locks {left_out}"), "{flavor:?}");
+            server.run(&remedy.split(' ').collect::<Vec<_>>());
+            let examination = client.examine().await.unwrap();
+            let mut findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+            assert!(findings.all(|finding| !finding.what.contains("lacks rights")), "{left_out}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
+    let cluster = Cluster::start();
+    let url = cluster.url().replace("//", &format!("//locks:{PASSWORD}@"));
+    let own = [rule("+asking"), rule("+ssubscribe")].concat();
+    for left_out in own.iter().filter(|word| word.starts_with('+')) {
+        for node in &cluster.nodes {
+            node.run(&["ACL", "DELUSER", "locks"]);
+            node.run(&locks());
+            let kept = own[3..].iter().filter(|word| word.starts_with('+') && *word != left_out);
+            node.run(&["ACL", "SETUSER", "locks"].into_iter().chain(kept.copied()).collect::<Vec<_>>());
+        }
+        match Client::connect(&url).await {
+            Err(error) => {
+                assert_eq!(*left_out, "+cluster|slots", "{error}");
+                assert!(error.to_string().contains("docs/operations.md"), "{error}");
+            }
+            Ok(client) => {
+                let examination = client.examine().await.unwrap();
+                let findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+                let found = findings.filter(|finding| finding.what.contains("lacks rights"));
+                let remedies: Vec<&str> = found.filter_map(|finding| finding.remedy.as_deref()).collect();
+                // Replicas that have not replicated anything yet may not be named.
+                assert!(remedies.len() >= 3, "{examination:?}");
+                assert!(remedies.iter().all(|remedy| *remedy == format!("ACL SETUSER locks {left_out}")));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_doctor_sees_everything_with_the_rights_that_are_documented_for_it() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        server.run(&locks());
+        let client = Client::connect(&url(&server)).await.unwrap();
+        let whats = async || {
+            let examination = client.examine().await.unwrap();
+            let findings = examination.subjects.into_iter().flat_map(|subject| subject.findings);
+            findings.map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        let blind = whats().await;
+        assert!(blind.iter().any(|what| what.contains("may not ask for INFO")), "{blind:?}");
+        server.run(&["ACL", "LOG", "RESET"]);
+        server.run(&rule("+config|get"));
+        let seeing = whats().await;
+        assert!(
+            !seeing.iter().any(|what| what.contains("may not") || what.contains("CONFIG GET")),
+            "{seeing:?}"
+        );
+        assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
+    }
+}

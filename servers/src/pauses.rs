@@ -1,0 +1,83 @@
+//! Machines that pause: a virtual one may stand still for seconds, and a test of deadlines then sees what nobody did.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether time still passes evenly.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Watches for pauses of the whole machine for as long as it lives.
+pub struct Pauses {
+    longest: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl Pauses {
+    /// Begins to watch.
+    #[must_use]
+    pub fn watch() -> Self {
+        let (longest, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (noted, ended) = (longest.clone(), is_over.clone());
+        let watcher = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                std::thread::sleep(TICK);
+                let late = began.elapsed().saturating_sub(TICK);
+                noted.fetch_max(u64::try_from(late.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        });
+        Self { longest, is_over, watcher: Some(watcher) }
+    }
+
+    /// The longest pause so far.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Pauses {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+/// Does this again while the machine pauses for longer than `allowed` in the midst of it, a few times; a failure in an
+/// attempt without a pause counts.
+///
+/// # Panics
+///
+/// With what `attempt` said went wrong, or when the machine never runs for that long without a pause.
+pub async fn undisturbed(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
+    for _ in 0..6 {
+        let pauses = Pauses::watch();
+        match attempt().await {
+            Ok(()) => return,
+            Err(what) if pauses.longest() <= allowed => panic!("{what}"),
+            Err(what) => {
+                eprintln!("the machine paused for {:?}, so this says nothing: {what}", pauses.longest());
+            }
+        }
+    }
+    panic!("the machine pauses for longer than {allowed:?} all the time");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "it went wrong")]
+    fn a_failure_without_a_pause_counts() {
+        let attempt = async || Err("it went wrong".to_owned());
+        let mut attempts = std::pin::pin!(undisturbed(Duration::from_secs(60), attempt));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let _ = attempts.as_mut().poll(&mut context);
+    }
+}
