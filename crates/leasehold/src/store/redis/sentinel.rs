@@ -63,8 +63,13 @@ impl Sentinels {
     async fn master_by(&self, sentinel: &mut MultiplexedConnection) -> Result<Host, String> {
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let answer: Option<(String, u16)> =
-            ask.query_async(sentinel).await.map_err(|error| explain(&error))?;
+        let answer = ask.query_async(sentinel).await;
+        let answer: Option<(String, u16)> = answer.map_err(|error: RedisError| {
+            if error.to_string().to_lowercase().contains("unknown command") {
+                return "it is no sentinel: their port is 26379, unless set otherwise".to_owned();
+            }
+            explain(&error)
+        })?;
         let (name, port) = answer.ok_or_else(|| format!("it knows no service {:?}", self.service))?;
         Ok(Host { name, port })
     }
