@@ -26,4 +26,4 @@ pub use program::Flavor;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;
 pub use server::Server;
-pub use wait::{LIMIT, wait_until};
+pub use wait::{LIMIT, until, wait_until};

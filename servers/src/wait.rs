@@ -12,6 +12,15 @@ pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     wait_or_explain(what, is_so, String::new);
 }
 
+/// Waits until it is so, for tests that are async.
+pub async fn until(mut is_so: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + LIMIT;
+    while !is_so().await {
+        assert!(Instant::now() < give_up, "within {LIMIT:?} it did not become so");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// The same, and says what there was instead.
 pub(crate) fn wait_or_explain(what: &str, mut is_so: impl FnMut() -> bool, explain: impl FnOnce() -> String) {
     if wait_for(|| is_so().then_some(())).is_none() {

@@ -1,9 +1,9 @@
 //! Users with exactly the rights that docs/operations.md names.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{Client, Kind, Severity};
-use leasehold_servers::{Cluster, Flavor, Sentinels, Server};
+use leasehold_servers::{Cluster, Flavor, Sentinels, Server, until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -40,14 +40,6 @@ fn refused(server: &Server) -> Vec<String> {
     });
     let objects = entries.map(|entry| redis::from_redis_value_ref::<String>(&entry["object"]).unwrap());
     objects.filter(|object| !["info", "client|setinfo", "client"].contains(&object.as_str())).collect()
-}
-
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < give_up, "it did not become so");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// Everything that a client does.

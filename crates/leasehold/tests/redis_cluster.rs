@@ -1,21 +1,13 @@
 //! Hash slots that move and masters that are replaced, while locks are held and waited for.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{Client, Guard, Kind};
-use leasehold_servers::{Cluster, Flavor, Server};
+use leasehold_servers::{Cluster, Flavor, Server, until};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(30);
-
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < give_up, "it did not become so");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
 
 /// Where the keys of the lock "a" are.
 fn slot(cluster: &Cluster) -> u16 {

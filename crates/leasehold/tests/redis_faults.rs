@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind, Loss};
-use leasehold_servers::{Proxy, Server, undisturbed};
+use leasehold_servers::{Proxy, Server, undisturbed, until};
 use redis::Commands as _;
 use tokio::time::timeout;
 
@@ -11,14 +11,6 @@ const SOON: Duration = Duration::from_secs(20);
 
 async fn client_of(server: &Server) -> Client {
     Client::connect(&server.url()).await.unwrap()
-}
-
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < give_up, "it did not become so");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 async fn until_waiting(client: &Client, count: usize) {

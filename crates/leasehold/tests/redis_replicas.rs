@@ -1,9 +1,9 @@
 //! Locks that count only when replicas have them: with a replica that freezes.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{Client, Kind, Loss};
-use leasehold_servers::Server;
+use leasehold_servers::{Server, until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -14,14 +14,6 @@ async fn master_and_replica() -> (Server, Server) {
     let replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
     until(async || master.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
     (master, replica)
-}
-
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < give_up, "it did not become so");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 /// Whether the lease is in what the replica would go on with.

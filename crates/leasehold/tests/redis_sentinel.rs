@@ -1,21 +1,13 @@
 //! A master that is replaced while locks are held and waited for.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_servers::Sentinels;
+use leasehold_servers::{Sentinels, until};
 use tokio::time::timeout;
 
 /// What a failover may take, until the clients have followed it.
 const SOON: Duration = Duration::from_secs(30);
-
-async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + SOON;
-    while !is_so().await {
-        assert!(Instant::now() < give_up, "it did not become so");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
 
 /// Waits until the replicas have what the master has.
 async fn until_followed(sentinels: &Sentinels) {
