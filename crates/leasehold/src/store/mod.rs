@@ -1,5 +1,7 @@
 //! Where leases live. Every store runs the same commands; they differ in who shares it.
 
+#[cfg(test)]
+mod histories;
 pub(crate) mod memory;
 mod redis;
 mod sqlite;

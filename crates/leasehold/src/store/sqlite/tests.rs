@@ -4,12 +4,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use leasehold_core::model::Table;
 use leasehold_core::{
-    Acquire, Acquisition, Grant, Kind, Name, Owner, PushKind, Release, Renew, Reply, StoreTime, TokenRange,
-    View, WaitFor,
+    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Reply, StoreTime, TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
 use super::*;
+use crate::store::histories::{Step, steps};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -44,82 +44,6 @@ fn release(acquisition: Acquisition) -> Command {
 /// How many histories are compared: `scripts/test --long` wants more.
 fn cases() -> u32 {
     if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 20_000 } else { 400 }
-}
-
-/// One step of a random history.
-#[derive(Clone, Debug)]
-enum Step {
-    Do(Command),
-    Sweep,
-    Pass(u64),
-    Leave(u128),
-    Return(u128),
-}
-
-fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
-    let who = || (0..4_u128, 0..5_u64).prop_map(|(client, sequence)| id(client, sequence));
-    let owner = proptest::option::weighted(0.3, 0..2_u8);
-    let replaces = proptest::option::weighted(0.2, 0..5_u64);
-    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
-        move |(acquisition, weight, wait, owner, reserve, ttl, replaces)| {
-            Step::Do(Command::from(Acquire {
-                acquisition,
-                owner: owner.map(|owner| Owner::new(&owner.to_string())),
-                capacity,
-                weight,
-                ttl: Duration::from_secs(ttl + 1),
-                reserve,
-                wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 6 }),
-                replaces,
-                metadata: Arc::from("ä\0b"),
-            }))
-        },
-    );
-    let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
-        Step::Do(Command::Renew(Renew { acquisition, ttl: TTL, reserve }))
-    });
-    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, at_least, tombstone)| {
-        let at_least = Duration::from_secs(at_least * at_least);
-        Step::Do(Command::Release(Release {
-            acquisition,
-            at_least,
-            tombstone: Duration::from_secs(tombstone * 4),
-        }))
-    });
-    // A holder that waits for more: too rare in what is drawn step by step.
-    let waits_for_more =
-        (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
-            let ask = |client: u128, sequence, weight, replaces| {
-                Step::Do(Command::from(Acquire {
-                    acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
-                    owner: None,
-                    capacity,
-                    weight,
-                    ttl: Duration::from_secs(4),
-                    reserve: 1,
-                    wait: Some(WaitFor { entry_ttl: TTL, max_queue: 6 }),
-                    replaces,
-                    metadata: Arc::from(""),
-                }))
-            };
-            vec![
-                ask(client, 0, weight, None),
-                ask(client + others, 0, 1, None),
-                ask(client, 1, more, Some(0)),
-            ]
-        });
-    let one = prop_oneof![
-        8 => acquire,
-        4 => renew,
-        5 => release,
-        1 => Just(Step::Do(Command::ForceRelease)),
-        1 => Just(Step::Sweep),
-        4 => (0..6_000_u64).prop_map(Step::Pass),
-        1 => (0..4_u128).prop_map(Step::Leave),
-        1 => (0..4_u128).prop_map(Step::Return),
-    ];
-    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more];
-    proptest::collection::vec(some, 1..60).prop_map(|some| some.concat())
 }
 
 /// Both do the same, and must say the same.

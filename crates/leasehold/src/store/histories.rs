@@ -1,0 +1,204 @@
+//! Random histories, which go to the model and to a store: both must say the same.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, Owner, Release, Renew, WaitFor};
+use proptest::prelude::*;
+
+/// How many clients take part.
+pub(super) const CLIENTS: u128 = 4;
+
+/// One step of a history.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Do(Command),
+    /// Whoever sweeps by itself does it now.
+    Sweep,
+    /// Milliseconds.
+    Pass(u64),
+    /// This client is not there to hear.
+    Leave(u128),
+    Return(u128),
+}
+
+/// Any commands about one resource, with time passing and clients coming and going.
+pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let who = || {
+        (0..CLIENTS, 0..5_u64)
+            .prop_map(|(client, sequence)| Acquisition { client: ClientId::new(client), sequence })
+    };
+    let owner = proptest::option::weighted(0.3, 0..3_u8);
+    let replaces = proptest::option::weighted(0.2, 0..5_u64);
+    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
+        move |(acquisition, weight, waits, owner, reserve, ttl, replaces)| {
+            Step::Do(Command::from(Acquire {
+                acquisition,
+                owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl + 1),
+                reserve,
+                wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                replaces,
+                metadata: Arc::from("ä\0b"),
+            }))
+        },
+    );
+    let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
+        Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve }))
+    });
+    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, at_least, tombstone)| {
+        let at_least = Duration::from_secs(at_least * at_least);
+        Step::Do(Command::Release(Release {
+            acquisition,
+            at_least,
+            tombstone: Duration::from_secs(tombstone * 4),
+        }))
+    });
+    // A holder that waits for more: too rare in what is drawn step by step.
+    let waits_for_more =
+        (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
+            let ask = |client: u128, sequence, weight, replaces| {
+                Step::Do(Command::from(Acquire {
+                    acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
+                    owner: None,
+                    capacity,
+                    weight,
+                    ttl: Duration::from_secs(4),
+                    reserve: 1,
+                    wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                    replaces,
+                    metadata: Arc::from(""),
+                }))
+            };
+            vec![
+                ask(client, 0, weight, None),
+                ask(client + others, 0, 1, None),
+                ask(client, 1, more, Some(0)),
+            ]
+        });
+    let one = prop_oneof![
+        8 => acquire,
+        4 => renew,
+        5 => release,
+        1 => Just(Step::Do(Command::ForceRelease)),
+        1 => Just(Step::Sweep),
+        4 => (0..6_000_u64).prop_map(Step::Pass),
+        1 => (0..CLIENTS).prop_map(Step::Leave),
+        2 => (0..CLIENTS).prop_map(Step::Return),
+    ];
+    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more, 1 => life(capacity), 1 => queue(capacity)];
+    proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
+}
+
+/// A lock as most are: taken, perhaps renewed, given back. Some take so long that the last token need not be remembered any
+/// more.
+fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let pass = || prop_oneof![0..6_000_u64, 0..5_000_000_u64];
+    let ttl = || prop_oneof![1..10_u64, Just(2 * 3_600)].prop_map(Duration::from_secs);
+    let renewal = proptest::option::of((ttl(), 0..3_u32, pass()));
+    let taken = (0..CLIENTS, 0..5_u64, 1..=capacity, ttl(), 0..3_u32);
+    (taken, pass(), renewal, pass()).prop_map(move |(taken, before, renewal, after)| {
+        let (client, sequence, weight, ttl, reserve) = taken;
+        let acquisition = Acquisition { client: ClientId::new(client), sequence };
+        let (owner, wait, replaces, metadata) = (None, None, None, Arc::from("m"));
+        let acquire = Command::from(Acquire {
+            acquisition,
+            owner,
+            capacity,
+            weight,
+            ttl,
+            reserve,
+            wait,
+            replaces,
+            metadata,
+        });
+        let mut steps = vec![Step::Do(acquire), Step::Pass(before)];
+        if let Some((ttl, reserve, pass)) = renewal {
+            steps.extend([Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })), Step::Pass(pass)]);
+        }
+        steps.extend([Step::Do(give_back(acquisition)), Step::Pass(after)]);
+        steps
+    })
+}
+
+/// A queue as most are: some ask for the same lock, are granted it in turn, keep it for a while and give it back. Now and
+/// then something happens in between.
+fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
+    let asked =
+        (0..CLIENTS, 0..3_u32, seconds(), seconds(), prop_oneof![3 => Just(capacity), 1 => 1..=capacity]);
+    let asked = proptest::collection::vec(asked, 2..12);
+    let aside = prop_oneof![
+        6 => Just(Aside::Nothing),
+        6 => (seconds(), 0..8_u32).prop_map(|(ttl, reserve)| Aside::Renew(ttl, reserve.saturating_sub(6))),
+        6 => (0..900_u64).prop_map(Aside::Pass),
+        1 => (0..9_u64).prop_map(|seconds| Aside::Pass(1_000 * seconds * seconds)),
+        2 => (0..12_usize).prop_map(Aside::AskAgain),
+        1 => (0..12_usize).prop_map(Aside::GiveUp),
+        1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
+        1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Return(client))),
+    ];
+    let asides = proptest::collection::vec(aside, 36);
+    (asked, asides, 1..8_usize, 5..100_u64).prop_map(move |(asked, asides, depth, first)| {
+        let mut asides = asides.into_iter();
+        let asked: Vec<Acquire> = (first..)
+            .zip(asked)
+            .map(|(sequence, (client, reserve, ttl, entry_ttl, weight))| Acquire {
+                acquisition: Acquisition { client: ClientId::new(client), sequence },
+                owner: None,
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl),
+                reserve,
+                wait: Some(WaitFor { entry_ttl: Duration::from_secs(entry_ttl), max_queue: 6 }),
+                replaces: None,
+                metadata: Arc::from("m".repeat(usize::try_from(sequence % 4).unwrap_or(0))),
+            })
+            .collect();
+        let mut steps = Vec::new();
+        // As many are in it at a time as `depth` says, the holder included.
+        for turn in 0..asked.len() + depth {
+            let holder =
+                turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)).map(|held| held.acquisition);
+            let mut aside = || asides.next()?.step(holder?, &asked);
+            steps.extend(aside());
+            steps.extend(asked.get(turn).map(|acquire| Step::Do(Command::from(acquire.clone()))));
+            steps.extend([aside(), aside()].into_iter().flatten());
+            steps.extend(holder.map(|holder| Step::Do(give_back(holder))));
+        }
+        steps
+    })
+}
+
+/// What happens while a queue is worked off.
+#[derive(Clone, Debug)]
+enum Aside {
+    Nothing,
+    Renew(u64, u32),
+    Pass(u64),
+    AskAgain(usize),
+    GiveUp(usize),
+    Do(Step),
+}
+
+impl Aside {
+    fn step(self, acquisition: Acquisition, asked: &[Acquire]) -> Option<Step> {
+        match self {
+            Self::Nothing => None,
+            Self::Renew(ttl, reserve) => {
+                let ttl = Duration::from_secs(ttl);
+                Some(Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })))
+            }
+            Self::Pass(ms) => Some(Step::Pass(ms)),
+            Self::AskAgain(index) => asked.get(index).map(|acquire| Step::Do(Command::from(acquire.clone()))),
+            Self::GiveUp(index) => asked.get(index).map(|acquire| Step::Do(give_back(acquire.acquisition))),
+            Self::Do(step) => Some(step),
+        }
+    }
+}
+
+pub(super) fn give_back(acquisition: Acquisition) -> Command {
+    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+}
