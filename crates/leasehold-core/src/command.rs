@@ -113,6 +113,8 @@ pub enum Reply {
     Cancelled,
     /// To `Acquire` with `wait`: the queue is as long as the command allows.
     QueueFull,
+    /// To `Acquire`, from one of several stores that vote: until then it may have forgotten what it granted.
+    Abstains(StoreTime),
     /// To `Acquire`: it contradicts how the resource is used.
     Refused(Refusal),
     /// To `Renew`: the lease runs on.

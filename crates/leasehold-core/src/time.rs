@@ -6,6 +6,8 @@ use core::fmt;
 use core::ops::Add;
 use core::time::Duration;
 
+use crate::token::Token;
+
 macro_rules! microseconds {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -84,13 +86,16 @@ pub struct Now {
     pub time: StoreTime,
     /// The clock of tokens: microseconds since 1970.
     pub wall: StoreTime,
+    /// Where several stores vote: what the others may have given. No token below it is given, and a renewal raises the last
+    /// one to it.
+    pub floor: Option<Token>,
 }
 
 impl Now {
     /// A store that has one clock for both.
     #[must_use]
     pub const fn same(time: StoreTime) -> Self {
-        Self { time, wall: time }
+        Self { time, wall: time, floor: None }
     }
 }
 

@@ -29,7 +29,11 @@ pub(crate) fn local() -> LocalTime {
 /// What a store of this process decides by. Its tokens need not outlive it, so they may follow a clock that is read
 /// at a quarter of the cost and moves in steps of some milliseconds: they rise in any case.
 pub(crate) fn in_memory() -> Now {
-    Now { time: StoreTime::from_micros(micros(LOCAL)), wall: StoreTime::from_micros(micros(COARSE)) }
+    Now {
+        time: StoreTime::from_micros(micros(LOCAL)),
+        wall: StoreTime::from_micros(micros(COARSE)),
+        floor: None,
+    }
 }
 
 /// What an embedded store decides by: expiries on the boot clock, which nobody can step, and tokens on
@@ -38,5 +42,6 @@ pub(crate) fn embedded() -> Now {
     Now {
         time: StoreTime::from_micros(micros(LOCAL)),
         wall: StoreTime::from_micros(micros(ClockId::Realtime)),
+        floor: None,
     }
 }

@@ -3,7 +3,8 @@
 -- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
 --           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
--- Returns the time alone when it is granted for the whole ttl, with the time as its token; otherwise the time, and
+-- Returns the time alone when it is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
+--       otherwise the time, and
 --       1 first token, last token, lasts   granted
 --       2 0                                queued
 --       2 1 look again at                  queued, and the next one

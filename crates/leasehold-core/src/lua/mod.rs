@@ -15,6 +15,9 @@ pub const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n"
 /// Inboxes that stay with the nodes that have their hash slot.
 pub const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
 
+/// What comes before every command of a store that decides alone: it is told of no token that others gave.
+pub const NO_FLOOR: &str = "local floor = 0\n";
+
 const STATE: &str = "local raw = redis.call('GET', KEYS[1])\n";
 const ROWS: &str = include_str!("rows.lua");
 const MODEL: &str = include_str!("model.lua");
@@ -40,9 +43,10 @@ impl Script {
 
     /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
     /// microseconds. `channels` says how inboxes are reached: [`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`], and something that
-    /// sets the local `INBOX` to what comes before a client's id in the name of its inbox.
+    /// sets the local `INBOX` to what comes before a client's id in the name of its inbox. `quorum` is [`NO_FLOOR`], or what
+    /// one of several stores that vote is told besides: [`Self::voting`].
     #[must_use]
-    pub fn text(self, clock: &str, channels: &str) -> String {
+    pub fn text(self, clock: &str, channels: &str, quorum: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
             Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
@@ -50,6 +54,15 @@ impl Script {
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
         };
-        [clock, STATE, channels, usual, ROWS, MODEL, command].concat()
+        [clock, STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
+    }
+
+    /// What comes before this command where several stores vote.
+    #[must_use]
+    pub const fn voting(self) -> &'static str {
+        match self {
+            Self::Acquire => concat!(include_str!("floor.lua"), include_str!("born.lua")),
+            _ => include_str!("floor.lua"),
+        }
     }
 }

@@ -1,7 +1,8 @@
 -- The rules: the twin of `model/mod.rs`, rule by rule and name by name. What they change is kept by `rows.lua`.
 --
 -- ARGV  1 what the command says, as one text of bytes
--- INBOX is the name of a client's inbox, less its id in hex; NUMSUB and PUBLISH are the commands that reach it.
+-- INBOX is the name of a client's inbox, less its id in hex; NUMSUB and PUBLISH are the commands that reach it. No token
+-- below `floor` is given.
 --
 -- First time passes, then the speaker's entries come back, then the head of the queue is granted what fits, then the
 -- command does what it does; finally the state is stored, and each key that was written gets an expiry that none of its
@@ -161,11 +162,19 @@ local function head_was_told_wrong()
   queue_moved = true
 end
 
+local function remember_token(last)
+  h.last_token = last
+  h.remember_until = math.max(last + 1, now + REMEMBER_TOKEN)
+end
+
 local function next_tokens(reserve)
-  local token = math.max(h.last_token + 1, now)
-  h.last_token = token + reserve
-  h.remember_until = math.max(h.last_token + 1, now + REMEMBER_TOKEN)
+  local token = math.max(h.last_token + 1, now, floor)
+  remember_token(token + reserve)
   return token, h.last_token
+end
+
+local function raise_last_token()
+  if floor > h.last_token then remember_token(floor) end
 end
 
 -- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.

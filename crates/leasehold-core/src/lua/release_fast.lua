@@ -13,7 +13,7 @@ end
 -- Who waits, if that is all that the release is about: nothing has expired, nobody is passed over, and the lease is the only
 -- one. Whatever waits longest then waits for this lease.
 local ready = nil
-if raw and string.byte(raw) == 2 and string.sub(raw, 98, 121) == ARGV[1] then
+if raw and string.byte(raw) == 2 and floor == 0 and string.sub(raw, 98, 121) == ARGV[1] then
   local leases, waiters, parked, tombstones, next_expiry = struct.unpack('>ddddd', raw, 42)
   local kept, is_named = struct.unpack('>BB', raw, 155)
   if leases == 1 and waiters > 0 and parked == 0 and tombstones == 0 and next_expiry > now and kept + is_named == 0 then

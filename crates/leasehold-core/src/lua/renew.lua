@@ -20,6 +20,7 @@ if l then
   put_lease(l)
   local token, last = 0, 0
   if reserve > 0 then token, last = next_tokens(reserve) end
+  raise_last_token()
   reply = { now, 7, ttl, is_awaited() and 1 or 0, token, last }
 end
 store(raw)

@@ -1,13 +1,14 @@
 -- The usual case of `renew.lua`, before the rules are even read: the lease is the one in the state, nothing has expired,
--- nobody is passed over, and no tokens are asked for. It does what the rules would, in place.
+-- nobody is passed over, and nothing is asked of tokens. It does what the rules would, in place.
 --
 -- In a usual form the lease ends within an hour of its grant, so the key stays for long enough.
 
 if raw then
   local id, asked, tokens = struct.unpack('>c24I8I4', ARGV[1])
   local ends = now + asked
-  local form, _, _, ended, holder = struct.unpack('>Bdddc24', raw)
-  if tokens > 0 then
+  local form, last, _, ended, holder = struct.unpack('>Bdddc24', raw)
+  if form == 2 and floor > 0 then last = struct.unpack('>d', raw, 18) end
+  if tokens > 0 or floor > last then
     -- The rules know how.
   elseif form == 1 and holder == id and ended > now then
     local flags, capacity, weight, ttl = struct.unpack('>BI4I4I8', raw, 50)

@@ -510,6 +510,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         self.soonest_expiry(lease.expires_at);
         self.rows.put_lease(lease)?;
         let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
+        self.raise_last_token();
         let wanted = self.header.is_awaited();
         Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
     }
@@ -698,13 +699,25 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn next_tokens(&mut self, reserve: u32) -> TokenRange {
-        let wall = self.turn.now.wall;
-        let tokens = TokenRange::next(self.header.last_token, reserve, wall);
-        self.header.last_token = tokens.last.get();
-        // Forgetting the last token is safe once the wall clock has passed it, and not before.
-        let passed = StoreTime::from_micros(tokens.last.get()) + Duration::from_micros(1);
-        self.header.remember_until = passed.max(wall + REMEMBER_TOKEN);
+        let Now { wall, floor, .. } = self.turn.now;
+        let from = floor.map_or(wall, |floor| wall.max(StoreTime::from_micros(floor.get())));
+        let tokens = TokenRange::next(self.header.last_token, reserve, from);
+        self.remember_token(tokens.last.get());
         tokens
+    }
+
+    /// Another store has given a higher token, and this one is to know of it.
+    fn raise_last_token(&mut self) {
+        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
+            self.remember_token(floor.get());
+        }
+    }
+
+    fn remember_token(&mut self, last: u64) {
+        self.header.last_token = last;
+        // Forgetting the last token is safe once the wall clock has passed it, and not before.
+        let passed = StoreTime::from_micros(last) + Duration::from_micros(1);
+        self.header.remember_until = passed.max(self.turn.now.wall + REMEMBER_TOKEN);
     }
 
     fn soonest_expiry(&mut self, expiry: StoreTime) {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Answer, Command, Failure, Resource};
+use leasehold_core::{Answer, Command, Failure, Resource, Token};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::keys;
-use super::script::{self, Dialect};
+use super::script::{self, Ballot, Dialect};
 use super::trouble::{Trouble, store_error};
 use crate::store::StoreError;
 
@@ -16,8 +16,9 @@ pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
 /// How commands go to a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct Way<'a> {
     pub(super) dialect: Dialect,
+    pub(super) ballot: Ballot<'a>,
     /// The node is about to get the slot, and has to be told that we know.
     pub(super) is_asking: bool,
 }
@@ -25,10 +26,11 @@ pub(super) struct Way {
 /// All in one flight. A script that the server does not know (any more) is sent in full.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
-    way: Way,
+    way: Way<'_>,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
-    let commands = calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, false));
+    let commands =
+        calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, way.ballot, false));
     let mut values = flight(&mut connection, commands.collect(), way.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_unknown(&values[*at])).collect();
     if !unknown.is_empty() {
@@ -39,14 +41,14 @@ pub(super) async fn run(
             let kind = std::mem::discriminant(command);
             let is_in_full = !told.contains(&kind);
             told.push(kind);
-            way.dialect.spelled(resource, command, is_in_full)
+            way.dialect.spelled(resource, command, way.ballot, is_in_full)
         });
         let again = flight(&mut connection, commands.collect(), way.is_asking).await;
         for (at, value) in unknown.into_iter().zip(again) {
             values[at] = value;
         }
     }
-    calls.iter().zip(values).map(|((_, command), value)| read(command, value)).collect()
+    calls.iter().zip(values).map(|((_, command), value)| read(command, way.ballot.floor, value)).collect()
 }
 
 /// Whether the server does not know the script (any more).
@@ -80,9 +82,13 @@ pub(super) async fn flight(
     }
 }
 
-pub(super) fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, Trouble> {
+pub(super) fn read(
+    command: &Command,
+    floor: Option<Token>,
+    value: Result<Value, RedisError>,
+) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    script::answer(command, &value).ok_or_else(|| {
+    script::answer(command, floor, &value).ok_or_else(|| {
         Trouble::Failed(StoreError {
             failure: Failure::Unknown,
             message: "the server answered what no script of this version answers".to_owned(),

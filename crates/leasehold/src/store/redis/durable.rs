@@ -22,7 +22,7 @@ pub(super) const REPLICAS_LIMIT: Duration = Duration::from_millis(500);
 /// Each of these, once enough replicas have it.
 pub(super) async fn run(
     lanes: &Lanes,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
@@ -41,7 +41,7 @@ pub(super) async fn run(
 
 async fn one(
     mut connection: MultiplexedConnection,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     (resource, command): Call<'_>,
 ) -> Result<Answer, Trouble> {
@@ -52,7 +52,8 @@ async fn one(
         values = flight(&mut connection, way, replicas, resource, &said, true).await;
     }
     let reached = values.pop();
-    let mut told = said.iter().zip(values).map(|(command, value)| calls::read(command, value));
+    let mut told =
+        said.iter().zip(values).map(|(command, value)| calls::read(command, way.ballot.floor, value));
     let mut answer = told.next().unwrap_or_else(|| Err(Trouble::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {
@@ -81,14 +82,14 @@ fn claim_of(command: &Command) -> Option<Command> {
 /// These commands, and the waiting, in one flight.
 async fn flight(
     connection: &mut MultiplexedConnection,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     resource: &Resource,
     said: &[&Command],
     is_in_full: bool,
 ) -> Vec<Result<Value, RedisError>> {
     let mut commands: Vec<redis::Cmd> =
-        said.iter().map(|command| way.dialect.spelled(resource, command, is_in_full)).collect();
+        said.iter().map(|command| way.dialect.spelled(resource, command, way.ballot, is_in_full)).collect();
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICAS_LIMIT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);

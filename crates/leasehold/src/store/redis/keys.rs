@@ -16,6 +16,9 @@ const PARTS: [&str; 2] = ["state", "rows"];
 /// Says which layout this store's clients have, for those that have another.
 pub(super) const LAYOUT_KEY: &str = "leasehold:layout";
 
+/// Since when this server can be trusted to know its leases, where several vote.
+pub(super) const BORN_KEY: &str = "leasehold:1:born";
+
 const PREFIX: &str = "leasehold:1";
 
 /// Calls back with each key of a resource, all in one hash slot.

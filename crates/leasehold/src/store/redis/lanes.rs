@@ -51,6 +51,8 @@ pub(super) struct Lanes {
     /// For what has to be waited for until replicas have it; made when it is first needed.
     durable: tokio::sync::Mutex<Option<MultiplexedConnection>>,
     client: redis::Client,
+    /// Which server this is, and which of its lives; empty where that may not be asked.
+    life: String,
     /// The hash slots of a cluster whose inboxes are heard here, by the server's word.
     slots: Mutex<HashSet<u16>>,
     /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
@@ -63,6 +65,7 @@ impl Lanes {
         fate: Arc<Fate>,
         caller: Option<Id>,
         client: redis::Client,
+        life: String,
     ) -> Self {
         Self {
             home,
@@ -71,6 +74,7 @@ impl Lanes {
             caller,
             durable: tokio::sync::Mutex::new(None),
             client,
+            life,
             slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
         }
@@ -79,6 +83,10 @@ impl Lanes {
     /// These tasks end with the lanes.
     pub(super) fn own(&self, tasks: JoinSet<()>) {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+    }
+
+    pub(super) fn life(&self) -> &str {
+        &self.life
     }
 
     pub(super) fn home(&self) -> MultiplexedConnection {

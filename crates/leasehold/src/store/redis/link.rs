@@ -282,7 +282,13 @@ impl Keeper {
         }
         let server = greeting::greet(&mut home, &*self.terms.warn).await?;
         let caller = self.terms.caller.as_ref().map(Handle::id);
-        let lanes = Arc::new(Lanes::new(home, fate.clone(), caller, client.clone()));
+        let lanes = Arc::new(Lanes::new(
+            home,
+            fate.clone(),
+            caller,
+            client.clone(),
+            server.clone().unwrap_or_default(),
+        ));
         // With the older protocol nobody would notice that it is lost.
         if let Some(caller) = self.terms.caller.as_ref().filter(|_| !self.is_resp2) {
             let express = Express {

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Command, Failure, Resource};
+use leasehold_core::{ClientId, Command, Failure, Resource, Token};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
@@ -72,35 +72,48 @@ pub(crate) struct Redis {
     /// The client's own.
     runtime: Handle,
     caller: Option<Caller>,
+    /// Notices when that runtime ends.
+    watch: Option<tokio::task::AbortHandle>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Learns a cluster's slots anew.
     refresher: Option<tokio::task::AbortHandle>,
 }
 
 /// The runtime that the client was made in.
+#[derive(Clone)]
 struct Caller {
     id: Id,
     runtime: Arc<CallersRuntime>,
-    watch: tokio::task::AbortHandle,
 }
 
 impl Caller {
-    fn new(handle: &Handle, runtime: Arc<CallersRuntime>) -> Self {
-        let watch = runtime.watch(handle);
-        Self { id: handle.id(), runtime, watch }
+    /// Whether this is a task of that runtime, from which commands may go out.
+    fn is_here(&self) -> bool {
+        let here = Handle::try_current().ok().map(|handle| handle.id());
+        here == Some(self.id) && self.runtime.is_usable()
     }
 }
 
-impl Drop for Caller {
-    fn drop(&mut self) {
-        self.watch.abort();
-    }
+/// What one of several servers that vote does besides what all do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voting {
+    /// It abstains for this long, the longest ttl there is, after it may have forgotten what it granted.
+    pub(crate) abstains_for: Option<Duration>,
 }
 
 /// Where commands go.
 enum Nodes {
-    Server { link: Link },
-    Cluster { cluster: Arc<Cluster>, dialect: Dialect, client: ClientId, runtime: Handle },
+    Server {
+        link: Link,
+        /// Where several vote, and this is one of them.
+        voting: Option<Voting>,
+    },
+    Cluster {
+        cluster: Arc<Cluster>,
+        dialect: Dialect,
+        client: ClientId,
+        runtime: Handle,
+    },
 }
 
 impl Redis {
@@ -111,56 +124,40 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let (warnings, callers) =
-            (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<CallersRuntime>::default());
+        let opening = Opening::new(inbox, caller, url.is_resp2);
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
-        let terms = {
-            let (warnings, caller, is_resp2) = (warnings.clone(), caller.clone(), url.is_resp2);
-            let callers = callers.clone();
-            move |channel| Terms {
-                caller: caller.clone(),
-                is_resp2,
-                runtime: callers.clone(),
-                ..terms(&inbox, channel, &warnings)
-            }
-        };
         let unavailable = |error| unavailable(url, &error);
-        let server = async |goal| {
-            let link = Link::new(goal, terms(Some(keys::inbox_of(client, None))));
-            link.lanes().await.map_err(unavailable)?;
-            Ok::<_, Error>(Nodes::Server { link })
-        };
         let nodes = match &url.place {
-            Place::Server(host) => server(Goal::Server(credentials.at(host)?)).await?,
-            Place::Socket(path) => {
-                let info = credentials.login_to(ConnectionAddr::Unix(path.clone()))?;
-                server(Goal::Server(info)).await?
-            }
-            Place::Sentinels { hosts, service, login } => {
-                let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
-                let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
-                let goal = Sentinels { hosts, service: service.clone(), credentials };
-                server(Goal::Master(goal)).await?
-            }
             Place::Cluster(seeds) => {
+                let terms = opening.terms();
                 let cluster = Cluster::open(credentials, seeds.clone(), Box::new(move || terms(None)));
                 let cluster = Arc::new(cluster.await.map_err(unavailable)?);
                 let channels = cluster.channels().await.map_err(unavailable)?;
-                let dialect = Dialect { channels, is_cluster: true };
+                let dialect = Dialect { channels, is_cluster: true, is_voting: false };
                 Nodes::Cluster { cluster, dialect, client, runtime: Handle::current() }
             }
-        };
-        let refresher = match &nodes {
-            Nodes::Server { .. } => None,
-            Nodes::Cluster { cluster, dialect, .. } => {
-                let (cluster, channels) = (cluster.clone(), dialect.channels);
-                let at_the_latest = if channels == Channels::Plain { REFRESH_ANYHOW } else { Duration::MAX };
-                Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
+            _ => {
+                let link = opening.link(goal(url, credentials)?, client);
+                link.lanes().await.map_err(unavailable)?;
+                Nodes::Server { link, voting: None }
             }
         };
-        let (runtime, caller) = (Handle::current(), caller.map(|caller| Caller::new(&caller, callers)));
-        let address = Arc::new(Address::Url(Box::new(url.clone())));
-        Ok(Arc::new(Self { nodes: Arc::new(nodes), address, runtime, caller, warnings, refresher }))
+        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
+    }
+
+    /// One of several servers that vote, which need not be there yet. Runs on the client's own runtime.
+    pub(crate) fn open_voter(
+        url: &RedisUrl,
+        voting: Voting,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+        caller: Option<Handle>,
+    ) -> Result<Arc<Self>, Error> {
+        let opening = Opening::new(inbox, caller, url.is_resp2);
+        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let link = opening.link(goal(url, credentials)?, client);
+        let nodes = Nodes::Server { link, voting: Some(voting) };
+        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
     /// As `open`, where the caller knows how to connect.
@@ -170,32 +167,56 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let (warnings, callers) =
-            (Arc::<Mutex<BTreeSet<String>>>::default(), Arc::<CallersRuntime>::default());
+        let opening = Opening::new(inbox, caller, false);
         let info = server.get_connection_info().clone();
-        let address = Arc::new(Address::Own(Box::new(info.clone())));
         let shown = info.addr().to_string();
-        let terms = terms(&inbox, Some(keys::inbox_of(client, None)), &warnings);
-        let terms = Terms { caller: caller.clone(), runtime: callers.clone(), ..terms };
-        let link = Link::new(Goal::Server(info), terms);
+        let link = opening.link(Goal::Server(info.clone()), client);
         link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
-        let (nodes, runtime) = (Arc::new(Nodes::Server { link }), Handle::current());
-        let caller = caller.map(|caller| Caller::new(&caller, callers));
-        Ok(Arc::new(Self { nodes, address, runtime, caller, warnings, refresher: None }))
+        Ok(opening.finish(Nodes::Server { link, voting: None }, Address::Own(Box::new(info))))
+    }
+
+    /// Waits until it is known whether the server is there.
+    pub(crate) async fn is_there(&self) -> Result<(), StoreError> {
+        match &*self.nodes {
+            Nodes::Server { link, .. } => link.lanes().await.map(drop),
+            Nodes::Cluster { .. } => Ok(()),
+        }
+    }
+
+    /// Whether commands of the caller's own task would go out from there.
+    pub(crate) fn is_callers(&self) -> bool {
+        self.caller.as_ref().is_some_and(Caller::is_here)
+    }
+
+    /// As `call`, of one of several servers that vote: no token below `floor` is given.
+    pub(crate) fn vote(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        floor: Option<Token>,
+    ) -> Pending<Vec<Answered>> {
+        self.send(batch, 0, floor)
+    }
+
+    fn send(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        replicas: u32,
+        floor: Option<Token>,
+    ) -> Pending<Vec<Answered>> {
+        let (nodes, count) = (self.nodes.clone(), batch.len());
+        let work = async move { nodes.run(&batch, replicas, floor).await };
+        self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
     /// waited for on any executor.
-    fn perform<T: Send + 'static>(
+    pub(crate) fn perform<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
     ) -> Pending<T> {
-        let caller = self.caller.as_ref().map(|caller| (caller.id, caller.runtime.clone()));
-        let is_there = move || {
-            let here = Handle::try_current().ok().map(|handle| handle.id());
-            caller.as_ref().is_some_and(|(id, runtime)| here == Some(*id) && runtime.is_usable())
-        };
+        let caller = self.caller.clone();
+        let is_there = move || caller.as_ref().is_some_and(Caller::is_here);
         if is_there() {
             let mut work = Box::pin(work);
             // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
@@ -212,37 +233,97 @@ impl Redis {
     }
 }
 
+/// Where a server is that is one of its own, or the master of some.
+fn goal(url: &RedisUrl, credentials: Credentials) -> Result<Goal, Error> {
+    Ok(match &url.place {
+        Place::Server(host) => Goal::Server(credentials.at(host)?),
+        Place::Socket(path) => Goal::Server(credentials.login_to(ConnectionAddr::Unix(path.clone()))?),
+        Place::Sentinels { hosts, service, login } => {
+            let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
+            let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
+            Goal::Master(Sentinels { hosts, service: service.clone(), credentials })
+        }
+        Place::Cluster(_) => return Err(Error::new(ErrorKind::Invalid, "a cluster is not one server")),
+    })
+}
+
 fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
     Error::new(ErrorKind::Unavailable, format!("{store}: {}", error.message))
 }
 
-/// What a link is to do with what it hears, and whom to tell.
-fn terms(inbox: &Weak<dyn Inbox>, channel: Option<String>, warnings: &Arc<Mutex<BTreeSet<String>>>) -> Terms {
-    let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
-    Terms {
-        channel,
-        hear: Arc::new(move |_, message| {
-            let Some(inbox) = hearing.upgrade() else { return };
-            match script::push(message) {
-                Some(push) => inbox.deliver(push),
-                None => tracing::warn!("something unknown arrived"),
+/// What every way to open a store begins and ends with.
+struct Opening {
+    inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
+    callers: Arc<CallersRuntime>,
+    is_resp2: bool,
+    warnings: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Opening {
+    fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
+        Self { inbox, caller, callers: Arc::default(), is_resp2, warnings: Arc::default() }
+    }
+
+    fn link(&self, goal: Goal, client: ClientId) -> Link {
+        Link::new(goal, (self.terms())(Some(keys::inbox_of(client, None))))
+    }
+
+    /// What a link is to do with what it hears, and whom to tell: by the channel that it subscribes to.
+    fn terms(&self) -> impl Fn(Option<String>) -> Terms + Send + Sync + 'static {
+        let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
+        let (warnings, is_resp2) = (self.warnings.clone(), self.is_resp2);
+        move |channel| {
+            let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
+            Terms {
+                channel,
+                hear: Arc::new(move |_, message| {
+                    let Some(inbox) = hearing.upgrade() else { return };
+                    match script::push(message) {
+                        Some(push) => inbox.deliver(push),
+                        None => tracing::warn!("something unknown arrived"),
+                    }
+                }),
+                renewed: Arc::new(move |concerns| {
+                    if let Some(inbox) = renewing.upgrade() {
+                        inbox.reconnected(concerns);
+                    }
+                }),
+                missed: Arc::new(|| ()),
+                warn: Arc::new(move |warning| {
+                    let is_new =
+                        warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
+                    if is_new {
+                        tracing::warn!("{warning}");
+                    }
+                }),
+                caller: caller.clone(),
+                is_resp2,
+                runtime: callers.clone(),
             }
-        }),
-        renewed: Arc::new(move |concerns| {
-            if let Some(inbox) = renewing.upgrade() {
-                inbox.reconnected(concerns);
+        }
+    }
+
+    fn finish(self, nodes: Nodes, address: Address) -> Arc<Redis> {
+        let refresher = match &nodes {
+            Nodes::Server { .. } => None,
+            Nodes::Cluster { cluster, dialect, .. } => {
+                let (cluster, channels) = (cluster.clone(), dialect.channels);
+                let at_the_latest = if channels == Channels::Plain { REFRESH_ANYHOW } else { Duration::MAX };
+                Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
             }
-        }),
-        missed: Arc::new(|| ()),
-        warn: Arc::new(move |warning| {
-            let is_new = warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
-            if is_new {
-                tracing::warn!("{warning}");
-            }
-        }),
-        caller: None,
-        is_resp2: false,
-        runtime: Arc::default(),
+        };
+        let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
+        let caller = self.caller.map(|caller| Caller { id: caller.id(), runtime: self.callers });
+        Arc::new(Redis {
+            nodes: Arc::new(nodes),
+            address: Arc::new(address),
+            runtime: Handle::current(),
+            caller,
+            watch,
+            warnings: self.warnings,
+            refresher,
+        })
     }
 }
 
@@ -256,9 +337,7 @@ impl Store for Redis {
     }
 
     fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, replicas: u32) -> Pending<Vec<Answered>> {
-        let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run(&batch, replicas).await };
-        self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
+        self.send(batch, replicas, None)
     }
 
     fn has_replicas(&self) -> bool {
@@ -293,8 +372,8 @@ impl Store for Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        if let Some(refresher) = &self.refresher {
-            refresher.abort();
+        for task in [&self.refresher, &self.watch].into_iter().flatten() {
+            task.abort();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use leasehold_core::{Answer, ClientId, Command, Failure, Resource};
+use leasehold_core::{Answer, ClientId, Command, Failure, Resource, Token};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -13,7 +13,7 @@ use super::calls::{self, Call, Way};
 use super::cluster::Cluster;
 use super::lanes::Lanes;
 use super::link::Link;
-use super::script::{Channels, Dialect};
+use super::script::{Ballot, Channels, Dialect};
 use super::trouble::Trouble;
 use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
 use crate::store::{Answered, StoreError};
@@ -27,11 +27,18 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 impl Nodes {
     /// Runs commands in this order, and answers in this order.
-    pub(super) async fn run(&self, batch: &[(Arc<Resource>, Command)], replicas: u32) -> Vec<Answered> {
+    pub(super) async fn run(
+        &self,
+        batch: &[(Arc<Resource>, Command)],
+        replicas: u32,
+        floor: Option<Token>,
+    ) -> Vec<Answered> {
         match self {
-            Self::Server { link } => {
+            Self::Server { link, voting } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
-                let way = Way { dialect: Dialect::SERVER, is_asking: false };
+                let dialect = if voting.is_some() { Dialect::VOTER } else { Dialect::SERVER };
+                let abstains_for = voting.and_then(|voting| voting.abstains_for);
+                let way = Way { dialect, ballot: Ballot { floor, abstains_for, life: "" }, is_asking: false };
                 let answers = run_on(link, way, replicas, &calls, None).await;
                 // The sentinels, or a name that leads elsewhere by now, may know the master.
                 if answers.iter().any(is_refused_by_a_replica) {
@@ -71,7 +78,7 @@ fn is_refused_by_a_replica(answer: &Result<Answer, Trouble>) -> bool {
 /// All of these on one node, with what else has to be on the way there before them.
 async fn run_on(
     link: &Link,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     calls: &[Call<'_>],
     inboxes: Option<ClientId>,
@@ -80,6 +87,7 @@ async fn run_on(
         Ok(lanes) => lanes,
         Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
     };
+    let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
     let mut answers = match inboxes {
         None => run_over(&lanes, way, replicas, calls).await,
         Some(client) => subscribe_and_run(&lanes, way, replicas, calls, client).await,
@@ -106,7 +114,7 @@ fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
 /// By the nearest connection, unless that turns out to be gone.
 async fn run_over(
     lanes: &Lanes,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
@@ -130,7 +138,7 @@ fn lost() -> StoreError {
 /// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
 async fn subscribe_and_run(
     lanes: &Lanes,
-    way: Way,
+    way: Way<'_>,
     replicas: u32,
     calls: &[Call<'_>],
     client: ClientId,
@@ -283,7 +291,7 @@ impl Flight<'_> {
             }
         };
         let calls: Vec<Call<'_>> = jobs.iter().map(|job| &self.batch[job.index]).collect();
-        let way = Way { dialect: self.dialect, is_asking };
+        let way = Way { dialect: self.dialect, ballot: Ballot::default(), is_asking };
         let answers = run_on(&link, way, self.replicas, &calls, Some(self.client)).await;
         jobs.into_iter().zip(answers).collect()
     }

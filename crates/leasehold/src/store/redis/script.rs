@@ -27,19 +27,41 @@ pub(super) struct Dialect {
     pub(super) channels: Channels,
     /// In a cluster each hash slot has an inbox of its own.
     pub(super) is_cluster: bool,
+    /// Several servers vote, and this is one of them.
+    pub(super) is_voting: bool,
+}
+
+/// What one of several servers that vote is told besides each command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ballot<'a> {
+    /// No token below this is given.
+    pub(super) floor: Option<Token>,
+    /// It abstains for this long after it may have forgotten what it granted.
+    pub(super) abstains_for: Option<Duration>,
+    /// Which server this is, and which of its lives, as far as that is known.
+    pub(super) life: &'a str,
 }
 
 impl Dialect {
-    pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false };
+    pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: false };
+    pub(super) const VOTER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: true };
 
     /// A command by the name of its script, or with the whole script.
-    pub(super) fn spelled(self, resource: &Resource, command: &Command, is_in_full: bool) -> redis::Cmd {
+    pub(super) fn spelled(
+        self,
+        resource: &Resource,
+        command: &Command,
+        ballot: Ballot<'_>,
+        is_in_full: bool,
+    ) -> redis::Cmd {
         let (script, said) = call(command);
         let loaded = self.loaded(script);
+        let ballot =
+            Ballot { abstains_for: ballot.abstains_for.filter(|_| script == lua::Script::Acquire), ..ballot };
         if is_in_full {
-            self.spell("EVAL", &loaded.text, resource, &said)
+            self.spell("EVAL", &loaded.text, resource, &said, ballot)
         } else {
-            self.spell("EVALSHA", &loaded.name, resource, &said)
+            self.spell("EVALSHA", &loaded.name, resource, &said, ballot)
         }
     }
 
@@ -47,14 +69,33 @@ impl Dialect {
         &LOADED[&(script, self)]
     }
 
-    fn spell(self, word: &str, script: &str, resource: &Resource, said: &[u8]) -> redis::Cmd {
+    fn spell(
+        self,
+        word: &str,
+        script: &str,
+        resource: &Resource,
+        said: &[u8],
+        ballot: Ballot<'_>,
+    ) -> redis::Cmd {
         let room = 2 * (resource.name.as_str().len() + 40) + script.len() + said.len() + 80;
         let mut command = redis::Cmd::with_capacity(7, room);
-        command.arg(word).arg(script).arg(keys::KEYS);
+        let abstains_for = ballot.abstains_for.filter(|_| self.is_voting);
+        command.arg(word).arg(script).arg(keys::KEYS + usize::from(abstains_for.is_some()));
         keys::each_key(resource, |key| {
             command.arg(key);
         });
+        if abstains_for.is_some() {
+            command.arg(keys::BORN_KEY);
+        }
         command.arg(said);
+        if self.is_voting {
+            command.arg(&number(ballot.floor.map_or(0, Token::get))[..]);
+        }
+        if let Some(span) = abstains_for {
+            let mut longest = number(micros(span)).to_vec();
+            longest.extend(ballot.life.as_bytes());
+            command.arg(longest);
+        }
         if self.is_cluster {
             command.arg(keys::inbox(Some(keys::slot_of(resource))));
         }
@@ -70,6 +111,12 @@ impl Dialect {
         let name = if self.is_cluster { "ARGV[2]".to_owned() } else { format!("'{}'", keys::inbox(None)) };
         format!("{commands}local INBOX = {name}\n")
     }
+}
+
+/// As `struct.pack('>d')` has it.
+#[allow(clippy::cast_precision_loss, reason = "tokens and spans are below 2^53")]
+fn number(number: u64) -> [u8; 8] {
+    (number as f64).to_be_bytes()
 }
 
 /// The script of a command, and what the command says: the scripts' only argument, but for the inbox.
@@ -142,11 +189,13 @@ struct Loaded {
 static LOADED: LazyLock<HashMap<(lua::Script, Dialect), Loaded>> = LazyLock::new(|| {
     let dialects = [
         Dialect::SERVER,
-        Dialect { channels: Channels::Plain, is_cluster: true },
-        Dialect { channels: Channels::Sharded, is_cluster: true },
+        Dialect::VOTER,
+        Dialect { channels: Channels::Plain, is_cluster: true, is_voting: false },
+        Dialect { channels: Channels::Sharded, is_cluster: true, is_voting: false },
     ];
     let load = |script: lua::Script, dialect: Dialect| {
-        let text = script.text(lua::CLOCK, &dialect.inboxes());
+        let quorum = if dialect.is_voting { script.voting() } else { lua::NO_FLOOR };
+        let text = script.text(lua::CLOCK, &dialect.inboxes(), quorum);
         let name = redis::Script::new(&text).get_hash().to_owned();
         ((script, dialect), Loaded { text, name })
     };
@@ -154,20 +203,20 @@ static LOADED: LazyLock<HashMap<(lua::Script, Dialect), Loaded>> = LazyLock::new
 });
 
 /// What a command's script returned. None for what no version of it returns.
-pub(super) fn answer(command: &Command, value: &Value) -> Option<Answer> {
+pub(super) fn answer(command: &Command, floor: Option<Token>, value: &Value) -> Option<Answer> {
     if let Value::Int(at) = value {
         let at = StoreTime::from_micros(u64::try_from(*at).ok()?);
-        return Some(Answer { at, reply: usual_reply(command, at)? });
+        return Some(Answer { at, reply: usual_reply(command, floor, at)? });
     }
     let list = Reader::of(value)?;
     Some(Answer { at: list.time(0)?, reply: reply(&list)? })
 }
 
 /// What a script means that says no more than the time.
-fn usual_reply(command: &Command, at: StoreTime) -> Option<Reply> {
+fn usual_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
     match command {
         Command::Acquire(acquire) => {
-            let first = at.as_micros();
+            let first = at.as_micros().max(floor.map_or(0, Token::get));
             let last = Token::new(first + u64::from(acquire.reserve))?;
             let tokens = TokenRange { first: Token::new(first)?, last };
             Some(Reply::Granted(Grant { tokens, lasts: Duration::from_micros(micros(acquire.ttl)) }))
@@ -209,6 +258,7 @@ fn reply(list: &Reader<'_>) -> Option<Reply> {
             waiters: list.list(6)?.each(waiting)?,
         }),
         11 => Reply::Forced(holders(&list.list(2)?)?),
+        12 => Reply::Abstains(list.time(2)?),
         _ => return None,
     })
 }

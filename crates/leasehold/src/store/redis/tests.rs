@@ -7,13 +7,13 @@ use std::time::Duration;
 use leasehold_core::model::{Table, Turn, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Push, PushKind, Reply, Resource, StoreTime,
-    View, WaitFor, lua,
+    Token, View, WaitFor, lua,
 };
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
 use super::keys;
-use super::script::{self, Channels, Dialect};
+use super::script::{self, Ballot, Channels, Dialect};
 use crate::store::histories::{CLIENTS, Step, give_back, steps};
 
 fn keys_of(resource: &Resource) -> Vec<String> {
@@ -36,7 +36,11 @@ impl<'c> Lab<'c> {
         for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
             let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
-            let source = script.text("local now = tonumber(ARGV[2])\n", &channels);
+            let source = script.text(
+                "local now = tonumber(ARGV[2])\n",
+                &channels,
+                "local floor = tonumber(ARGV[3])\n",
+            );
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
             lab.scripts.insert(script, sha);
         }
@@ -55,13 +59,14 @@ impl<'c> Lab<'c> {
         self.inboxes.unsubscribe(keys::inbox_of(client, None)).unwrap();
     }
 
-    fn run(&mut self, resource: &Resource, command: &Command, now: StoreTime) -> leasehold_core::Answer {
+    fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> leasehold_core::Answer {
+        let Now { time: now, floor, .. } = now;
         let (script, said) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(said);
-        call.arg(now.as_micros());
+        call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        script::answer(command, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        script::answer(command, floor, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
     /// No key goes before what it holds.
@@ -86,12 +91,13 @@ impl<'c> Lab<'c> {
 /// Says what time it is in the end.
 fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[Step]) -> StoreTime {
     let mut table = Table::new();
-    let mut now = start;
+    let (mut now, mut floor) = (start, None);
     let mut absent: Vec<ClientId> = Vec::new();
     for step in steps {
         match step {
             // A server sweeps by itself.
             Step::Sweep => {}
+            Step::Raise(ms) => floor = Token::new((now + Duration::from_millis(*ms)).as_micros()),
             Step::Pass(ms) => now = now + Duration::from_millis(*ms),
             Step::Leave(client) => {
                 absent.push(ClientId::new(*client));
@@ -105,9 +111,13 @@ fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[St
                 for command in [command, &Command::Inspect] {
                     let mut pushes = Vec::new();
                     let mut is_there = |client| !absent.contains(&client);
-                    let turn = Turn { now: Now::same(now), is_there: &mut is_there, pushes: &mut pushes };
+                    let turn = Turn {
+                        now: Now { floor, ..Now::same(now) },
+                        is_there: &mut is_there,
+                        pushes: &mut pushes,
+                    };
                     let Ok(expected) = apply(&mut table, turn, command);
-                    let found = lab.run(resource, command, now);
+                    let found = lab.run(resource, command, Now { floor, ..Now::same(now) });
                     assert_eq!(found, expected, "after {command:?}");
                     if let Reply::View(view) = &found.reply {
                         lab.check_expiry(resource, view);
@@ -143,8 +153,8 @@ fn forget(lab: &mut Lab<'_>, resource: &Resource, now: StoreTime) {
         let left: i64 = redis::cmd("PTTL").arg(&key).query(lab.commands).unwrap();
         assert!(left == -2 || left > 0, "{key} stays for ever");
     }
-    lab.run(resource, &Command::Inspect, now + Duration::from_secs(3_600));
-    lab.run(resource, &Command::Inspect, now + Duration::from_secs(3 * 3_600));
+    lab.run(resource, &Command::Inspect, Now::same(now + Duration::from_secs(3_600)));
+    lab.run(resource, &Command::Inspect, Now::same(now + Duration::from_secs(3 * 3_600)));
     for key in keys_of(resource) {
         let found: bool = redis::cmd("EXISTS").arg(&key).query(lab.commands).unwrap();
         assert!(!found, "{key} is left");
@@ -211,8 +221,8 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
             replaces: None,
             metadata: Arc::from(""),
         });
-        assert!(matches!(lab.run(&resource, &acquire, now).reply, Reply::Granted(_)));
-        assert_eq!(lab.run(&resource, &give_back(acquisition), now).reply, Reply::Released);
+        assert!(matches!(lab.run(&resource, &acquire, Now::same(now)).reply, Reply::Granted(_)));
+        assert_eq!(lab.run(&resource, &give_back(acquisition), Now::same(now)).reply, Reply::Released);
         let left: i64 = redis::cmd("PTTL").arg(&state).query(lab.commands).unwrap();
         // As if as much time had passed for the server as will have passed for the scripts.
         let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(lab.commands).unwrap();
@@ -231,7 +241,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (ClientId::new(1), ClientId::new(2));
-    let cluster = |channels| Dialect { channels, is_cluster: true };
+    let cluster = |channels| Dialect { channels, is_cluster: true, is_voting: false };
     let dialects = [
         (Dialect::SERVER, "SUBSCRIBE"),
         (cluster(Channels::Plain), "SUBSCRIBE"),
@@ -244,9 +254,9 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = dialect.spelled(&resource, command, true);
+            let call = dialect.spelled(&resource, command, Ballot::default(), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
-            script::answer(command, &value).unwrap().reply
+            script::answer(command, None, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {

@@ -4,7 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 
 use leasehold_core::model::Table;
 use leasehold_core::{
-    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Reply, StoreTime, TokenRange, View, WaitFor,
+    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Reply, StoreTime, Token, TokenRange, View,
+    WaitFor,
 };
 use proptest::prelude::*;
 
@@ -87,6 +88,9 @@ impl Twins<'_> {
             Step::Do(command) => self.run(command),
             Step::Sweep => drop(self.sweep()),
             Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
+            Step::Raise(ms) => {
+                self.now.floor = Token::new((self.now.wall + Duration::from_millis(*ms)).as_micros());
+            }
             Step::Leave(client) => self.absent.push(ClientId::new(*client)),
             Step::Return(client) => self.absent.retain(|absent| *absent != ClientId::new(*client)),
         }
@@ -94,7 +98,7 @@ impl Twins<'_> {
     }
 
     fn pass(&mut self, span: Duration) {
-        self.now = Now { time: self.now.time + span, wall: self.now.wall + span };
+        self.now = Now { time: self.now.time + span, wall: self.now.wall + span, ..self.now };
     }
 }
 
@@ -114,7 +118,7 @@ fn count_rows(connection: &Connection) -> i64 {
 fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Step]) {
     let start = StoreTime::from_micros(5_000_000);
     let wall = StoreTime::from_micros(1_700_000_000_000_000);
-    let now = Now { time: start, wall };
+    let now = Now { time: start, wall, floor: None };
     let mut twins = Twins {
         table: Table::new(),
         connection,

@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use super::super::calls::{self, Way};
 use super::super::keys;
-use super::super::script::Dialect;
+use super::super::script::{Ballot, Dialect};
 use super::look::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
@@ -258,7 +258,7 @@ async fn lock_and_release(
         Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO });
     for command in [acquire, release] {
         let call = (probe.resource.clone(), command);
-        let way = Way { dialect, is_asking: false };
+        let way = Way { dialect, ballot: Ballot::default(), is_asking: false };
         let answer = calls::run(connection.clone(), way, &[&call]).await.pop();
         match answer {
             Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
@@ -308,7 +308,11 @@ mod tests {
     #[test]
     fn every_command_of_the_scripts_is_among_the_rights() {
         for script in leasehold_core::lua::Script::ALL {
-            let text = script.text(leasehold_core::lua::CLOCK, leasehold_core::lua::SHARDED_CHANNELS);
+            let text = script.text(
+                leasehold_core::lua::CLOCK,
+                leasehold_core::lua::SHARDED_CHANNELS,
+                script.voting(),
+            );
             // Some calls go through a function of the scripts' own.
             let text = text.replace("write('", "call('");
             let called = text.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
