@@ -88,7 +88,10 @@ fn bad_input_is_one_line_and_leaves_nothing() {
         (&["run", "--at-least", "1000d", "a", "--", "true"], "at most 30 days"),
         (&["run", "--ttl", "3s", "--grace", "2s", "a", "--", "true"], "does not fit"),
         (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store is called pigeon:"),
-        (&["run", "--store", "redlock://:hunter2@h", "a", "--", "true"], "has no redlock: store"),
+        (
+            &["run", "--store", "redlock://:hunter2@h?longest_ttl_ms=1s", "a", "--", "true"],
+            "a number of milliseconds",
+        ),
         (&["run", "--note", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
         (&["run", "a", "--", ""], "no command"),
         (&["release", "a"], "--force"),

@@ -6,6 +6,7 @@
 //! - [`AcquireMachine`]: the client's side of one attempt to lock.
 //! - [`LeaseMachine`]: the client's side of one held lease: when to renew it, and when to stop
 //!   believing in it.
+//! - [`Round`]: several stores that vote, and what their answers come to.
 //!
 //! Inputs of a machine are `handle_*`, its outputs are `poll_*`, and the time is an argument.
 //!
@@ -24,6 +25,7 @@ mod lease;
 pub mod lua;
 pub mod model;
 mod name;
+mod quorum;
 mod time;
 mod token;
 mod turn;
@@ -36,6 +38,7 @@ pub use command::{
 pub use id::{Acquisition, ClientId, Owner};
 pub use lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
+pub use quorum::{Round, Tally, Verdict, Vote, Word, Words, quorum_of};
 pub use time::{LocalTime, Now, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};
 pub use turn::{HandOff, HandOn, Turn};

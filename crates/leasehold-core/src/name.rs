@@ -100,10 +100,12 @@ pub enum Kind {
     Latch,
     /// A place where parties wait until all have come.
     Barrier,
+    /// Those who wait for a lock that several stores vote about: whose turn it is to try. It is no lock of its own.
+    Queue,
 }
 
 impl Kind {
-    /// Every kind.
+    /// Every kind of lock.
     pub const ALL: &[Self] =
         &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch, Self::Barrier];
 
@@ -117,13 +119,14 @@ impl Kind {
             Self::Election => "election",
             Self::Latch => "latch",
             Self::Barrier => "barrier",
+            Self::Queue => "queue",
         }
     }
 
     /// The kind that this word stands for.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.as_str() == word)
+        Self::ALL.iter().copied().chain([Self::Queue]).find(|kind| kind.as_str() == word)
     }
 }
 

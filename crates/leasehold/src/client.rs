@@ -127,7 +127,8 @@ pub(crate) fn unanswered() -> store::Answered {
 impl Client {
     /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it),
     /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
-    /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`.
+    /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
+    /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
     /// `docs/operations.md` has the parameters of each.
     ///
     /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
@@ -163,7 +164,10 @@ impl Client {
 
     /// With a connection of the caller's own on its runtime, where it has one that nobody blocks.
     pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        let url = StoreUrl::parse(url)?;
+        Self::connect_to(StoreUrl::parse(url)?, caller).await
+    }
+
+    pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let opened = url.clone();
         let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
         Self::with_store(url.to_string(), open).await

@@ -3,8 +3,8 @@
 //! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
 
 use std::fmt;
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -184,6 +184,9 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        if self.handle.store.has_turns() && resource.kind != Kind::Queue {
+            return self.acquire_in_turn(weight, wait).instrument(span).await;
+        }
         if let Some(hand_off) = self.handed_on().filter(|_| replaces.is_none()) {
             let wish = self.wish(resource, hand_off);
             if wait.deadline().is_some() {
@@ -193,12 +196,19 @@ impl Lock {
                 return Ok(None);
             }
         }
-        let ended = async {
-            let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
-            let ended = attempt.finish(errand).await;
-            Ok::<_, Error>((attempt, ended))
-        };
-        let (attempt, (outcome, trouble)) = ended.instrument(span).await?;
+        self.attempt(resource, weight, replaces, wait).instrument(span).await
+    }
+
+    /// One attempt, by itself.
+    pub(crate) async fn attempt(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
+        let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
+        let (outcome, trouble) = attempt.finish(errand).await;
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
             tracing::debug!(%resource, %token, "a lease was granted");
@@ -215,6 +225,52 @@ impl Lock {
             }
             outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
         }
+    }
+
+    /// Where whoever waits tries again and again: at once, and then in its turn. The turn is kept until the lock is given
+    /// back, so that whoever is next tries exactly then.
+    ///
+    /// Turns are a courtesy, and no one's right depends on them: where the queue can't be had, one tries without.
+    fn acquire_in_turn(
+        &self,
+        weight: u32,
+        wait: Wait,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<Guard>, Error>> + Send + '_>> {
+        Box::pin(async move {
+            let resource = self.check(weight)?;
+            let deadline = wait.deadline();
+            let tried = self.attempt(resource, weight, None, Wait::No).await;
+            let turn = match (tried, deadline) {
+                (Ok(Some(guard)), _) => return Ok(Some(guard)),
+                (tried, None) => return tried,
+                (Ok(None), Some(_)) => {
+                    match self.turn(resource).acquire(1, None, Wait::until(deadline)).await {
+                        Ok(Some(turn)) => Some(turn),
+                        Ok(None) => return Ok(None),
+                        Err(error) if error.is_unavailable() || error.is_invalid() => None,
+                        Err(error) => return Err(error),
+                    }
+                }
+                // Those who may vote soon are waited for.
+                (Err(_), Some(_)) if self.handle.store.is_young() => None,
+                (Err(error), Some(_)) => return Err(error),
+            };
+            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await?;
+            Ok(guard.map(|guard| guard.in_turn(turn)))
+        })
+    }
+
+    /// The queue of those who wait for this resource. (A name that is as long as a name may be has none.)
+    fn turn(&self, resource: &Resource) -> Self {
+        let mut turn = Self::new(
+            self.handle.clone(),
+            Kind::Queue,
+            &format!("{}:{}", resource.kind, resource.name.as_str()),
+            1,
+        );
+        turn.max_waiters = self.max_waiters;
+        turn.about = self.about.clone();
+        turn
     }
 
     /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
@@ -298,6 +354,19 @@ impl Lock {
                 let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
                 self.handle.error(ErrorKind::Invalid, resource, what)
             })?;
+        }
+        let store = &self.handle.store;
+        if !store.bears(resource.kind) || self.owner.is_some() && store.has_turns() {
+            let what = "a quorum of servers has mutexes and elections only";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
+        }
+        let ttl = self.terms.ttl.max(self.terms.outlives);
+        if let Some(longest) = store.longest_ttl()
+            && ttl > longest
+        {
+            return invalid(format!(
+                "its ttl of {ttl:?} is more than the longest that was named, {longest:?}"
+            ));
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {

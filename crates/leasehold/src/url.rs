@@ -1,6 +1,7 @@
 //! What a store's address says. The parts that may be a secret are never kept in what is shown.
 
 mod redis;
+mod redlock;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,18 +9,17 @@ use std::path::PathBuf;
 use crate::error::{Error, ErrorKind};
 
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
+pub(crate) use redlock::RedlockUrl;
 
 /// The schemes that a client can connect to.
 pub const SCHEMES: &[&str] =
-    &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster"];
-
-/// Schemes that mean something here, but which this version can't connect to.
-const PLANNED: &[&str] = &["redlock"];
+    &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     Memory { name: String },
     Redis(Box<RedisUrl>),
+    Redlock(Box<RedlockUrl>),
     Sqlite { path: PathBuf, is_durable: bool },
 }
 
@@ -35,10 +35,7 @@ impl StoreUrl {
             "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => {
                 Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
             }
-            _ if PLANNED.contains(&scheme) => Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("this version has no {scheme}: store; it has {}", schemes()),
-            )),
+            "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
             _ if is_scheme(scheme) => {
                 Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
             }
@@ -72,6 +69,12 @@ impl StoreUrl {
     }
 }
 
+impl From<RedlockUrl> for StoreUrl {
+    fn from(url: RedlockUrl) -> Self {
+        Self::Redlock(Box::new(url))
+    }
+}
+
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
@@ -96,6 +99,7 @@ impl fmt::Display for StoreUrl {
         match self {
             Self::Memory { name } => write!(f, "memory:{name}"),
             Self::Redis(url) => url.fmt(f),
+            Self::Redlock(url) => url.fmt(f),
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
     }
@@ -129,20 +133,26 @@ mod tests {
         for url in ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no"] {
             assert!(StoreUrl::parse(url).unwrap_err().is_invalid(), "{url}");
         }
-        assert!(StoreUrl::parse("redlock://h").unwrap_err().is_unsupported());
     }
 
     #[test]
     fn a_password_is_never_repeated() {
-        for url in
-            ["redis://:hunter2@host/1", "redis://me:hun@hunter2@host", "redis+unix:///socket?pass=hunter2"]
-        {
+        for url in [
+            "redis://:hunter2@host/1",
+            "redis://me:hun@hunter2@host",
+            "redis+unix:///socket?pass=hunter2",
+            "redlock://me:hunter2@a,b,c",
+            "redlock:redis://:hunter2@a redis://:hunter2@b ?unfenced",
+        ] {
             let url = StoreUrl::parse(url).unwrap();
             assert!(!format!("{url} {url:?}").contains("hunter2"), "{url}");
         }
         for url in [
-            "redlock://:hunter2@host",
             "redis://:hunter2@host:port",
+            "redlock://:hunter2@a,a",
+            "redlock://a?pass=hunter2",
+            "redlock:redis://a hunter2",
+            "redlock:redis://a ?hunter2",
             "redis://:hunter2@",
             "redis://h?pass=hunter2",
             "postgres://me:hunter2@host",

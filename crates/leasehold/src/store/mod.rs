@@ -4,13 +4,14 @@
 mod histories;
 pub(crate) mod memory;
 mod redis;
+mod redlock;
 mod sqlite;
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::{Answer, ClientId, Command, Failure, Push, Resource};
+use leasehold_core::{Answer, ClientId, Command, Failure, Kind, Push, Resource};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
@@ -73,6 +74,26 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// Whether it has this kind of lock.
+    fn bears(&self, _kind: Kind) -> bool {
+        true
+    }
+
+    /// Whether whoever waits tries again and again, and should wait for its turn to do so.
+    fn has_turns(&self) -> bool {
+        false
+    }
+
+    /// Whether it can't grant anything yet, and soon will.
+    fn is_young(&self) -> bool {
+        false
+    }
+
+    /// The longest ttl that it lets a lease have, where it has been told one.
+    fn longest_ttl(&self) -> Option<Duration> {
+        None
+    }
+
     /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
     /// expired just now.
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;
@@ -117,6 +138,7 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
+        StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, client, inbox, caller).await?),
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }

@@ -60,6 +60,18 @@ pub(crate) struct Tls {
 }
 
 impl RedisUrl {
+    /// The address of one server, or of one behind Sentinels.
+    pub(crate) fn of_node(url: &str) -> Result<Self, Error> {
+        match url.split_once(':') {
+            Some((
+                scheme @ ("redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster"),
+                rest,
+            )) => Self::parse(scheme, rest),
+            // It may be a password, so it is not repeated.
+            _ => Err(invalid("a node's address begins with redis:, rediss:, redis+unix: or redis-sentinel:")),
+        }
+    }
+
     pub(super) fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
         let shown = without_secrets(scheme, rest);
         let url = Self {

@@ -183,6 +183,24 @@ impl Redis {
         }
     }
 
+    /// Whether it is there now.
+    pub(crate) fn is_up(&self) -> bool {
+        match &*self.nodes {
+            Nodes::Server { link, .. } => link.lanes_now().is_some(),
+            Nodes::Cluster { .. } => true,
+        }
+    }
+
+    /// Which server this is, and which of its lives, if it is there and that may be asked.
+    pub(crate) fn life(&self) -> Option<String> {
+        match &*self.nodes {
+            Nodes::Server { link, .. } => {
+                link.lanes_now().map(|lanes| lanes.life().to_owned()).filter(|life| !life.is_empty())
+            }
+            Nodes::Cluster { .. } => None,
+        }
+    }
+
     /// Whether commands of the caller's own task would go out from there.
     pub(crate) fn is_callers(&self) -> bool {
         self.caller.as_ref().is_some_and(Caller::is_here)

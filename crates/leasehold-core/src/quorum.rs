@@ -1,0 +1,326 @@
+//! Several stores that vote about one lease: what their answers come to.
+//!
+//! The rules of Redlock (S. Sanfilippo, *Distributed locks with Redis*, "The Redlock algorithm"), and fencing, which it does
+//! not have: a token counts once a quorum knows of it, so that the next quorum, which has a member in common with this one,
+//! can't but give a higher one.
+//!
+//! Who is asked, in which order, and what becomes of those who answer late is not decided here.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::command::{Grant, Reply};
+use crate::time::{LocalTime, StoreTime, drift_margin};
+use crate::token::TokenRange;
+
+/// How many of `nodes` are more than half.
+#[must_use]
+pub const fn quorum_of(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// What one node said to an `Acquire`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vote {
+    /// It is granted there.
+    Yes(Grant),
+    /// Somebody else has it there.
+    No,
+    /// Until then the node may have forgotten what it granted, and does not vote.
+    Abstains(StoreTime),
+    /// It said nothing in time, or that it can't.
+    Failed,
+}
+
+impl Vote {
+    /// The vote that a store's reply is.
+    #[must_use]
+    pub const fn of(reply: &Reply) -> Self {
+        match reply {
+            Reply::Granted(grant) => Self::Yes(*grant),
+            Reply::Busy | Reply::Queued(_) | Reply::QueueFull => Self::No,
+            Reply::Abstains(until) => Self::Abstains(*until),
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// What a round came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A quorum granted it, and knows its token.
+    Granted(Grant),
+    /// A quorum answered, but did not grant it.
+    Busy,
+    /// Fewer than a quorum answered.
+    NoQuorum,
+    /// It was granted, but so late that the lease may be over.
+    TooLate,
+}
+
+/// One round of asking all nodes for the same lease.
+#[derive(Clone, Debug)]
+pub struct Round {
+    votes: Vec<Option<Vote>>,
+    /// By the local clock, before the first node was asked.
+    sent_at: LocalTime,
+    is_fenced: bool,
+    /// What the quorum was granted, once there is one. It does not change any more, whatever comes later.
+    granted: Option<Grant>,
+    /// Which nodes know a token that is at least as high.
+    knows: Vec<bool>,
+    /// How many nodes are being told the token.
+    telling: usize,
+}
+
+impl Round {
+    /// A round that begins now. Where it is not fenced, nobody has to know anybody else's token.
+    #[must_use]
+    pub fn new(nodes: usize, is_fenced: bool, sent_at: LocalTime) -> Self {
+        Self {
+            votes: vec![None; nodes],
+            sent_at,
+            is_fenced,
+            granted: None,
+            knows: vec![false; nodes],
+            telling: 0,
+        }
+    }
+
+    fn quorum(&self) -> usize {
+        quorum_of(self.votes.len())
+    }
+
+    /// What each node has said so far.
+    #[must_use]
+    pub fn votes(&self) -> &[Option<Vote>] {
+        &self.votes
+    }
+
+    fn count(&self, counts: impl Fn(&Option<Vote>) -> bool) -> usize {
+        self.votes.iter().filter(|vote| counts(vote)).count()
+    }
+
+    /// What this node said. Only its first word counts.
+    pub fn handle_vote(&mut self, node: usize, vote: Vote) {
+        if self.votes[node].is_some() {
+            return;
+        }
+        self.votes[node] = Some(vote);
+        match self.granted {
+            None => self.count_yeses(),
+            Some(granted) => {
+                // It may become one of those that the lease stands on.
+                if let (Vote::Yes(late), false) = (vote, self.is_known()) {
+                    self.granted = Some(Grant { lasts: granted.lasts.min(late.lasts), ..granted });
+                }
+                self.knows[node] = knows(Some(vote), granted.tokens);
+            }
+        }
+    }
+
+    /// Nobody is waited for any longer.
+    pub fn handle_timeout(&mut self) {
+        for node in 0..self.votes.len() {
+            self.handle_vote(node, Vote::Failed);
+            if self.granted.is_some() && !self.knows[node] {
+                self.votes[node] = Some(Vote::Failed);
+            }
+        }
+        self.telling = 0;
+    }
+
+    fn count_yeses(&mut self) {
+        let yeses = self.votes.iter().filter_map(|vote| match vote {
+            Some(Vote::Yes(grant)) => Some(*grant),
+            _ => None,
+        });
+        let (mut count, mut best): (usize, Option<Grant>) = (0, None);
+        for grant in yeses {
+            count += 1;
+            best = Some(best.map_or(grant, |best| Grant {
+                tokens: if grant.tokens.first > best.tokens.first { grant.tokens } else { best.tokens },
+                lasts: best.lasts.min(grant.lasts),
+            }));
+        }
+        if count < self.quorum() {
+            return;
+        }
+        self.granted = best;
+        if let Some(granted) = best {
+            self.knows = self.votes.iter().map(|vote| knows(*vote, granted.tokens)).collect();
+        }
+    }
+
+    /// Which nodes that granted the lease have to be told of the quorum's token before it counts: none where enough of
+    /// them know one that is as high.
+    pub fn poll_tell(&mut self) -> Option<(Vec<usize>, TokenRange)> {
+        let granted = self.granted?;
+        if self.telling > 0 || self.is_known() {
+            return None;
+        }
+        let is_to_be_told =
+            |node: &usize| !self.knows[*node] && matches!(self.votes[*node], Some(Vote::Yes(_)));
+        let nodes: Vec<usize> = (0..self.votes.len()).filter(is_to_be_told).collect();
+        self.telling = nodes.len();
+        (!nodes.is_empty()).then_some((nodes, granted.tokens))
+    }
+
+    /// Whether this node knows the token now.
+    pub fn handle_told(&mut self, node: usize, is_known: bool) {
+        self.knows[node] |= is_known;
+        if !is_known {
+            // It has granted the lease, but nobody can rely on it.
+            self.votes[node] = Some(Vote::Failed);
+        }
+        self.telling = self.telling.saturating_sub(1);
+    }
+
+    fn is_known(&self) -> bool {
+        !self.is_fenced || self.knows.iter().filter(|knows| **knows).count() >= self.quorum()
+    }
+
+    /// What it comes to, once no further word can change it. Time is only looked at where the lease is granted.
+    #[must_use]
+    pub fn poll_verdict(&self, now: LocalTime) -> Option<Verdict> {
+        let pending = self.count(Option::is_none);
+        if let Some(granted) = self.granted {
+            if self.is_known() {
+                let trusted_until = self.sent_at + granted.lasts.saturating_sub(drift_margin(granted.lasts));
+                return Some(if now < trusted_until { Verdict::Granted(granted) } else { Verdict::TooLate });
+            }
+            let may_know = (0..self.votes.len())
+                .filter(|node| self.knows[*node] || matches!(self.votes[*node], None | Some(Vote::Yes(_))))
+                .count();
+            return (may_know < self.quorum()).then_some(Verdict::NoQuorum);
+        }
+        let yeses = self.count(|vote| matches!(vote, Some(Vote::Yes(_))));
+        let answered = yeses + self.count(|vote| matches!(vote, Some(Vote::No)));
+        if yeses + pending >= self.quorum() {
+            None
+        } else if answered >= self.quorum() {
+            Some(Verdict::Busy)
+        } else if answered + pending < self.quorum() {
+            Some(Verdict::NoQuorum)
+        } else {
+            None
+        }
+    }
+
+    /// When so many nodes vote again that there may be a quorum, if it is only that which there is none for.
+    #[must_use]
+    pub fn votes_from(&self) -> Option<StoreTime> {
+        let mut from: Vec<StoreTime> = self
+            .votes
+            .iter()
+            .filter_map(|vote| match vote {
+                Some(Vote::Abstains(until)) => Some(*until),
+                Some(Vote::Yes(_) | Vote::No) => Some(StoreTime::ZERO),
+                _ => None,
+            })
+            .collect();
+        from.sort_unstable();
+        from.get(self.quorum() - 1).copied().filter(|from| *from > StoreTime::ZERO)
+    }
+}
+
+fn knows(vote: Option<Vote>, tokens: TokenRange) -> bool {
+    matches!(vote, Some(Vote::Yes(grant)) if grant.tokens.last >= tokens.last)
+}
+
+/// What one node said to a `Renew`, or to a `Release`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The lease was there, and runs for so long from now, if it does.
+    Held {
+        /// How long it lasts.
+        lasts: Duration,
+    },
+    /// The node knows no such lease.
+    NotHeld,
+    /// It said nothing in time, or that it can't.
+    Failed,
+}
+
+/// What the nodes' words about a lease come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tally {
+    /// A quorum had it: for so long it lasts at all of these.
+    Held {
+        /// From when they were asked.
+        lasts: Duration,
+    },
+    /// So many do not have it that no quorum can.
+    NotHeld,
+    /// Nobody can say.
+    Unknown,
+}
+
+/// The nodes' words about a lease that a quorum granted.
+#[derive(Clone, Debug)]
+pub struct Words {
+    words: Vec<Option<Word>>,
+}
+
+impl Words {
+    /// Nobody has said anything yet.
+    #[must_use]
+    pub fn new(nodes: usize) -> Self {
+        Self { words: vec![None; nodes] }
+    }
+
+    /// What each node has said so far.
+    #[must_use]
+    pub fn words(&self) -> &[Option<Word>] {
+        &self.words
+    }
+
+    /// What this node said. Only its first word counts.
+    pub fn handle_word(&mut self, node: usize, word: Word) {
+        self.words[node].get_or_insert(word);
+    }
+
+    /// Nobody is waited for any longer.
+    pub fn handle_timeout(&mut self) {
+        for word in &mut self.words {
+            word.get_or_insert(Word::Failed);
+        }
+    }
+
+    /// Whether a quorum has said something, whatever it was.
+    #[must_use]
+    pub fn is_quorum(&self) -> bool {
+        let said = self.words.iter().filter(|word| !matches!(word, None | Some(Word::Failed)));
+        said.count() >= quorum_of(self.words.len())
+    }
+
+    /// What it comes to, once no further word can change it.
+    #[must_use]
+    pub fn poll_tally(&self) -> Option<Tally> {
+        let quorum = quorum_of(self.words.len());
+        let pending = self.words.iter().filter(|word| word.is_none()).count();
+        let gone = self.words.iter().filter(|word| **word == Some(Word::NotHeld)).count();
+        let mut held: Vec<Duration> = self
+            .words
+            .iter()
+            .filter_map(|word| match word {
+                Some(Word::Held { lasts }) => Some(*lasts),
+                _ => None,
+            })
+            .collect();
+        held.sort_unstable_by(|a, b| b.cmp(a));
+        if let Some(lasts) = held.get(quorum - 1) {
+            Some(Tally::Held { lasts: *lasts })
+        } else if gone > self.words.len() - quorum {
+            Some(Tally::NotHeld)
+        } else if held.len() + pending < quorum && gone + pending <= self.words.len() - quorum {
+            Some(Tally::Unknown)
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

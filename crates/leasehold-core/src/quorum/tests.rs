@@ -1,0 +1,281 @@
+//! Every combination of answers of one to seven nodes, in several orders.
+
+use super::*;
+use crate::token::Token;
+
+const LASTS: Duration = Duration::from_secs(10);
+
+fn range(first: u64) -> TokenRange {
+    TokenRange { first: Token::new(first).unwrap(), last: Token::new(first).unwrap() }
+}
+
+fn yes(token: u64) -> Vote {
+    Vote::Yes(Grant { tokens: range(token), lasts: LASTS })
+}
+
+fn at(ms: u64) -> LocalTime {
+    LocalTime::ZERO + Duration::from_millis(ms)
+}
+
+/// All lists of this length over these.
+fn each_list<T: Copy>(of: &[T], length: usize, with: &mut impl FnMut(&[T])) {
+    fn go<T: Copy>(of: &[T], length: usize, list: &mut Vec<T>, with: &mut impl FnMut(&[T])) {
+        if list.len() == length {
+            return with(list);
+        }
+        for item in of {
+            list.push(*item);
+            go(of, length, list, with);
+            list.pop();
+        }
+    }
+    go(of, length, &mut Vec::new(), with);
+}
+
+/// Forwards, backwards, and from the middle on.
+fn orders(nodes: usize) -> [Vec<usize>; 3] {
+    let middle = nodes / 2;
+    [
+        (0..nodes).collect(),
+        (0..nodes).rev().collect(),
+        (0..nodes).map(|node| (node + middle) % nodes).collect(),
+    ]
+}
+
+#[test]
+fn any_two_quorums_have_a_node_in_common() {
+    for nodes in 1..=7 {
+        assert!(2 * quorum_of(nodes) > nodes && quorum_of(nodes) <= nodes);
+        // Without a minority that can be missing there is no use in it.
+        assert_eq!(nodes - quorum_of(nodes), (nodes - 1) / 2);
+    }
+}
+
+/// What the rules say of all answers at once, written down another way.
+fn expected(votes: &[Vote]) -> Verdict {
+    let quorum = votes.len() / 2 + 1;
+    let count = |counts: fn(&Vote) -> bool| votes.iter().filter(|vote| counts(vote)).count();
+    let (yeses, noes) = (count(|vote| matches!(vote, Vote::Yes(_))), count(|vote| matches!(vote, Vote::No)));
+    if yeses >= quorum {
+        Verdict::Granted(Grant { tokens: range(1), lasts: LASTS })
+    } else if yeses + noes >= quorum {
+        Verdict::Busy
+    } else {
+        Verdict::NoQuorum
+    }
+}
+
+fn is_same(found: Verdict, expected: Verdict) -> bool {
+    core::mem::discriminant(&found) == core::mem::discriminant(&expected)
+}
+
+#[test]
+fn every_combination_of_answers_has_its_verdict_and_no_later_answer_changes_it() {
+    let each = [yes(5), Vote::No, Vote::Failed, Vote::Abstains(StoreTime::from_micros(9))];
+    for nodes in 1..=7 {
+        each_list(&each, nodes, &mut |votes| {
+            for order in orders(nodes) {
+                let mut round = Round::new(nodes, true, at(0));
+                let mut verdict = None;
+                for node in order {
+                    let before = round.poll_verdict(at(1));
+                    round.handle_vote(node, votes[node]);
+                    assert_eq!(round.poll_tell(), None, "all tokens are the same");
+                    verdict = round.poll_verdict(at(1));
+                    if let Some(before) = before {
+                        assert_eq!(verdict, Some(before), "{votes:?} after {node}");
+                    }
+                }
+                let verdict = verdict.unwrap_or_else(|| panic!("{votes:?} is undecided"));
+                assert!(is_same(verdict, expected(votes)), "{votes:?}: {verdict:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn nobody_is_waited_for_once_it_is_certain() {
+    for nodes in 1..=7 {
+        let quorum = quorum_of(nodes);
+        let mut round = Round::new(nodes, true, at(0));
+        for node in 0..quorum {
+            assert_eq!(round.poll_verdict(at(1)), None);
+            round.handle_vote(node, yes(5));
+        }
+        assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
+        let mut round = Round::new(nodes, true, at(0));
+        for node in 0..=nodes - quorum {
+            assert!(!matches!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum)));
+            round.handle_vote(node, Vote::Failed);
+        }
+        assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
+    }
+}
+
+#[test]
+fn a_token_counts_once_a_quorum_knows_one_as_high_whatever_the_nodes_gave() {
+    let each = [yes(3), yes(4), yes(5), Vote::No, Vote::Failed];
+    for nodes in 1..=6 {
+        each_list(&each, nodes, &mut |votes| {
+            for order in orders(nodes) {
+                // What each node has as its last token when all is said.
+                let mut last = vec![0; nodes];
+                let mut round = Round::new(nodes, true, at(0));
+                let mut granted = None;
+                for node in order {
+                    if granted.is_some() {
+                        break;
+                    }
+                    if let Vote::Yes(grant) = votes[node] {
+                        last[node] = grant.tokens.last.get();
+                    }
+                    round.handle_vote(node, votes[node]);
+                    if let Some((told, tokens)) = round.poll_tell() {
+                        assert_eq!(round.poll_verdict(at(1)), None, "told, but not answered yet");
+                        for node in told {
+                            assert!(last[node] < tokens.last.get(), "it knows already");
+                            last[node] = tokens.last.get();
+                            round.handle_told(node, true);
+                        }
+                    }
+                    granted = match round.poll_verdict(at(1)) {
+                        Some(Verdict::Granted(grant)) => Some(grant),
+                        _ => None,
+                    };
+                }
+                let Some(granted) = granted else { continue };
+                let known = last.iter().filter(|last| **last >= granted.tokens.last.get()).count();
+                assert!(known >= quorum_of(nodes), "{votes:?}: {granted:?}, {last:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_token_that_no_quorum_can_be_told_is_none() {
+    for failing in 0..4_u32 {
+        let mut round = Round::new(3, true, at(0));
+        round.handle_vote(0, yes(9));
+        round.handle_vote(1, yes(5));
+        let (told, tokens) = round.poll_tell().unwrap();
+        assert_eq!((told, tokens), (vec![1], range(9)));
+        assert_eq!(round.poll_tell(), None, "it is told once");
+        if failing & 1 == 0 {
+            // A third one that has given a higher token knows enough.
+            round.handle_vote(2, yes(10));
+            let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!() };
+            assert_eq!(grant.tokens, range(9), "what was decided stays");
+        } else {
+            round.handle_told(1, failing & 2 == 0);
+            round.handle_vote(2, Vote::Failed);
+            let is_granted = matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_)));
+            assert_eq!(is_granted, failing & 2 == 0);
+            assert_eq!(round.poll_verdict(at(1)) == Some(Verdict::NoQuorum), failing & 2 != 0);
+        }
+    }
+}
+
+#[test]
+fn one_that_granted_it_late_is_told_where_that_is_needed() {
+    let mut round = Round::new(3, true, at(0));
+    round.handle_vote(0, yes(9));
+    round.handle_vote(1, yes(5));
+    assert_eq!(round.poll_tell().unwrap().0, [1]);
+    round.handle_told(1, false);
+    assert_eq!(round.poll_verdict(at(1)), None, "the third may still know");
+    round.handle_vote(2, yes(6));
+    assert_eq!(round.poll_tell(), Some((vec![2], range(9))));
+    round.handle_told(2, true);
+    assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
+}
+
+#[test]
+fn nobody_is_waited_for_longer_than_the_limit() {
+    for is_told in [false, true] {
+        let mut round = Round::new(3, true, at(0));
+        round.handle_vote(0, yes(9));
+        round.handle_vote(1, yes(5));
+        if is_told {
+            assert!(round.poll_tell().is_some());
+        }
+        assert_eq!(round.poll_verdict(at(1)), None);
+        round.handle_timeout();
+        assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
+    }
+}
+
+#[test]
+fn unfenced_nobody_is_told_anything() {
+    let mut round = Round::new(3, false, at(0));
+    round.handle_vote(0, yes(9));
+    round.handle_vote(1, yes(5));
+    assert_eq!(round.poll_tell(), None);
+    assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
+}
+
+#[test]
+fn a_grant_that_took_as_long_as_it_lasts_is_none() {
+    let short = |ms| Vote::Yes(Grant { tokens: range(5), lasts: Duration::from_millis(ms) });
+    let mut round = Round::new(3, true, at(100));
+    round.handle_vote(0, short(10_000));
+    round.handle_vote(1, short(2_000));
+    // 1 % of 2 s, and 2 ms.
+    let last = at(100 + 2_000 - 20 - 2);
+    assert!(matches!(round.poll_verdict(at(2_077)), Some(Verdict::Granted(_))));
+    assert_eq!(round.poll_verdict(last), Some(Verdict::TooLate));
+    let Some(Verdict::Granted(grant)) = round.poll_verdict(at(101)) else { panic!() };
+    assert_eq!(grant.lasts, Duration::from_millis(2_000), "the shortest of the quorum");
+}
+
+#[test]
+fn whoever_abstains_is_waited_for_if_that_helps() {
+    let abstains = |micros| Vote::Abstains(StoreTime::from_micros(micros));
+    let from = |votes: [Vote; 3]| {
+        let mut round = Round::new(3, true, at(0));
+        for (node, vote) in votes.into_iter().enumerate() {
+            round.handle_vote(node, vote);
+        }
+        assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
+        round.votes_from().map(StoreTime::as_micros)
+    };
+    assert_eq!(from([abstains(7), abstains(9), abstains(8)]), Some(8));
+    assert_eq!(from([abstains(7), yes(5), abstains(9)]), Some(7));
+    assert_eq!(from([abstains(7), Vote::Failed, Vote::Failed]), None);
+}
+
+#[test]
+fn every_combination_of_words_about_a_lease_has_its_tally() {
+    let held = |ms| Word::Held { lasts: Duration::from_millis(ms) };
+    let each = [held(9), held(7), Word::NotHeld, Word::Failed];
+    for nodes in 1..=7 {
+        let quorum = quorum_of(nodes);
+        each_list(&each, nodes, &mut |said| {
+            let count = |word: Word| said.iter().filter(|said| **said == word).count();
+            let (nine, seven, gone) = (count(held(9)), count(held(7)), count(Word::NotHeld));
+            let expected = if nine >= quorum {
+                Tally::Held { lasts: Duration::from_millis(9) }
+            } else if nine + seven >= quorum {
+                Tally::Held { lasts: Duration::from_millis(7) }
+            } else if nodes - gone < quorum {
+                Tally::NotHeld
+            } else {
+                Tally::Unknown
+            };
+            for order in orders(nodes) {
+                let mut words = Words::new(nodes);
+                let mut tally = None;
+                for node in order {
+                    words.handle_word(node, said[node]);
+                    if let Some(Tally::NotHeld | Tally::Unknown) = tally {
+                        assert_eq!(words.poll_tally(), tally);
+                    }
+                    tally = words.poll_tally();
+                }
+                assert_eq!(tally, Some(expected), "{said:?}");
+            }
+            let mut words = Words::new(nodes);
+            words.handle_timeout();
+            assert_eq!(words.poll_tally(), Some(Tally::Unknown));
+        });
+    }
+}

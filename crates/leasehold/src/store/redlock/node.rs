@@ -1,0 +1,160 @@
+//! One of the servers that vote.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, Command, Failure, LocalTime, Release, Resource, StoreTime, Token};
+
+use crate::clock;
+use crate::store::redis::Redis;
+use crate::store::{Answered, Store as _, StoreError};
+
+/// How many answers a node may be owing. One that stands still is not sent what piles up.
+const AT_ONCE: usize = 256;
+
+/// How many releases that it has not answered are kept for a node, the newest ones. The leases end by themselves too.
+const MOST_DEBTS: usize = 10_000;
+
+/// How many of them go in one batch.
+const BATCH: usize = 128;
+
+/// What a node's clock says is older than its answer by half of a round trip, and what is sent to it arrives as much later.
+const NO_CLOCK: i64 = i64::MIN;
+
+/// One of the servers that vote, and what is known about it.
+pub(super) struct Node {
+    pub(super) store: Arc<Redis>,
+    /// Its address, without what may be secret.
+    pub(super) name: String,
+    unanswered: AtomicUsize,
+    /// In microseconds, of the last ones on average; zero before the first.
+    round_trip: AtomicU64,
+    /// What its clock said last, less the local clock when that was heard, in microseconds.
+    ahead: AtomicI64,
+    /// Releases that it has not answered, and until when there is something to release.
+    debts: Mutex<BTreeMap<Acquisition, Debt>>,
+}
+
+struct Debt {
+    resource: Arc<Resource>,
+    release: Release,
+    until: LocalTime,
+}
+
+/// Counts an answer as owed until it is there, or nobody waits for it any more.
+struct Unanswered(Arc<Node>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.0.unanswered.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Node {
+    pub(super) fn new(store: Arc<Redis>, name: String) -> Self {
+        Self {
+            store,
+            name,
+            unanswered: AtomicUsize::new(0),
+            round_trip: AtomicU64::new(0),
+            ahead: AtomicI64::new(NO_CLOCK),
+            debts: Mutex::default(),
+        }
+    }
+
+    fn debts(&self) -> MutexGuard<'_, BTreeMap<Acquisition, Debt>> {
+        self.debts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs commands in this order, with no token below `floor`.
+    pub(super) async fn call(
+        self: Arc<Self>,
+        batch: Vec<(Arc<Resource>, Command)>,
+        floor: Option<Token>,
+    ) -> Vec<Answered> {
+        let count = batch.len();
+        let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
+        let _unanswered = Unanswered(self.clone());
+        if waiting >= AT_ONCE {
+            let message = format!("too slow: {waiting} answers are due");
+            return vec![Err(StoreError { failure: Failure::NotSent, message }); count];
+        }
+        let sent_at = clock::local();
+        let answers = self.store.vote(batch, floor).await;
+        if let Some(Ok(answer)) = answers.last() {
+            self.heard(sent_at, clock::local(), answer.at);
+        }
+        answers
+    }
+
+    /// Runs one command.
+    pub(super) async fn call_one(
+        self: Arc<Self>,
+        resource: Arc<Resource>,
+        command: Command,
+        floor: Option<Token>,
+    ) -> Answered {
+        self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::client::unanswered)
+    }
+
+    fn heard(&self, sent_at: LocalTime, now: LocalTime, at: StoreTime) {
+        let took = now.since(sent_at).as_micros();
+        let took = u64::try_from(took).unwrap_or(u64::MAX).min(10_000_000);
+        let before = self.round_trip.load(Ordering::Relaxed);
+        let average = if before == 0 { took } else { before - before / 8 + took / 8 };
+        self.round_trip.store(average.max(1), Ordering::Relaxed);
+        self.ahead.store(at.as_micros().cast_signed() - now.as_micros().cast_signed(), Ordering::Relaxed);
+    }
+
+    /// How long its answers take.
+    pub(super) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// No sooner than this by its clock, as far as is known, a command arrives that is sent at `now`.
+    pub(super) fn clock(&self, now: LocalTime) -> Option<StoreTime> {
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        let micros = now.as_micros().cast_signed().checked_add(ahead).filter(|_| ahead != NO_CLOCK)?;
+        Some(StoreTime::from_micros(u64::try_from(micros).ok()?))
+    }
+
+    /// This was to be given back, and nobody knows whether it was. By then the lease is over anyway.
+    pub(super) fn owe(&self, resource: Arc<Resource>, release: Release, until: LocalTime) {
+        let mut debts = self.debts();
+        debts.insert(release.acquisition, Debt { resource, release, until });
+        while debts.len() > MOST_DEBTS {
+            debts.pop_first();
+        }
+    }
+
+    pub(super) fn is_in_debt(&self) -> bool {
+        !self.debts().is_empty()
+    }
+
+    /// Gives back what was not, as far as the node answers.
+    pub(super) async fn settle(self: Arc<Self>) {
+        let due: Vec<(Arc<Resource>, Command)> = {
+            let mut debts = self.debts();
+            let now = clock::local();
+            debts.retain(|_, debt| debt.until > now);
+            let debts = debts.values().take(BATCH);
+            debts.map(|debt| (debt.resource.clone(), Command::Release(debt.release.clone()))).collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        let answers = self.clone().call(due.clone(), None).await;
+        let mut debts = self.debts();
+        for ((_, command), answer) in due.iter().zip(answers) {
+            if let (Command::Release(release), Ok(_)) = (command, answer) {
+                debts.remove(&release.acquisition);
+            }
+        }
+    }
+
+    pub(super) fn warnings(&self) -> Vec<String> {
+        self.store.warnings().into_iter().map(|warning| format!("{}: {warning}", self.name)).collect()
+    }
+}

@@ -1,0 +1,455 @@
+//! Taking, keeping and giving back a lease at all nodes.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use leasehold_core::{
+    Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Release, Renew, Reply, Resource, Round,
+    StoreTime, Tally, Token, Verdict, Vote, Word, Words,
+};
+use tokio::time::sleep;
+
+use super::leases::Try;
+use super::{Quorum, answer};
+use crate::clock;
+use crate::store::{Answered, Pending, StoreError};
+
+/// How long a tombstone stands at a node: longer than any delayed command can be under way.
+const TOMBSTONE: Duration = Duration::from_secs(60);
+
+/// The pauses between tries: random, up to the first, and then up to twice as much, and so on.
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a node answered to what it was asked.
+enum Heard {
+    Voted(Answered),
+    Told(Answered),
+}
+
+type Hearing = FuturesUnordered<Pending<(usize, Heard)>>;
+
+impl Quorum {
+    // --- Taking ----------------------------------------------------------------------------------
+
+    pub(super) async fn acquire(self: &Arc<Self>, resource: Arc<Resource>, wanted: Arc<Acquire>) -> Answered {
+        let attempt = wanted.acquisition;
+        let Some(acquisition) = self.leases.ask(&resource, &wanted) else {
+            return answer(clock::local(), Reply::Cancelled);
+        };
+        let sent_at = clock::local();
+        let command = Acquire { acquisition, wait: None, reserve: 0, ..(*wanted).clone() };
+        let command = Command::from(command);
+        let floor = if self.is_fenced { self.floor(sent_at) } else { None };
+        let hearing = Hearing::new();
+        for node in 0..self.nodes.len() {
+            hearing.push(self.ask_for_vote(
+                node,
+                attempt,
+                acquisition,
+                (resource.clone(), command.clone()),
+                floor,
+            ));
+        }
+        let mut asking = Asking {
+            quorum: self.clone(),
+            resource: resource.clone(),
+            acquisition,
+            ttl: wanted.ttl,
+            round: Round::new(self.nodes.len(), self.is_fenced, sent_at),
+            hearing,
+            said: vec![None; self.nodes.len()],
+        };
+        let verdict = asking.until_decided().await;
+        let Asking { round, hearing, said, .. } = asking;
+        let goes_on = wanted.wait.is_some();
+        let now = clock::local();
+        match verdict {
+            Verdict::Granted(grant) => {
+                if !self.leases.granted(attempt, acquisition, grant.tokens.first) {
+                    return answer(now, Reply::Cancelled);
+                }
+                // What comes late is kept: the lease does not have to stand on a bare quorum.
+                hear_out(hearing);
+                answer(now, Reply::Granted(grant))
+            }
+            Verdict::Busy => {
+                let Some(known) = self.leases.failed(attempt, acquisition, goes_on) else {
+                    return answer(now, Reply::Cancelled);
+                };
+                self.give_back_all(&known, &round).await;
+                if !goes_on {
+                    return answer(now, Reply::Busy);
+                }
+                let pause = pause(known.tries);
+                queued(clock::local(), pause)
+            }
+            Verdict::NoQuorum | Verdict::TooLate => {
+                let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
+                let Some(known) = self.leases.failed(attempt, acquisition, votes_in.is_some()) else {
+                    return answer(now, Reply::Cancelled);
+                };
+                self.give_back_all(&known, &round).await;
+                if let Some(votes_in) = votes_in {
+                    return queued(clock::local(), votes_in);
+                }
+                let message = match verdict {
+                    Verdict::TooLate => {
+                        "a quorum granted it, but so late that the lease may be over".to_owned()
+                    }
+                    _ => self.no_quorum(&round, &said),
+                };
+                Err(StoreError { failure: Failure::NotSent, message })
+            }
+        }
+    }
+
+    fn ask_for_vote(
+        self: &Arc<Self>,
+        node: usize,
+        attempt: Acquisition,
+        acquisition: Acquisition,
+        (resource, command): (Arc<Resource>, Command),
+        floor: Option<Token>,
+    ) -> Pending<(usize, Heard)> {
+        let quorum = self.clone();
+        let call = self.nodes[node].clone().call_one(resource, command, floor);
+        Box::pin(async move {
+            let answered = call.await;
+            if !is_unknown(&answered) {
+                quorum.leases.answered(attempt, acquisition, node);
+            }
+            (node, Heard::Voted(answered))
+        })
+    }
+
+    /// A token that is likely to be higher than what any node would give by itself, so that all give the same one, and
+    /// nobody has to be told what another one gave.
+    fn floor(&self, now: LocalTime) -> Option<Token> {
+        let clocks = self.nodes.iter().filter_map(|node| node.clock(now)).max()?;
+        let way = self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
+        Token::new((clocks + 2 * way + Duration::from_micros(500)).as_micros())
+    }
+
+    /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
+    fn votes_in(&self, round: &Round, now: LocalTime) -> Option<Duration> {
+        let from = round.votes_from()?;
+        // By the clocks of nodes that agree about the time, more or less.
+        let clock = self.nodes.iter().filter_map(|node| node.clock(now)).max()?;
+        let votes_in = from.since(clock) + Duration::from_millis(5);
+        self.young_until.store((now + votes_in).as_micros(), Ordering::Relaxed);
+        Some(votes_in)
+    }
+
+    /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
+    /// tries next is not to meet it there.
+    async fn give_back_all(self: &Arc<Self>, known: &Try, round: &Round) {
+        let ttl = known.wanted.ttl;
+        let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
+        for (node, vote) in round.votes().iter().enumerate() {
+            let release = Release {
+                acquisition: known.acquisition,
+                at_least: Duration::ZERO,
+                tombstone: if known.unanswered[node] > 0 { TOMBSTONE } else { Duration::ZERO },
+            };
+            let giving = self.clone().give_back(node, known.resource.clone(), release, ttl);
+            match vote {
+                Some(Vote::Yes(_)) => granted.push(giving),
+                _ if known.unanswered[node] > 0 => unheard.push(giving),
+                _ => {}
+            }
+        }
+        if !unheard.is_empty() {
+            tokio::spawn(unheard.for_each(|_| async {}));
+        }
+        let limit = sleep(self.limit(ttl));
+        let all = async { while granted.next().await.is_some() {} };
+        tokio::select! {
+            () = all => {}
+            () = limit => {}
+        }
+        if !granted.is_empty() {
+            tokio::spawn(granted.for_each(|_| async {}));
+        }
+    }
+
+    /// Tells one node, and remembers it if it does not answer.
+    async fn give_back(
+        self: Arc<Self>,
+        node: usize,
+        resource: Arc<Resource>,
+        release: Release,
+        ttl: Duration,
+    ) -> Word {
+        let command = Command::Release(release.clone());
+        // Dropped before it is answered, it is owed too.
+        let mut owing =
+            Owing { quorum: &self, node, resource: &resource, release: &release, ttl, is_told: false };
+        match self.nodes[node].clone().call_one(resource.clone(), command, None).await {
+            Ok(answer) => {
+                owing.is_told = true;
+                match answer.reply {
+                    Reply::Released => Word::Held { lasts: Duration::ZERO },
+                    _ => Word::NotHeld,
+                }
+            }
+            Err(_) => Word::Failed,
+        }
+    }
+
+    // --- Keeping ---------------------------------------------------------------------------------
+
+    /// Renews these, all at each node in one flight.
+    pub(super) async fn renew(self: &Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<Answered> {
+        let known: Vec<Option<(Renew, Try)>> = batch
+            .into_iter()
+            .map(|(_, command)| match command {
+                Command::Renew(renew) => {
+                    let known = self.leases.get(renew.acquisition).filter(|known| known.token.is_some())?;
+                    Some((renew, known))
+                }
+                _ => None,
+            })
+            .collect();
+        let asked: Vec<&(Renew, Try)> = known.iter().flatten().collect();
+        if asked.is_empty() {
+            return known.iter().map(|_| answer(clock::local(), Reply::NotHeld)).collect();
+        }
+        let commands: Vec<(Arc<Resource>, Command)> = asked
+            .iter()
+            .map(|(renew, known)| {
+                let renew = Renew { acquisition: known.acquisition, ttl: renew.ttl, reserve: 0 };
+                (known.resource.clone(), Command::Renew(renew))
+            })
+            .collect();
+        let shortest = asked.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
+        let mut words: Vec<Words> = asked.iter().map(|_| Words::new(self.nodes.len())).collect();
+        let mut hearing = FuturesUnordered::new();
+        for (node, to) in self.nodes.iter().enumerate() {
+            let call = to.clone().call(commands.clone(), None);
+            hearing.push(async move { (node, call.await) });
+        }
+        let mut limit = pin!(sleep(self.limit(shortest)));
+        let mut errors: Vec<Option<String>> = vec![None; self.nodes.len()];
+        while words.iter().any(|words| words.poll_tally().is_none()) {
+            tokio::select! {
+                Some((node, answers)) = hearing.next() => {
+                    for (words, answered) in words.iter_mut().zip(&answers) {
+                        words.handle_word(node, word_of(answered));
+                        if let Err(error) = answered {
+                            errors[node] = Some(error.message.clone());
+                        }
+                    }
+                }
+                () = &mut limit => words.iter_mut().for_each(Words::handle_timeout),
+            }
+        }
+        if !hearing.is_empty() {
+            tokio::spawn(async move { while hearing.next().await.is_some() {} });
+        }
+        let now = clock::local();
+        let mut answers = asked.iter().zip(&words).map(|((renew, known), words)| match words.poll_tally() {
+            Some(Tally::Held { lasts }) => {
+                self.join_others(renew, known, words);
+                answer(now, Reply::Renewed { lasts, tokens: None, wanted: false })
+            }
+            Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
+            Some(Tally::Unknown) | None => {
+                Err(StoreError { failure: Failure::Unknown, message: self.not_renewed(words, &errors) })
+            }
+        });
+        known
+            .iter()
+            .map(|known| match known {
+                Some(_) => answers.next().unwrap_or_else(crate::client::unanswered),
+                None => answer(now, Reply::NotHeld),
+            })
+            .collect()
+    }
+
+    /// Asks the nodes that do not have the lease for it too, now that a quorum has kept it: they may have been away, or were
+    /// started again. They learn its token by that.
+    fn join_others(self: &Arc<Self>, renew: &Renew, known: &Try, words: &Words) {
+        for (node, word) in words.words().iter().enumerate() {
+            if *word != Some(Word::NotHeld) || !self.leases.join(renew.acquisition, known.acquisition, node) {
+                continue;
+            }
+            let acquire = Acquire {
+                acquisition: known.acquisition,
+                owner: None,
+                capacity: 1,
+                weight: 1,
+                ttl: renew.ttl,
+                reserve: 0,
+                wait: None,
+                replaces: None,
+                metadata: known.wanted.metadata.clone(),
+            };
+            let call = (known.resource.clone(), Command::from(acquire));
+            let voting = self.ask_for_vote(node, renew.acquisition, known.acquisition, call, known.token);
+            tokio::spawn(voting);
+        }
+    }
+
+    // --- Giving back -----------------------------------------------------------------------------
+
+    pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> Answered {
+        let until = (!release.tombstone.is_zero()).then(|| clock::local() + release.tombstone);
+        if until.is_some() {
+            self.in_debt.notify_one();
+        }
+        let Some(known) = self.leases.give_back(release.acquisition, until) else {
+            return answer(clock::local(), Reply::NotHeld);
+        };
+        let mut words = Words::new(self.nodes.len());
+        let mut hearing = FuturesUnordered::new();
+        for node in 0..self.nodes.len() {
+            let tombstone = if known.unanswered[node] > 0 { TOMBSTONE } else { Duration::ZERO };
+            let told = Release { acquisition: known.acquisition, at_least: release.at_least, tombstone };
+            let giving = self.clone().give_back(node, resource.clone(), told, known.wanted.ttl);
+            hearing.push(async move { (node, giving.await) });
+        }
+        let mut limit = pin!(sleep(self.limit(known.wanted.ttl)));
+        let tally = loop {
+            if let Some(tally) = words.poll_tally() {
+                break tally;
+            }
+            tokio::select! {
+                Some((node, word)) = hearing.next() => words.handle_word(node, word),
+                () = &mut limit => words.handle_timeout(),
+            }
+        };
+        if !hearing.is_empty() {
+            tokio::spawn(async move { while hearing.next().await.is_some() {} });
+        }
+        let now = clock::local();
+        match tally {
+            Tally::Held { .. } => answer(now, Reply::Released),
+            Tally::NotHeld => answer(now, Reply::NotHeld),
+            Tally::Unknown if words.is_quorum() => answer(now, Reply::Released),
+            // Nodes that did not answer are told again until the lease is over there.
+            Tally::Unknown => {
+                let message = self.not_told(&words);
+                Err(StoreError { failure: Failure::Unknown, message })
+            }
+        }
+    }
+}
+
+/// One try, while nodes are still heard.
+struct Asking {
+    quorum: Arc<Quorum>,
+    resource: Arc<Resource>,
+    acquisition: Acquisition,
+    ttl: Duration,
+    round: Round,
+    hearing: Hearing,
+    /// Why a node did not vote.
+    said: Vec<Option<String>>,
+}
+
+impl Asking {
+    async fn until_decided(&mut self) -> Verdict {
+        let limit = self.quorum.limit(self.ttl);
+        let mut late = pin!(sleep(limit));
+        loop {
+            if let Some((nodes, tokens)) = self.round.poll_tell() {
+                for node in nodes {
+                    self.tell(node, tokens.last);
+                }
+                late.as_mut().reset(tokio::time::Instant::now() + limit);
+            }
+            if let Some(verdict) = self.round.poll_verdict(clock::local()) {
+                return verdict;
+            }
+            tokio::select! {
+                Some((node, heard)) = self.hearing.next() => self.hear(node, heard),
+                () = &mut late => self.round.handle_timeout(),
+            }
+        }
+    }
+
+    fn tell(&self, node: usize, token: Token) {
+        let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
+        let command = Command::Renew(renew);
+        let call = self.quorum.nodes[node].clone().call_one(self.resource.clone(), command, Some(token));
+        self.hearing.push(Box::pin(async move { (node, Heard::Told(call.await)) }));
+    }
+
+    fn hear(&mut self, node: usize, heard: Heard) {
+        match heard {
+            Heard::Voted(answered) => {
+                let vote = answered.as_ref().map_or(Vote::Failed, |answer| Vote::of(&answer.reply));
+                self.said[node] = match &answered {
+                    Err(error) => Some(error.message.clone()),
+                    Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
+                    Ok(_) => None,
+                };
+                self.round.handle_vote(node, vote);
+            }
+            Heard::Told(answered) => {
+                let is_known =
+                    matches!(answered, Ok(leasehold_core::Answer { reply: Reply::Renewed { .. }, .. }));
+                self.round.handle_told(node, is_known);
+            }
+        }
+    }
+}
+
+/// A release that is owed unless the node has answered it.
+struct Owing<'a> {
+    quorum: &'a Quorum,
+    node: usize,
+    resource: &'a Arc<Resource>,
+    release: &'a Release,
+    ttl: Duration,
+    is_told: bool,
+}
+
+impl Drop for Owing<'_> {
+    fn drop(&mut self) {
+        if !self.is_told {
+            // Nothing that was asked for before can last longer.
+            let until = clock::local() + self.ttl + TOMBSTONE;
+            self.quorum.nodes[self.node].owe(self.resource.clone(), self.release.clone(), until);
+            self.quorum.in_debt.notify_one();
+        }
+    }
+}
+
+/// Waits for what is still to come, with nobody waiting for that.
+fn hear_out(mut hearing: Hearing) {
+    if !hearing.is_empty() {
+        tokio::spawn(async move { while hearing.next().await.is_some() {} });
+    }
+}
+
+fn is_unknown(answered: &Answered) -> bool {
+    answered.as_ref().is_err_and(|error| error.failure == Failure::Unknown)
+}
+
+fn word_of(answered: &Answered) -> Word {
+    match answered {
+        Ok(answer) => match answer.reply {
+            Reply::Renewed { lasts, .. } => Word::Held { lasts },
+            Reply::NotHeld => Word::NotHeld,
+            _ => Word::Failed,
+        },
+        Err(_) => Word::Failed,
+    }
+}
+
+fn queued(now: LocalTime, pause: Duration) -> Answered {
+    let look_again_at = StoreTime::from_micros(now.as_micros()) + pause;
+    answer(now, Reply::Queued(Queued { head: Some(Head { look_again_at }) }))
+}
+
+/// Random, so that those who got in each other's way do not meet again.
+fn pause(tries: u32) -> Duration {
+    let longest = FIRST_PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+    let random = getrandom::u32().unwrap_or(u32::MAX / 2);
+    longest / 4 + (longest * 3 / 4).mul_f64(f64::from(random) / f64::from(u32::MAX))
+}

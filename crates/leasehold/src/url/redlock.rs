@@ -1,0 +1,194 @@
+//! Addresses of several servers that vote.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::invalid;
+use super::redis::{Place, RedisUrl};
+use crate::error::Error;
+
+/// More than this nobody needs, and each is asked every time.
+const MOST_NODES: usize = 15;
+
+/// Where the nodes are, and how they vote.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct RedlockUrl {
+    pub(crate) nodes: Vec<RedisUrl>,
+    /// Whether tokens are fencing tokens.
+    pub(crate) is_fenced: bool,
+    /// How long a node may take to answer, where that is said.
+    pub(crate) node_limit: Option<Duration>,
+    /// The longest ttl: for so long a node abstains that may have forgotten something.
+    pub(crate) longest_ttl: Option<Duration>,
+}
+
+impl RedlockUrl {
+    pub(crate) fn new(nodes: Vec<RedisUrl>) -> Self {
+        Self { nodes, is_fenced: true, node_limit: None, longest_ttl: None }
+    }
+
+    /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
+    /// kind, with spaces between them. Parameters that are not the quorum's own are those of each node.
+    pub(super) fn parse(rest: &str) -> Result<Self, Error> {
+        let url = if rest.starts_with("//") { Self::of_hosts(rest)? } else { Self::of_addresses(rest)? };
+        url.checked()
+    }
+
+    fn of_hosts(rest: &str) -> Result<Self, Error> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut url = Self::new(Vec::new());
+        let (mut theirs, mut scheme) = (Vec::new(), "redis");
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter {
+                "tls" | "tls=true" | "tls=1" | "tls=yes" => scheme = "rediss",
+                "tls=false" | "tls=0" | "tls=no" => scheme = "redis",
+                _ if url.set(parameter)? => {}
+                _ => theirs.push(parameter),
+            }
+        }
+        let (authority, path) = place[2..].split_once('/').unwrap_or((&place[2..], ""));
+        let (login, hosts) =
+            authority.rsplit_once('@').map_or(("", authority), |(login, hosts)| (login, hosts));
+        let at = if authority.contains('@') { "@" } else { "" };
+        for host in hosts.split(',') {
+            let address = format!("//{login}{at}{host}/{path}?{}", theirs.join("&"));
+            url.nodes.push(RedisUrl::parse(scheme, &address)?);
+        }
+        Ok(url)
+    }
+
+    fn of_addresses(rest: &str) -> Result<Self, Error> {
+        let mut url = Self::new(Vec::new());
+        for word in rest.split_whitespace() {
+            if let Some(query) = word.strip_prefix('?') {
+                for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+                    if !url.set(parameter)? {
+                        return Err(unknown_parameter());
+                    }
+                }
+                continue;
+            }
+            url.nodes.push(RedisUrl::of_node(word)?);
+        }
+        Ok(url)
+    }
+
+    /// Whether it is a parameter of the quorum's own.
+    fn set(&mut self, parameter: &str) -> Result<bool, Error> {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        match name {
+            "unfenced" => {
+                self.is_fenced = match value {
+                    "" | "true" | "1" | "yes" => false,
+                    "false" | "0" | "no" => true,
+                    _ => return Err(invalid("unfenced is true or false")),
+                };
+            }
+            "node_limit_ms" => self.node_limit = Some(milliseconds(name, value)?),
+            "longest_ttl_ms" => self.longest_ttl = Some(milliseconds(name, value)?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn checked(self) -> Result<Self, Error> {
+        let count = self.nodes.len();
+        if count == 0 || count > MOST_NODES {
+            return Err(invalid(format!(
+                "a quorum has 1 to {MOST_NODES} nodes, not {count}: redlock://host[:port],host[:port],…, or redlock: and whole \
+                 addresses with spaces between them"
+            )));
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            if matches!(node.place, Place::Cluster(_)) {
+                return Err(invalid("a cluster can't be one of the nodes: write the address of one server"));
+            }
+            if self.nodes[..index]
+                .iter()
+                .any(|other| other.place == node.place && other.database == node.database)
+            {
+                return Err(invalid(format!("{node} is named twice: its vote would count twice")));
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn milliseconds(name: &str, value: &str) -> Result<Duration, Error> {
+    let number = value.parse().ok().filter(|number| (1..=30 * 24 * 3_600_000).contains(number));
+    number
+        .map(Duration::from_millis)
+        .ok_or_else(|| invalid(format!("{name} is a number of milliseconds, 30 days at most")))
+}
+
+fn unknown_parameter() -> Error {
+    // It may be a part of a password.
+    invalid("this address has a parameter that is not known: docs/operations.md names them")
+}
+
+impl fmt::Display for RedlockUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redlock:")?;
+        for (index, node) in self.nodes.iter().enumerate() {
+            write!(f, "{}{node}", if index == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::url::StoreUrl;
+
+    fn parsed(url: &str) -> RedlockUrl {
+        match StoreUrl::parse(url).unwrap() {
+            StoreUrl::Redlock(url) => *url,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn nodes_that_differ_in_nothing_but_their_host_are_written_as_a_list() {
+        let url = parsed(
+            "redlock://me:secret@a,b:7000,[::1]/2?tls=true&ca=/ca.pem&node_limit_ms=80&longest_ttl_ms=30000",
+        );
+        let each: Vec<RedisUrl> = ["a", "b:7000", "[::1]"]
+            .into_iter()
+            .map(|host| RedisUrl::of_node(&format!("rediss://me:secret@{host}/2?ca=/ca.pem")).unwrap())
+            .collect();
+        assert_eq!(url.nodes, each);
+        assert_eq!(url.node_limit, Some(Duration::from_millis(80)));
+        assert_eq!(url.longest_ttl, Some(Duration::from_secs(30)));
+        assert!(url.is_fenced && !parsed("redlock://a,b,c?unfenced").is_fenced);
+    }
+
+    #[test]
+    fn nodes_of_any_kind_are_written_with_spaces_between_them() {
+        let url = parsed("redlock:redis://:one@a ?unfenced rediss://:two@b redis-sentinel://c,d/master");
+        assert_eq!(url.nodes.len(), 3);
+        assert!(!url.is_fenced && url.nodes[0].tls.is_none() && url.nodes[1].tls.is_some());
+        assert_eq!(url.to_string(), "redlock:redis://a rediss://b redis-sentinel://c,d/master");
+    }
+
+    #[test]
+    fn what_can_t_be_a_quorum_is_refused() {
+        let sixteen = vec!["a"; 16].join(",");
+        for (url, says) in [
+            ("redlock:", "1 to 15 nodes, not 0"),
+            (&format!("redlock://{sixteen}"), "1 to 15 nodes, not 16"),
+            ("redlock://", "a host is"),
+            ("redlock://a,,b", "a host is"),
+            ("redlock://a,b,a", "named twice"),
+            ("redlock:redis://a redis-cluster://b", "a cluster can't be"),
+            ("redlock:memory: sqlite:a", "a node's address begins with"),
+            ("redlock://a?unfenced=maybe", "true or false"),
+            ("redlock://a?node_limit_ms=0", "a number of milliseconds"),
+            ("redlock://a?longest_ttl_ms=30s", "a number of milliseconds"),
+            ("redlock://a?colour=red", "a parameter that is not known"),
+        ] {
+            let error = StoreUrl::parse(url).unwrap_err();
+            assert!(error.is_invalid() && error.to_string().contains(says), "{url}: {error}");
+        }
+    }
+}
