@@ -86,8 +86,8 @@ pub struct Now {
     pub time: StoreTime,
     /// The clock of tokens: microseconds since 1970.
     pub wall: StoreTime,
-    /// Where several stores vote: what the others may have given. No token below it is given, and a renewal raises the last
-    /// one to it.
+    /// Where several stores vote: what the others may have given. No token below it is given, and a renewal raises the
+    /// lease's own and the last one to it.
     pub floor: Option<Token>,
 }
 

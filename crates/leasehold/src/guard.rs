@@ -27,15 +27,13 @@ pub struct Guard {
     token: Token,
     /// The line of its client's tasks that the lease belongs to, if it does.
     line: Option<u64>,
-    /// Whose turn it is to try, where whoever waits tries again and again: given up after the lease.
-    _turn: Option<Box<Guard>>,
     /// The lease was given back, and nothing is left to do.
     is_over: bool,
 }
 
 impl Guard {
     pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token, line: None, _turn: None, is_over: false }
+        Self { handle, sequence, resource, token, line: None, is_over: false }
     }
 
     /// For a lease that its client's tasks hand on among themselves.
@@ -46,13 +44,7 @@ impl Guard {
         token: Token,
         line: u64,
     ) -> Self {
-        Self { handle, sequence, resource, token, line: Some(line), _turn: None, is_over: false }
-    }
-
-    /// It was waited for in a queue, where it is somebody else's turn once this lease has been given back.
-    pub(crate) fn in_turn(mut self, turn: Option<Self>) -> Self {
-        self._turn = turn.map(Box::new);
-        self
+        Self { handle, sequence, resource, token, line: Some(line), is_over: false }
     }
 
     /// Whether another task of the client has the lease now, or gets it next. Then the store need not hear of it.

@@ -21,6 +21,7 @@ use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::session::{Closed, Ended, Errand, Given, Sleep};
+use crate::store::queue_of;
 use crate::view::{HolderView, LockView};
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
@@ -227,10 +228,10 @@ impl Lock {
         }
     }
 
-    /// Where whoever waits tries again and again: at once, and then in its turn. The turn is kept until the lock is given
-    /// back, so that whoever is next tries exactly then.
+    /// Where several stores vote: at once, and otherwise first in a queue of this store's clients, of whom only the first
+    /// waits at all nodes. Two who waited there might stand in two orders, and each be granted a part.
     ///
-    /// Turns are a courtesy, and no one's right depends on them: where the queue can't be had, one tries without.
+    /// Turns are a courtesy, and nobody's right depends on them: where that queue can't be had, one waits without.
     fn acquire_in_turn(
         &self,
         weight: u32,
@@ -240,37 +241,38 @@ impl Lock {
             let resource = self.check(weight)?;
             let deadline = wait.deadline();
             let tried = self.attempt(resource, weight, None, Wait::No).await;
-            let turn = match (tried, deadline) {
-                (Ok(Some(guard)), _) => return Ok(Some(guard)),
-                (tried, None) => return tried,
-                (Ok(None), Some(_)) => {
-                    match self.turn(resource).acquire(1, None, Wait::until(deadline)).await {
-                        Ok(Some(turn)) => Some(turn),
-                        Ok(None) => return Ok(None),
-                        Err(error) if error.is_unavailable() || error.is_invalid() => None,
-                        Err(error) => return Err(error),
-                    }
-                }
+            let turn = match tried {
+                Ok(Some(guard)) => return Ok(Some(guard)),
+                tried if deadline.is_none() => return tried,
+                Ok(None) => self.turn(resource),
                 // Those who may vote soon are waited for.
-                (Err(_), Some(_)) if self.handle.store.is_young() => None,
-                (Err(error), Some(_)) => return Err(error),
+                Err(_) if self.handle.store.is_young() => None,
+                Err(error) => return Err(error),
             };
-            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await?;
-            Ok(guard.map(|guard| guard.in_turn(turn)))
+            let turn = match turn {
+                None => None,
+                Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
+                    Ok(None) => return Ok(None),
+                    Ok(turn) => turn,
+                    Err(error) if error.is_unavailable() => None,
+                    Err(error) => return Err(error),
+                },
+            };
+            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
+            // Now the next one may wait at the nodes.
+            drop(turn);
+            guard
         })
     }
 
-    /// The queue of those who wait for this resource. (A name that is as long as a name may be has none.)
-    fn turn(&self, resource: &Resource) -> Self {
-        let mut turn = Self::new(
-            self.handle.clone(),
-            Kind::Queue,
-            &format!("{}:{}", resource.kind, resource.name.as_str()),
-            1,
-        );
-        turn.max_waiters = self.max_waiters;
+    /// The queue of those who wait for this resource, where it has one.
+    fn turn(&self, resource: &Resource) -> Option<Self> {
+        let queue = queue_of(resource)?;
+        let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
+        // The first of those who wait has the turn.
+        turn.max_waiters = self.max_waiters.saturating_sub(1);
         turn.about = self.about.clone();
-        turn
+        Some(turn)
     }
 
     /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.

@@ -140,7 +140,7 @@ impl RedlockBuilder {
         self
     }
 
-    /// How long a server may take to answer. Unless set it is a fiftieth of the ttl, between 50 ms and 500 ms, or eight times
+    /// How long a server may take to answer. Unless set it is a tenth of the ttl, between 100 ms and 1 s, or eight times
     /// as long as most servers usually take, if that is longer; but never more than a third of the ttl. Nobody waits for a
     /// slow server once the others have decided.
     pub fn node_limit(mut self, limit: Duration) -> Self {

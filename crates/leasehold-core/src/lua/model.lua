@@ -173,10 +173,6 @@ local function next_tokens(reserve)
   return token, h.last_token
 end
 
-local function raise_last_token()
-  if floor > h.last_token then remember_token(floor) end
-end
-
 -- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
 local function held_already(w)
   if w.replaces == '' then return held_by(w.has_owner, w.owner), false end

@@ -17,10 +17,14 @@ if l then
   l.claimed = 1
   l.expires_at = now + ttl
   soonest_expiry(l.expires_at)
+  if floor > h.last_token then
+    -- It is one lease at several stores, with one token.
+    remember_token(floor)
+    l.token = floor
+  end
   put_lease(l)
   local token, last = 0, 0
   if reserve > 0 then token, last = next_tokens(reserve) end
-  raise_last_token()
   reply = { now, 7, ttl, is_awaited() and 1 or 0, token, last }
 end
 store(raw)

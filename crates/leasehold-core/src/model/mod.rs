@@ -508,9 +508,13 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         lease.claimed = true;
         lease.expires_at = self.now() + renew.ttl;
         self.soonest_expiry(lease.expires_at);
+        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
+            // It is one lease at several stores, with one token.
+            self.remember_token(floor.get());
+            lease.token = floor;
+        }
         self.rows.put_lease(lease)?;
         let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
-        self.raise_last_token();
         let wanted = self.header.is_awaited();
         Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
     }
@@ -704,13 +708,6 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         let tokens = TokenRange::next(self.header.last_token, reserve, from);
         self.remember_token(tokens.last.get());
         tokens
-    }
-
-    /// Another store has given a higher token, and this one is to know of it.
-    fn raise_last_token(&mut self) {
-        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
-            self.remember_token(floor.get());
-        }
     }
 
     fn remember_token(&mut self, last: u64) {

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::{Answer, ClientId, Command, Failure, Kind, Push, Resource};
+use leasehold_core::{Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
@@ -112,6 +112,12 @@ pub(crate) trait Store: Send + Sync {
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// Where those wait who are to wait for this resource in their turn. None for a name that is as long as a name may be.
+pub(crate) fn queue_of(resource: &Resource) -> Option<Resource> {
+    let name = Name::new(&format!("{}:{}", resource.kind, resource.name.as_str())).ok()?;
+    Some(Resource { kind: Kind::Queue, name })
 }
 
 /// Opens the store of a caller that knows how to connect to its Redis server.

@@ -37,6 +37,7 @@ struct Place {
 enum Servers {
     None,
     One(Box<Server>),
+    Voting(Vec<Server>),
     Sentinels(Box<Sentinels>),
     Cluster(Box<Cluster>),
 }
@@ -69,6 +70,11 @@ impl Place {
                 certificates = Some(files);
                 (url, Servers::One(Box::new(server)))
             }
+            "redlock" => {
+                let servers: Vec<Server> = (0..3).map(|_| Server::on_socket()).collect();
+                let urls: Vec<String> = servers.iter().map(Server::socket_url).collect();
+                (format!("redlock:{}", urls.join(" ")), Servers::Voting(servers))
+            }
             "redis-sentinel" => {
                 let sentinels = Sentinels::start();
                 (sentinels.url(Sentinels::SERVICE), Servers::Sentinels(Box::new(sentinels)))
@@ -91,6 +97,7 @@ impl Place {
         match &self.servers {
             Servers::None => {}
             Servers::One(server) => drop(server.run(&["FLUSHALL"])),
+            Servers::Voting(servers) => servers.iter().for_each(|server| drop(server.run(&["FLUSHALL"]))),
             Servers::Sentinels(sentinels) => drop(sentinels.master().run(&["FLUSHALL"])),
             Servers::Cluster(cluster) => {
                 for node in &cluster.nodes[..3] {
@@ -196,7 +203,7 @@ pub(crate) async fn run(attempt: impl AsyncFn()) {
 /// How long one test may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The suites, which every store runs.
+/// The suites, which every store runs, or those of the kinds that it has.
 macro_rules! suites {
     ($how:ident $what:literal) => {
         suites!($how $what: suite handoff semaphore rw reentrant election latch barrier once set);
@@ -216,29 +223,30 @@ macro_rules! suites {
 }
 
 macro_rules! stores {
-    ($($store:ident: $how:ident $what:literal)*) => {
+    ($($store:ident: $how:ident $what:literal $(($($suite:ident)*))?;)*) => {
         /// The stores that run the suites.
         const STORES: &[&str] = &[$($what),*];
         $(
             mod $store {
-                suites!($how $what);
+                suites!($how $what $(: $($suite)*)?);
             }
         )*
     };
 }
 
 stores! {
-    memory: each "memory"
-    sqlite: each "sqlite"
-    redis: each "redis"
-    redis_resp2: each "redis, protocol 2"
-    redis_6_2: each "redis 6.2"
-    valkey_9: each "valkey 9"
-    redis_tls: each "rediss"
-    redis_unix: each "redis+unix"
-    sentinel: together "redis-sentinel"
-    cluster: together "redis-cluster"
-    cluster_6_2: together "redis-cluster 6.2"
+    memory: each "memory";
+    sqlite: each "sqlite";
+    redis: each "redis";
+    redis_resp2: each "redis, protocol 2";
+    redis_6_2: each "redis 6.2";
+    valkey_9: each "valkey 9";
+    redis_tls: each "rediss";
+    redis_unix: each "redis+unix";
+    sentinel: together "redis-sentinel";
+    cluster: together "redis-cluster";
+    cluster_6_2: together "redis-cluster 6.2";
+    redlock: each "redlock" (suite election once set);
 }
 
 /// The kinds that have a suite, which every store runs.
@@ -250,4 +258,16 @@ fn every_store_runs_the_suite_of_every_kind() {
         assert!(STORES.contains(scheme), "{scheme}: runs no suite");
     }
     assert_eq!(KINDS, Kind::ALL);
+}
+
+/// What Redlock does not run it does not have.
+#[tokio::test]
+async fn the_kinds_that_a_store_has_no_suite_for_it_refuses() {
+    let store = Store::new("redlock");
+    let client = store.client().await;
+    assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());
+    assert!(client.rw_lock("a").try_read().await.unwrap_err().is_unsupported());
+    assert!(client.reentrant("a", "me").try_lock().await.unwrap_err().is_unsupported());
+    assert!(client.latch("a", 2).count_down().await.unwrap_err().is_unsupported());
+    assert!(client.barrier("a", 2).wait().await.unwrap_err().is_unsupported());
 }

@@ -22,6 +22,10 @@ pub(super) struct Try {
     pub(super) wanted: Arc<Acquire>,
     /// Of the lease, once a quorum has granted it.
     pub(super) token: Option<Token>,
+    /// Since when it has been granted by some nodes, but not by a quorum.
+    pub(super) partial_since: Option<LocalTime>,
+    /// Nodes that have told that they granted it to this waiter.
+    granted_by: Vec<usize>,
     /// By node: how many `Acquire`s have no answer. What they come to may still arrive.
     pub(super) unanswered: Vec<u32>,
 }
@@ -81,6 +85,8 @@ impl Leases {
                     tries,
                     wanted: wanted.clone(),
                     token: None,
+                    partial_since: None,
+                    granted_by: Vec::new(),
                     unanswered: vec![1; self.nodes],
                 });
                 Some(acquisition)
@@ -103,6 +109,34 @@ impl Leases {
     /// A quorum has granted it. False if it was given back meanwhile.
     pub(super) fn granted(&self, attempt: Acquisition, acquisition: Acquisition, token: Token) -> bool {
         self.with(attempt, acquisition, |known| known.token = Some(token)).is_some()
+    }
+
+    /// A waiter is granted it by this node: by how many so far. None if that is known, or does not matter any more.
+    pub(super) fn granted_by(&self, acquisition: Acquisition, node: usize) -> Option<usize> {
+        let mut fates = self.fates();
+        let known = fates.values_mut().find_map(|fate| match fate {
+            Fate::Under(known) if known.acquisition == acquisition => Some(known),
+            _ => None,
+        })?;
+        if known.token.is_some() || known.granted_by.contains(&node) {
+            return None;
+        }
+        known.granted_by.push(node);
+        Some(known.granted_by.len())
+    }
+
+    /// Some nodes grant it, but no quorum does: since when that is so. Whoever is granted nothing waits.
+    pub(super) fn partial(
+        &self,
+        attempt: Acquisition,
+        acquisition: Acquisition,
+        is_partial: bool,
+        now: LocalTime,
+    ) -> Option<LocalTime> {
+        self.with(attempt, acquisition, |known| {
+            known.partial_since = is_partial.then(|| *known.partial_since.get_or_insert(now));
+            known.partial_since.unwrap_or(now)
+        })
     }
 
     fn with<T>(

@@ -5,9 +5,11 @@
 //! fails is given back at all nodes before the next one. An attempt is known to the nodes by another number in each try
 //! (`leases`), and what a node may not have heard of is told it again (`node`).
 //!
-//! Nobody waits in the nodes' queues for the lease: two nodes may see two waiters in two orders, and each would be granted a
-//! part. Whoever waits tries again after a random pause, and all but one wait for their turn to do so in a queue that one
-//! node has (`queue`, and `crate::lock`). That queue decides nothing, so it may be lost.
+//! Whoever waits has a place in the queue of each node, and looks again once more than half of them have told it that it is
+//! granted. Two nodes may see two waiters in two orders, and each waiter would be granted a part; so only one waits there
+//! at a time, and the others wait for their turn to do so, in a queue that one node has (`Kind::Queue`, and `crate::lock`).
+//! That queue decides nothing, so it may be lost: whoever comes to have a part gives it back before long, and tries again
+//! after a random pause.
 
 mod doctor;
 mod leases;
@@ -22,7 +24,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Answer, ClientId, Command, Failure, Kind, LocalTime, Push, Reply, Resource, StoreTime, quorum_of,
+    Acquisition, Answer, ClientId, Command, Failure, Kind, LocalTime, Push, PushKind, Reply, Resource,
+    StoreTime, quorum_of,
 };
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -37,18 +40,20 @@ use leases::Leases;
 use node::Node;
 
 /// The shortest time that a node is given to answer.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(50);
+const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
 
 /// The longest, as long as nothing else is known of it.
-const LONGEST_LIMIT: Duration = Duration::from_millis(500);
+const LONGEST_LIMIT: Duration = Duration::from_secs(1);
 
 /// A node that takes this many of its usual round trips is slow.
 const ROUND_TRIPS: u32 = 8;
 
+/// How long after the first node's word the others' are waited for.
+const MUSTER: Duration = Duration::from_millis(20);
+
 /// How often a release that was not answered is sent again.
 const SETTLE_EVERY: Duration = Duration::from_millis(200);
 
-/// Waiters look again when they were told to. This is for those who stand in the queue.
 const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
 
 /// Several servers that vote.
@@ -74,6 +79,8 @@ struct Quorum {
     in_debt: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
     young_until: AtomicU64,
+    /// The client's own.
+    runtime: tokio::runtime::Handle,
 }
 
 /// What one node tells this client unasked.
@@ -114,6 +121,7 @@ impl Redlock {
                 inbox,
                 in_debt: Notify::new(),
                 young_until: AtomicU64::new(0),
+                runtime: tokio::runtime::Handle::current(),
             }
         });
         if let Some(error) = failed {
@@ -184,13 +192,36 @@ impl Quorum {
         }
     }
 
+    /// A node has granted a lease to an attempt that waits for it: once a quorum has, or soon, it looks again.
+    fn granted_by(self: &Arc<Self>, node: usize, acquisition: Acquisition) {
+        match self.leases.granted_by(acquisition, node) {
+            Some(count) if count >= quorum_of(self.nodes.len()) => self.look(acquisition),
+            Some(1) => {
+                let quorum = self.clone();
+                self.runtime.spawn(async move {
+                    tokio::time::sleep(MUSTER).await;
+                    quorum.look(acquisition);
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// What one node tells decides nothing, but is a reason to look.
+    fn look(&self, acquisition: Acquisition) {
+        if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.leases.attempt_of(acquisition)) {
+            let at = StoreTime::from_micros(clock::local().as_micros());
+            inbox.deliver(Push { acquisition: attempt, at, kind: PushKind::Revoked });
+        }
+    }
+
     /// How long the nodes are waited for.
     fn limit(&self, ttl: Duration) -> Duration {
         self.node_limit.unwrap_or_else(|| {
             let mut round_trips: Vec<_> = self.nodes.iter().map(|node| node.round_trip()).collect();
             round_trips.sort_unstable();
             let usual = round_trips[quorum_of(self.nodes.len()) - 1] * ROUND_TRIPS;
-            let share = (ttl / 50).clamp(SHORTEST_LIMIT, LONGEST_LIMIT);
+            let share = (ttl / 10).clamp(SHORTEST_LIMIT, LONGEST_LIMIT);
             share.max(usual).min(ttl / 3)
         })
     }
@@ -270,20 +301,21 @@ impl Inbox for NodeInbox {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
         if !Leases::is_try(push.acquisition) {
-            inbox.deliver(push);
-        } else if let Some(attempt) = quorum.leases.attempt_of(push.acquisition) {
-            // What one node says decides nothing, but is a reason to look.
-            let at = StoreTime::from_micros(clock::local().as_micros());
-            inbox.deliver(Push { acquisition: attempt, at, ..push });
+            return inbox.deliver(push);
+        }
+        match push.kind {
+            PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
+            PushKind::Revoked => quorum.look(push.acquisition),
+            PushKind::Next(_) | PushKind::Wanted => {}
         }
     }
 
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        inbox.reconnected(&|resource| {
-            is_queue(resource) && quorum.queue_node(resource) == self.node && concerns(resource)
-        });
+        let is_elsewhere =
+            |resource: &Resource| is_queue(resource) && quorum.queue_node(resource) != self.node;
+        inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 }
 

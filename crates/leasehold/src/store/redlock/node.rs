@@ -11,8 +11,9 @@ use crate::clock;
 use crate::store::redis::Redis;
 use crate::store::{Answered, Store as _, StoreError};
 
-/// How many answers a node may be owing. One that stands still is not sent what piles up.
+/// A node that owes so many answers, and has given none for so long, stands still: it is not sent what would pile up.
 const AT_ONCE: usize = 256;
+const STANDS_STILL: Duration = Duration::from_millis(500);
 
 /// How many releases that it has not answered are kept for a node, the newest ones. The leases end by themselves too.
 const MOST_DEBTS: usize = 10_000;
@@ -29,6 +30,8 @@ pub(super) struct Node {
     /// Its address, without what may be secret.
     pub(super) name: String,
     unanswered: AtomicUsize,
+    /// By the local clock, in microseconds: its last answer.
+    heard_at: AtomicU64,
     /// In microseconds, of the last ones on average; zero before the first.
     round_trip: AtomicU64,
     /// What its clock said last, less the local clock when that was heard, in microseconds.
@@ -58,6 +61,7 @@ impl Node {
             store,
             name,
             unanswered: AtomicUsize::new(0),
+            heard_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
             debts: Mutex::default(),
@@ -77,11 +81,11 @@ impl Node {
         let count = batch.len();
         let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let _unanswered = Unanswered(self.clone());
-        if waiting >= AT_ONCE {
+        let sent_at = clock::local();
+        if waiting >= AT_ONCE && sent_at.since(self.heard_at()) > STANDS_STILL {
             let message = format!("too slow: {waiting} answers are due");
             return vec![Err(StoreError { failure: Failure::NotSent, message }); count];
         }
-        let sent_at = clock::local();
         let answers = self.store.vote(batch, floor).await;
         if let Some(Ok(answer)) = answers.last() {
             self.heard(sent_at, clock::local(), answer.at);
@@ -105,7 +109,12 @@ impl Node {
         let before = self.round_trip.load(Ordering::Relaxed);
         let average = if before == 0 { took } else { before - before / 8 + took / 8 };
         self.round_trip.store(average.max(1), Ordering::Relaxed);
+        self.heard_at.store(now.as_micros(), Ordering::Relaxed);
         self.ahead.store(at.as_micros().cast_signed() - now.as_micros().cast_signed(), Ordering::Relaxed);
+    }
+
+    fn heard_at(&self) -> LocalTime {
+        LocalTime::from_micros(self.heard_at.load(Ordering::Relaxed))
     }
 
     /// How long its answers take.

@@ -41,7 +41,7 @@ impl Quorum {
             return answer(clock::local(), Reply::Cancelled);
         };
         let sent_at = clock::local();
-        let command = Acquire { acquisition, wait: None, reserve: 0, ..(*wanted).clone() };
+        let command = Acquire { acquisition, reserve: 0, ..(*wanted).clone() };
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
         let hearing = Hearing::new();
@@ -76,6 +76,11 @@ impl Quorum {
                 hear_out(hearing);
                 answer(now, Reply::Granted(grant))
             }
+            Verdict::Busy if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) => {
+                hear_out(hearing);
+                let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
+                if is_partial { queued(now, Some(pause(0))) } else { queued(now, None) }
+            }
             Verdict::Busy => {
                 let Some(known) = self.leases.failed(attempt, acquisition, goes_on) else {
                     return answer(now, Reply::Cancelled);
@@ -84,8 +89,7 @@ impl Quorum {
                 if !goes_on {
                     return answer(now, Reply::Busy);
                 }
-                let pause = pause(known.tries);
-                queued(clock::local(), pause)
+                queued(clock::local(), Some(pause(known.tries)))
             }
             Verdict::NoQuorum | Verdict::TooLate => {
                 let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
@@ -94,7 +98,7 @@ impl Quorum {
                 };
                 self.give_back_all(&known, &round).await;
                 if let Some(votes_in) = votes_in {
-                    return queued(clock::local(), votes_in);
+                    return queued(clock::local(), Some(votes_in));
                 }
                 let message = match verdict {
                     Verdict::TooLate => {
@@ -105,6 +109,20 @@ impl Quorum {
                 Err(StoreError { failure: Failure::NotSent, message })
             }
         }
+    }
+
+    /// Whether an attempt stays in the nodes' queues: with what it has been granted there, if the rest may be under way, as
+    /// when somebody gives the lease back at all nodes. Otherwise others wait for it as it waits for them.
+    fn keeps_waiting(
+        &self,
+        attempt: Acquisition,
+        acquisition: Acquisition,
+        round: &Round,
+        now: LocalTime,
+    ) -> bool {
+        let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
+        let since = self.leases.partial(attempt, acquisition, is_partial, now);
+        since.is_some_and(|since| now.since(since) < pause(3))
     }
 
     fn ask_for_vote(
@@ -158,6 +176,8 @@ impl Quorum {
             let giving = self.clone().give_back(node, known.resource.clone(), release, ttl);
             match vote {
                 Some(Vote::Yes(_)) => granted.push(giving),
+                // It has a place in the queue there.
+                _ if known.wanted.wait.is_some() => unheard.push(giving),
                 _ if known.unanswered[node] > 0 => unheard.push(giving),
                 _ => {}
             }
@@ -442,9 +462,10 @@ fn word_of(answered: &Answered) -> Word {
     }
 }
 
-fn queued(now: LocalTime, pause: Duration) -> Answered {
-    let look_again_at = StoreTime::from_micros(now.as_micros()) + pause;
-    answer(now, Reply::Queued(Queued { head: Some(Head { look_again_at }) }))
+/// It waits, and looks again after this pause, or when it is told to.
+fn queued(now: LocalTime, pause: Option<Duration>) -> Answered {
+    let head = pause.map(|pause| Head { look_again_at: StoreTime::from_micros(now.as_micros()) + pause });
+    answer(now, Reply::Queued(Queued { head }))
 }
 
 /// Random, so that those who got in each other's way do not meet again.

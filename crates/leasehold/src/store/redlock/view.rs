@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, Command, Failure, Holder, Reply, Resource, Round, StoreTime, View, Vote, Word,
-    Words, quorum_of,
+    Acquisition, Answer, Command, Failure, Holder, Reply, Resource, Round, StoreTime, Token, View, Vote,
+    Waiting, Word, Words, quorum_of,
 };
 use tokio::time::timeout;
 
 use super::{Quorum, is_queue};
+use crate::store::queue_of;
 use crate::store::{Answered, Store as _, StoreError};
 
 /// How long a node may take when somebody looks.
@@ -19,7 +20,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 impl Quorum {
     /// Who holds it, as far as a quorum may have granted it: nodes that do not answer may have.
-    pub(super) async fn inspect(&self, resource: Arc<Resource>) -> Answered {
+    pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> Answered {
         let answers = self.ask_all(&resource, Command::Inspect).await?;
         let mut views = Vec::new();
         let mut at = StoreTime::ZERO;
@@ -29,15 +30,34 @@ impl Quorum {
                 views.push(view);
             }
         }
-        let last_token = views.iter().filter_map(|view| view.last_token).max();
+        // The highest that a quorum knows.
+        let mut known: Vec<Token> = views.iter().filter_map(|view| view.last_token).collect();
+        known.sort_unstable();
+        let last_token = known.iter().rev().nth(quorum_of(self.nodes.len()) - 1).copied();
         let in_use = views.iter().map(|view| view.in_use).max().unwrap_or(0);
         let answered = views.len();
         let holders = self.agreed(views.into_iter().flat_map(|view| view.holders), answered);
         let in_use = if holders.is_empty() { 0 } else { in_use };
-        Ok(Answer {
-            at,
-            reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters: Vec::new() }),
-        })
+        let waiters = self.waiters(&resource).await;
+        Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
+    }
+
+    /// Whoever waits: first whose turn it is, then those who wait for theirs. Nobody, if that can't be asked.
+    async fn waiters(self: &Arc<Self>, resource: &Resource) -> Vec<Waiting> {
+        let Some(queue) = queue_of(resource) else { return Vec::new() };
+        let call = self.call_queue(Arc::new(queue), Command::Inspect);
+        let Ok(Ok(Answer { reply: Reply::View(view), .. })) = timeout(LOOK_LIMIT, call).await else {
+            return Vec::new();
+        };
+        let first = view.holders.into_iter().map(|holder| Waiting {
+            acquisition: holder.acquisition,
+            weight: holder.weight,
+            since: holder.granted_at,
+            deadline: holder.expires_at,
+            passed_over: false,
+            metadata: holder.metadata,
+        });
+        first.chain(view.waiters).collect()
     }
 
     pub(super) async fn force_release(&self, resource: Arc<Resource>) -> Answered {
@@ -53,17 +73,13 @@ impl Quorum {
 
     /// One view of each lease that a quorum may have granted.
     fn agreed(&self, holders: impl Iterator<Item = Holder>, answered: usize) -> Vec<Holder> {
-        let mut found = BTreeMap::<Acquisition, (usize, Holder)>::new();
+        let mut found = BTreeMap::<Acquisition, Vec<Holder>>::new();
         for holder in holders {
-            let entry = found.entry(holder.acquisition).or_insert_with(|| (0, holder.clone()));
-            entry.0 += 1;
-            entry.1.token = entry.1.token.max(holder.token);
-            entry.1.granted_at = entry.1.granted_at.min(holder.granted_at);
-            entry.1.expires_at = entry.1.expires_at.max(holder.expires_at);
+            found.entry(holder.acquisition).or_default().push(holder);
         }
         let silent = self.nodes.len() - answered;
-        let quorum = quorum_of(self.nodes.len());
-        found.into_values().filter(|(count, _)| count + silent >= quorum).map(|(_, holder)| holder).collect()
+        let leases = found.into_values().filter(|same| same.len() + silent >= quorum_of(self.nodes.len()));
+        leases.filter_map(|same| one_of(&same)).collect()
     }
 
     /// The answers of all that answer, if they are a quorum.
@@ -171,4 +187,16 @@ impl Quorum {
             parts.join("; ")
         )
     }
+}
+
+/// One lease as several nodes see it.
+fn one_of(same: &[Holder]) -> Option<Holder> {
+    // A quorum of them knows its token; one that was late may have given another one.
+    let votes = |token| same.iter().filter(|holder| holder.token == token).count();
+    let token = same.iter().map(|holder| holder.token).max_by_key(|token| (votes(*token), *token))?;
+    let mut lease = same.first()?.clone();
+    lease.token = token;
+    lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
+    lease.expires_at = same.iter().map(|holder| holder.expires_at).max()?;
+    Some(lease)
 }
