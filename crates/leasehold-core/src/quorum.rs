@@ -115,7 +115,8 @@ impl Round {
                 if let (Vote::Yes(late), false) = (vote, self.is_known()) {
                     self.granted = Some(Grant { lasts: granted.lasts.min(late.lasts), ..granted });
                 }
-                self.knows[node] = knows(Some(vote), granted.tokens);
+                // One that gave a higher token knows enough, but others are to see the same token at a quorum, if they can.
+                self.knows[node] = matches!(vote, Vote::Yes(late) if late.tokens.last == granted.tokens.last);
             }
         }
     }
