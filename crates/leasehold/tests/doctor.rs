@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Examination, Finding, Severity, Subject};
-use leasehold_servers::{Builder, Certificates, Cluster, Flavor, LIMIT, Sentinels, Server, wait_until};
+use leasehold_servers::{
+    Builder, Certificates, Cluster, Flavor, LIMIT, Sentinels, Server, until, wait_until,
+};
 
 async fn examine(url: &str) -> Examination {
     let client = Client::connect(url).await.unwrap();
@@ -310,4 +312,34 @@ async fn the_store_of_one_process_says_so() {
     find(&examination, Severity::Fine, "in this process");
     let client = leasehold::blocking::Client::connect("memory:").unwrap();
     assert_eq!(client.examine().unwrap().subjects.len(), 1);
+}
+
+#[tokio::test]
+async fn servers_that_vote_are_looked_at_one_by_one_and_together() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::on_port()).collect();
+    let hosts = |which: &[usize]| {
+        let hosts: Vec<String> =
+            which.iter().map(|at| format!("127.0.0.1:{}", servers[*at].port())).collect();
+        format!("redlock://{}", hosts.join(","))
+    };
+    let examination = examine(&format!("{}?longest_ttl_ms=300", hosts(&[0, 1, 2]))).await;
+    assert_eq!(examination.subjects.len(), 4);
+    find(&examination, Severity::Fine, "the nodes are independent");
+    assert_eq!(fact(&examination.subjects[0], "nodes"), "3, of which 2 have to agree");
+    assert!(!examination.is_dangerous(), "{:?}", troubles(&examination, ""));
+
+    // Without that a restart is forgotten at once.
+    let examination = examine(&hosts(&[0, 1, 2])).await;
+    find(&examination, Severity::Danger, "nothing is written to disk");
+
+    let port = servers[0].port().to_string();
+    servers[1].run(&["REPLICAOF", "127.0.0.1", &port]);
+    until(async || {
+        let info: String = servers[1].query(&["INFO", "replication"]).unwrap();
+        info.contains("master_link_status:up")
+    })
+    .await;
+    let examination = examine(&hosts(&[0, 1, 2])).await;
+    find(&examination, Severity::Danger, "are replicas of one another");
+    find(&examination, Severity::Danger, "this server is a replica");
 }

@@ -42,6 +42,7 @@ use crate::url::{Place, RedisUrl};
 use address::Credentials;
 use cluster::Cluster;
 use doctor::Address;
+pub(crate) use doctor::examine_voters;
 use express::CallersRuntime;
 use link::{Goal, Link, Terms};
 use script::{Channels, Dialect};

@@ -370,7 +370,7 @@ impl Store for Redlock {
 
     fn examine(&self) -> Pending<Result<Examination, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.perform(async move { quorum.examine().await }, || {
+        self.quorum.nodes[0].store.perform(async move { Ok(quorum.examine().await) }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             Err(StoreError { failure: Failure::Unknown, message })
         })

@@ -113,6 +113,14 @@ fn judge_disk(seen: &Seen, subject: &mut Subject) {
     if has_log == 1 {
         return judge_log(seen, subject);
     }
+    if seen.abstains {
+        subject.fact("persistence", "none that a vote relies on");
+        subject.fine(
+            "a restart may forget leases",
+            "after one it does not vote for as long as the longest ttl, and the others go on",
+        );
+        return;
+    }
     let cost = "a restart brings back leases as they were at the last snapshot, or none: whoever held a lock still works \
                 when the next one gets it, until its next renewal fails. Their tokens tell them apart, since tokens follow \
                 the clock and go on rising. Write every change to a log; or keep a server that has crashed down for as \

@@ -88,6 +88,8 @@ pub(super) struct Seen {
     pub(super) cost: Option<Result<Cost, String>>,
     /// How many of our scripts are in its list of slow commands, and the longest of them.
     pub(super) slow: Option<(usize, Duration)>,
+    /// It is one of several that vote, and does not for as long as it may have forgotten something.
+    pub(super) abstains: bool,
 }
 
 /// By how much a server's clock is ahead of this machine's.
@@ -140,6 +142,7 @@ pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
         way: patient.way,
         succession: patient.succession,
         cost: None,
+        abstains: false,
         info,
         round_trip,
         lacks,

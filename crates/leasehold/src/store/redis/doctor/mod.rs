@@ -10,14 +10,16 @@ mod look;
 mod trial;
 mod whole;
 
+use std::time::Duration;
+
 use leasehold_core::Failure;
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use super::Nodes;
 use super::address::Credentials;
 use super::cluster::Cluster;
 use super::script::Dialect;
 use super::sentinel::Sentinels;
+use super::{Nodes, Redis};
 use crate::error::Error;
 use crate::examination::{Examination, Subject};
 use crate::store::StoreError;
@@ -41,6 +43,33 @@ pub(super) async fn examine(nodes: &Nodes, address: &Address) -> Result<Examinat
         Address::Url(url) => doctor.see_all(nodes, url).await?,
     }
     Ok(doctor.conclude())
+}
+
+/// Looks at several servers that vote, and whether they are independent of each other.
+pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Examination {
+    let mut doctor = Doctor { seen: Vec::new(), subjects: Vec::new() };
+    let mut places = Vec::new();
+    for (name, voter) in voters {
+        let first = doctor.seen.len();
+        let Address::Url(url) = &*voter.address else { continue };
+        let trouble = doctor.see_all(&voter.nodes, url).await.err();
+        if let Some(trouble) = trouble {
+            doctor.subjects.push(whole::unseen((*name).to_owned(), &trouble.message));
+        }
+        // Of several, the master is seen first.
+        places.push((*name, (doctor.seen.len() > first).then_some(first)));
+    }
+    for seen in &mut doctor.seen {
+        seen.abstains = abstains_for.is_some();
+    }
+    let seen: Vec<whole::Voter<'_>> =
+        places.iter().map(|(name, place)| (*name, place.map(|place| &doctor.seen[place]))).collect();
+    let quorum = whole::judge_voters(&seen, abstains_for);
+    let mut subjects = vec![quorum];
+    subjects.extend(doctor.seen.iter().map(judge::judge));
+    subjects.append(&mut doctor.subjects);
+    subjects.extend(whole::judge_clocks(&doctor.seen, true));
+    Examination { subjects }
 }
 
 /// Goes from server to server, one after the other, so that no look at one disturbs the measurements at another.
@@ -139,7 +168,7 @@ impl Doctor {
     fn conclude(mut self) -> Examination {
         let mut subjects: Vec<Subject> = self.seen.iter().map(judge::judge).collect();
         subjects.append(&mut self.subjects);
-        subjects.extend(whole::judge_clocks(&self.seen));
+        subjects.extend(whole::judge_clocks(&self.seen, false));
         Examination { subjects }
     }
 }

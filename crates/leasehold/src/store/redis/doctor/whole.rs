@@ -1,7 +1,9 @@
 //! What several servers mean together: sentinels, a cluster, clocks. Pure: no server is asked here.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use leasehold_core::quorum_of;
 use redis::Value;
 
 use super::judge::{differ, span};
@@ -159,14 +161,87 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
     subject
 }
 
+/// One of several servers that vote, or the master of some: what it is called, and what was seen of it.
+pub(super) type Voter<'a> = (&'a str, Option<&'a Seen>);
+
+/// Whether servers that vote are independent of each other, so that the loss of one is not the loss of two.
+pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Subject {
+    let mut subject = Subject::new("quorum");
+    let (count, needed) = (voters.len(), quorum_of(voters.len()));
+    subject.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
+    match abstains_for {
+        Some(longest) => {
+            subject.fact("after a restart", format_args!("a node does not vote for {}", span(longest)))
+        }
+        None => subject.fact("after a restart", "a node votes at once"),
+    }
+    let away = voters.iter().filter(|(_, seen)| seen.is_none()).count();
+    if count - away < needed {
+        let why = "no lock can be taken or kept";
+        subject.danger(format!("{away} of {count} nodes can't be reached"), why, None);
+    }
+    if count < 3 {
+        let why = "the loss of one is the loss of all locks: take three nodes, or five";
+        subject.advice(format!("a quorum of {count} can't do without any"), why, None);
+    } else if count % 2 == 0 {
+        let why = "it needs one more to agree than with one node fewer, and survives the loss of no more";
+        subject.advice(format!("{count} nodes are an even number"), why, None);
+    }
+    let seen: Vec<(&str, &Seen)> =
+        voters.iter().filter_map(|(name, seen)| seen.map(|seen| (*name, seen))).collect();
+    for (index, (name, one)) in seen.iter().enumerate() {
+        for (other_name, other) in &seen[index + 1..] {
+            if let Some(what) = depend(one, other) {
+                let why = "whatever takes one of them takes both, and each vote counts twice";
+                subject.danger(format!("{name} and {other_name} {what}"), why, None);
+            }
+        }
+        if abstains_for.is_none()
+            && one.number("aof_enabled") == Some(1)
+            && one.setting("appendfsync") != Some("always")
+        {
+            let why = "a power cut can make it forget the leases of the last second or two, and grant them to others when it is \
+                       back: with a second such node, or one that did not vote before, that is a quorum";
+            let remedy =
+                "longest_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
+            subject.advice(format!("{name} may forget what it granted"), why, Some(remedy.to_owned()));
+        }
+    }
+    if subject.findings.is_empty() {
+        subject.fine("the nodes are independent of each other", "any minority of them may fail");
+    }
+    subject
+}
+
+/// Why two servers are not independent of each other, if they are not.
+fn depend(one: &Seen, other: &Seen) -> Option<&'static str> {
+    let same = |name: &str| one.info.get(name).is_some_and(|value| Some(value) == other.info.get(name));
+    if same("run_id") {
+        return Some("are the same server");
+    }
+    // A history that was forked by a failover keeps the earlier one's name beside its own.
+    let history = |seen: &Seen, name: &str| {
+        seen.info.get(name).filter(|id| id.bytes().any(|byte| byte != b'0')).cloned()
+    };
+    let ids = |seen: &Seen| [history(seen, "master_replid"), history(seen, "master_replid2")];
+    let shared = ids(one).into_iter().flatten().any(|id| ids(other).contains(&Some(id)));
+    shared.then_some("are replicas of one another, or of the same master")
+}
+
 /// Servers of which one may take the other's place, and whose clocks are far apart.
-pub(super) fn judge_clocks(seen: &[Seen]) -> Option<Subject> {
+pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Subject> {
     let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
     clocks.sort_by_key(|(clock, _)| clock.ahead_micros);
     let ((last, behind), (first, ahead)) = (clocks.first()?, clocks.last()?);
     let apart = differ(*last, *first)?;
     let mut subject = Subject::new("clocks");
     let what = format!("the clock of {ahead} is {} ahead of that of {behind}", span(apart));
+    if is_voting {
+        let why = "tokens follow the clock that is ahead. They rise all the same while a quorum remembers them; should that be \
+                   lost, they fall behind for as long as the clocks are apart";
+        subject.advice(what, why, Some("timedatectl set-ntp true".to_owned()));
+        return Some(subject);
+    }
     let why = "when the one becomes the master in the other's place, every lease ends too early by as much, while its holder \
                works: two holders are possible";
     subject.danger(what, why, Some("timedatectl set-ntp true".to_owned()));
@@ -175,8 +250,6 @@ pub(super) fn judge_clocks(seen: &[Seen]) -> Option<Subject> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::look::Clock;
     use super::*;
     use crate::examination::Severity;
@@ -268,10 +341,13 @@ mod tests {
             clock: Some(Clock { ahead_micros, error: Duration::from_millis(50) }),
             ..Seen::default()
         };
-        assert!(judge_clocks(&[seen("a", 300_000), seen("b", -290_000)]).is_none(), "it may be the network");
-        let subject = judge_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)]).unwrap();
+        assert!(
+            judge_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
+            "it may be the network"
+        );
+        let subject = judge_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
         assert_eq!(findings(&subject), [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]);
-        assert!(judge_clocks(&[]).is_none());
+        assert!(judge_clocks(&[], false).is_none());
     }
 
     #[test]
@@ -281,5 +357,57 @@ mod tests {
             "ip=10.0.0.2,port=6380,state=online,offset=1,lag=0".to_owned(),
         )]);
         assert_eq!(replicas_of(&info), [Host { name: "10.0.0.2".to_owned(), port: 6380 }]);
+    }
+
+    fn voter(run_id: &str, history: &str, earlier: &str) -> Seen {
+        let info = [("run_id", run_id), ("master_replid", history), ("master_replid2", earlier)];
+        let info = info.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Seen { info, abstains: true, ..Seen::default() }
+    }
+
+    fn said_of(voters: &[(&str, Option<&Seen>)], abstains_for: Option<Duration>) -> Vec<(Severity, String)> {
+        let subject = judge_voters(voters, abstains_for);
+        subject.findings.into_iter().map(|finding| (finding.severity, finding.what)).collect()
+    }
+
+    #[test]
+    fn voters_that_hang_together_are_named() {
+        let (a, b, c) = (voter("1", "a1", "00"), voter("2", "b1", "00"), voter("3", "c1", "00"));
+        let long = Some(Duration::from_secs(30));
+        let fine = (Severity::Fine, "the nodes are independent of each other".to_owned());
+        assert_eq!(said_of(&[("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))], long), [fine]);
+        let danger = |what: &str| (Severity::Danger, what.to_owned());
+        let same = voter("1", "a1", "00");
+        assert_eq!(
+            said_of(&[("a", Some(&a)), ("b", Some(&same)), ("c", Some(&c))], long),
+            [danger("a and b are the same server")]
+        );
+        for (history, earlier) in [("a1", "00"), ("d1", "a1")] {
+            let replica = voter("4", history, earlier);
+            assert_eq!(
+                said_of(&[("a", Some(&a)), ("b", Some(&b)), ("d", Some(&replica))], long),
+                [danger("a and d are replicas of one another, or of the same master")]
+            );
+        }
+        assert_eq!(
+            said_of(&[("a", Some(&a)), ("b", None), ("c", None)], long),
+            [danger("2 of 3 nodes can't be reached")]
+        );
+        let advice = |what: &str| (Severity::Advice, what.to_owned());
+        assert_eq!(
+            said_of(&[("a", Some(&a)), ("b", Some(&b))], long),
+            [advice("a quorum of 2 can't do without any")]
+        );
+    }
+
+    #[test]
+    fn a_voter_that_may_forget_is_named_unless_it_abstains() {
+        let mut a = voter("1", "a1", "00");
+        a.info.insert("aof_enabled".to_owned(), "1".to_owned());
+        a.settings.insert("appendfsync".to_owned(), "everysec".to_owned());
+        let (b, c) = (voter("2", "b1", "00"), voter("3", "c1", "00"));
+        let voters = [("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))];
+        assert_eq!(said_of(&voters, None), [(Severity::Advice, "a may forget what it granted".to_owned())]);
+        assert_eq!(said_of(&voters, Some(Duration::from_secs(30)))[0].0, Severity::Fine);
     }
 }
