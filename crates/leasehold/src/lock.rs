@@ -362,12 +362,12 @@ impl Lock {
             let what = "a quorum of servers has mutexes and elections only";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        let ttl = self.terms.ttl.max(self.terms.outlives);
+        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.at_least);
         if let Some(longest) = store.longest_ttl()
             && ttl > longest
         {
             return invalid(format!(
-                "its ttl of {ttl:?} is more than the longest that was named, {longest:?}"
+                "it may be kept for {ttl:?}, which is more than the longest_ttl, {longest:?}"
             ));
         }
         let ttl = self.terms.ttl;

@@ -48,7 +48,40 @@ pub(super) struct Leases {
     client: ClientId,
     nodes: usize,
     next: AtomicU64,
-    fates: Mutex<HashMap<Acquisition, Fate>>,
+    fates: Mutex<Fates>,
+}
+
+/// Attempts by their numbers, and the attempts whose tries these are.
+#[derive(Default)]
+struct Fates {
+    by_attempt: HashMap<Acquisition, Fate>,
+    attempts: HashMap<Acquisition, Acquisition>,
+}
+
+impl Fates {
+    fn try_of(&mut self, attempt: Acquisition, acquisition: Acquisition) -> Option<&mut Try> {
+        match self.by_attempt.get_mut(&attempt) {
+            Some(Fate::Under(known)) if known.acquisition == acquisition => Some(known),
+            _ => None,
+        }
+    }
+
+    fn put(&mut self, attempt: Acquisition, fate: Option<Fate>) -> Option<Try> {
+        if let Some(Fate::Under(known)) = &fate {
+            self.attempts.insert(known.acquisition, attempt);
+        }
+        let before = match fate {
+            Some(fate) => self.by_attempt.insert(attempt, fate),
+            None => self.by_attempt.remove(&attempt),
+        };
+        match before {
+            Some(Fate::Under(known)) => {
+                self.attempts.remove(&known.acquisition);
+                Some(known)
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Leases {
@@ -56,7 +89,7 @@ impl Leases {
         Self { client, nodes, next: AtomicU64::new(TRIES), fates: Mutex::default() }
     }
 
-    fn fates(&self) -> MutexGuard<'_, HashMap<Acquisition, Fate>> {
+    fn fates(&self) -> MutexGuard<'_, Fates> {
         self.fates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,30 +101,29 @@ impl Leases {
     /// The attempt asks all nodes: what it is called there. None if it was given back meanwhile.
     pub(super) fn ask(&self, resource: &Arc<Resource>, wanted: &Arc<Acquire>) -> Option<Acquisition> {
         let mut fates = self.fates();
-        let fate = fates.entry(wanted.acquisition).or_insert(Fate::Resting { tries: 0 });
-        match fate {
-            Fate::Cancelled { .. } => None,
-            Fate::Under(known) => {
+        let tries = match fates.by_attempt.get_mut(&wanted.acquisition) {
+            Some(Fate::Cancelled { .. }) => return None,
+            Some(Fate::Under(known)) => {
                 known.unanswered.iter_mut().for_each(|count| *count += 1);
-                Some(known.acquisition)
+                return Some(known.acquisition);
             }
-            Fate::Resting { tries } => {
-                let tries = *tries + 1;
-                let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-                let acquisition = Acquisition { client: self.client, sequence };
-                *fate = Fate::Under(Try {
-                    resource: resource.clone(),
-                    acquisition,
-                    tries,
-                    wanted: wanted.clone(),
-                    token: None,
-                    partial_since: None,
-                    granted_by: Vec::new(),
-                    unanswered: vec![1; self.nodes],
-                });
-                Some(acquisition)
-            }
-        }
+            Some(Fate::Resting { tries }) => *tries + 1,
+            None => 1,
+        };
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let acquisition = Acquisition { client: self.client, sequence };
+        let under = Try {
+            resource: resource.clone(),
+            acquisition,
+            tries,
+            wanted: wanted.clone(),
+            token: None,
+            partial_since: None,
+            granted_by: Vec::new(),
+            unanswered: vec![1; self.nodes],
+        };
+        fates.put(wanted.acquisition, Some(Fate::Under(under)));
+        Some(acquisition)
     }
 
     /// One more node is asked for a lease that the others gave; not if it is over.
@@ -114,10 +146,8 @@ impl Leases {
     /// A waiter is granted it by this node: by how many so far. None if that is known, or does not matter any more.
     pub(super) fn granted_by(&self, acquisition: Acquisition, node: usize) -> Option<usize> {
         let mut fates = self.fates();
-        let known = fates.values_mut().find_map(|fate| match fate {
-            Fate::Under(known) if known.acquisition == acquisition => Some(known),
-            _ => None,
-        })?;
+        let attempt = *fates.attempts.get(&acquisition)?;
+        let known = fates.try_of(attempt, acquisition)?;
         if known.token.is_some() || known.granted_by.contains(&node) {
             return None;
         }
@@ -145,14 +175,11 @@ impl Leases {
         acquisition: Acquisition,
         act: impl FnOnce(&mut Try) -> T,
     ) -> Option<T> {
-        match self.fates().get_mut(&attempt) {
-            Some(Fate::Under(known)) if known.acquisition == acquisition => Some(act(known)),
-            _ => None,
-        }
+        self.fates().try_of(attempt, acquisition).map(act)
     }
 
     pub(super) fn get(&self, attempt: Acquisition) -> Option<Try> {
-        match self.fates().get(&attempt) {
+        match self.fates().by_attempt.get(&attempt) {
             Some(Fate::Under(known)) => Some(known.clone()),
             _ => None,
         }
@@ -166,48 +193,27 @@ impl Leases {
         goes_on: bool,
     ) -> Option<Try> {
         let mut fates = self.fates();
-        let fate = fates.get_mut(&attempt)?;
-        let known = match fate {
-            Fate::Under(known) if known.acquisition == acquisition => known.clone(),
-            _ => return None,
-        };
-        if goes_on {
-            *fate = Fate::Resting { tries: known.tries };
-        } else {
-            fates.remove(&attempt);
-        }
-        Some(known)
+        let tries = fates.try_of(attempt, acquisition)?.tries;
+        fates.put(attempt, goes_on.then_some(Fate::Resting { tries }))
     }
 
     /// The attempt or its lease is given back. `until` says how long it stays known that it was, if that may be needed.
     pub(super) fn give_back(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<Try> {
-        let mut fates = self.fates();
-        let fate = fates.remove(&attempt);
-        if let Some(until) = until {
-            fates.insert(attempt, Fate::Cancelled { until });
-        }
-        match fate {
-            Some(Fate::Under(known)) => Some(known),
-            _ => None,
-        }
+        self.fates().put(attempt, until.map(|until| Fate::Cancelled { until }))
     }
 
     /// Whose try this is.
     pub(super) fn attempt_of(&self, acquisition: Acquisition) -> Option<Acquisition> {
-        let fates = self.fates();
-        let found = fates
-            .iter()
-            .find(|(_, fate)| matches!(fate, Fate::Under(known) if known.acquisition == acquisition));
-        found.map(|(attempt, _)| *attempt)
+        self.fates().attempts.get(&acquisition).copied()
     }
 
     /// Forgets what need not be known any more.
     pub(super) fn sweep(&self, now: LocalTime) {
-        self.fates().retain(|_, fate| !matches!(fate, Fate::Cancelled { until } if *until <= now));
+        self.fates().by_attempt.retain(|_, fate| !matches!(fate, Fate::Cancelled { until } if *until <= now));
     }
 
     /// Whether there is something to sweep, sooner or later.
     pub(super) fn is_to_be_swept(&self) -> bool {
-        self.fates().values().any(|fate| matches!(fate, Fate::Cancelled { .. }))
+        self.fates().by_attempt.values().any(|fate| matches!(fate, Fate::Cancelled { .. }))
     }
 }

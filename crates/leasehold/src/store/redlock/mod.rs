@@ -218,12 +218,17 @@ impl Quorum {
     /// How long the nodes are waited for.
     fn limit(&self, ttl: Duration) -> Duration {
         self.node_limit.unwrap_or_else(|| {
-            let mut round_trips: Vec<_> = self.nodes.iter().map(|node| node.round_trip()).collect();
-            round_trips.sort_unstable();
-            let usual = round_trips[quorum_of(self.nodes.len()) - 1] * ROUND_TRIPS;
+            let usual = self.round_trip() * ROUND_TRIPS;
             let share = (ttl / 10).clamp(SHORTEST_LIMIT, LONGEST_LIMIT);
             share.max(usual).min(ttl / 3)
         })
+    }
+
+    /// How long a majority takes to answer.
+    fn round_trip(&self) -> Duration {
+        let mut round_trips: Vec<_> = self.nodes.iter().map(|node| node.round_trip()).collect();
+        round_trips.sort_unstable();
+        round_trips[quorum_of(self.nodes.len()) - 1]
     }
 
     /// The runtime of the caller, or of the client's thread, where this runs.

@@ -83,8 +83,7 @@ impl Node {
         let _unanswered = Unanswered(self.clone());
         let sent_at = clock::local();
         if waiting >= AT_ONCE && sent_at.since(self.heard_at()) > STANDS_STILL {
-            let message = format!("too slow: {waiting} answers are due");
-            return vec![Err(StoreError { failure: Failure::NotSent, message }); count];
+            return vec![Err(too_slow(waiting)); count];
         }
         let answers = self.store.vote(batch, floor).await;
         if let Some(Ok(answer)) = answers.last() {
@@ -101,6 +100,14 @@ impl Node {
         floor: Option<Token>,
     ) -> Answered {
         self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::client::unanswered)
+    }
+
+    /// Whether it is so far behind the others that it is not asked for its vote: what it had not answered when that is given
+    /// back would leave a tombstone there each time.
+    pub(super) fn lags(&self, usual: Duration) -> Option<StoreError> {
+        let waiting = self.unanswered.load(Ordering::Relaxed);
+        let is_slow = self.round_trip() > 4 * usual + Duration::from_millis(10);
+        (waiting >= AT_ONCE && is_slow).then(|| too_slow(waiting))
     }
 
     fn heard(&self, sent_at: LocalTime, now: LocalTime, at: StoreTime) {
@@ -166,4 +173,8 @@ impl Node {
     pub(super) fn warnings(&self) -> Vec<String> {
         self.store.warnings().into_iter().map(|warning| format!("{}: {warning}", self.name)).collect()
     }
+}
+
+fn too_slow(waiting: usize) -> StoreError {
+    StoreError { failure: Failure::NotSent, message: format!("too slow: {waiting} answers are due") }
 }

@@ -122,7 +122,7 @@ impl Quorum {
     ) -> bool {
         let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
         let since = self.leases.partial(attempt, acquisition, is_partial, now);
-        since.is_some_and(|since| now.since(since) < pause(3))
+        since.is_some_and(|since| now.since(since) < pause(3) + 4 * self.round_trip())
     }
 
     fn ask_for_vote(
@@ -134,9 +134,13 @@ impl Quorum {
         floor: Option<Token>,
     ) -> Pending<(usize, Heard)> {
         let quorum = self.clone();
-        let call = self.nodes[node].clone().call_one(resource, command, floor);
+        let usual = self.round_trip();
         Box::pin(async move {
-            let answered = call.await;
+            let to = quorum.nodes[node].clone();
+            let answered = match to.lags(usual) {
+                Some(error) => Err(error),
+                None => to.call_one(resource, command, floor).await,
+            };
             if !is_unknown(&answered) {
                 quorum.leases.answered(attempt, acquisition, node);
             }

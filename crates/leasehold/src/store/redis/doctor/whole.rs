@@ -171,7 +171,7 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
     subject.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
     match abstains_for {
         Some(longest) => {
-            subject.fact("after a restart", format_args!("a node does not vote for {}", span(longest)))
+            subject.fact("after a restart", format_args!("a node does not vote for {}", span(longest)));
         }
         None => subject.fact("after a restart", "a node votes at once"),
     }
