@@ -207,24 +207,14 @@ impl Redis {
         self.caller.as_ref().is_some_and(Caller::is_here)
     }
 
-    /// As `call`, of one of several servers that vote: no token below `floor` is given.
-    pub(crate) fn vote(
+    /// As `call`, of one of several servers that vote: no token below `floor` is given. It is for work that is performed
+    /// already.
+    pub(crate) async fn vote(
         &self,
-        batch: Vec<(Arc<Resource>, Command)>,
+        batch: &[(Arc<Resource>, Command)],
         floor: Option<Token>,
-    ) -> Pending<Vec<Answered>> {
-        self.send(batch, 0, floor)
-    }
-
-    fn send(
-        &self,
-        batch: Vec<(Arc<Resource>, Command)>,
-        replicas: u32,
-        floor: Option<Token>,
-    ) -> Pending<Vec<Answered>> {
-        let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run(&batch, replicas, floor).await };
-        self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
+    ) -> Vec<Answered> {
+        self.nodes.run(batch, 0, floor).await
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
@@ -356,7 +346,9 @@ impl Store for Redis {
     }
 
     fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, replicas: u32) -> Pending<Vec<Answered>> {
-        self.send(batch, replicas, None)
+        let (nodes, count) = (self.nodes.clone(), batch.len());
+        let work = async move { nodes.run(&batch, replicas, None).await };
+        self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
     }
 
     fn has_replicas(&self) -> bool {

@@ -85,7 +85,7 @@ impl Node {
         if waiting >= AT_ONCE && sent_at.since(self.heard_at()) > STANDS_STILL {
             return vec![Err(too_slow(waiting)); count];
         }
-        let answers = self.store.vote(batch, floor).await;
+        let answers = self.store.vote(&batch, floor).await;
         if let Some(Ok(answer)) = answers.last() {
             self.heard(sent_at, clock::local(), answer.at);
         }
