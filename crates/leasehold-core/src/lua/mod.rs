@@ -32,24 +32,41 @@ pub enum Script {
     Inspect,
     /// `ForceRelease`.
     ForceRelease,
+    /// `Acquire` of several resources: all of them, or none.
+    AcquireTogether,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Self; 5] = [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease];
+    pub const ALL: [Self; 6] =
+        [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease, Self::AcquireTogether];
 
     /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
     /// microseconds. `channels` says how inboxes are reached: [`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`], and something that
     /// sets the local `INBOX` to what comes before a client's id in the name of its inbox.
     #[must_use]
     pub fn text(self, clock: &str, channels: &str) -> String {
+        if self == Self::AcquireTogether {
+            // The scripts of one resource each, as functions of what they are called with.
+            let function =
+                |name, script: Self| [name, "(KEYS, ARGV)\n", &script.step(channels), "end\n"].concat();
+            let acquire = function("local function acquire", Self::Acquire);
+            let release = function("local function release", Self::Release);
+            return [clock, &acquire, &release, include_str!("acquire_together.lua")].concat();
+        }
+        [clock, &self.step(channels)].concat()
+    }
+
+    /// What comes after the clock.
+    fn step(self, channels: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
             Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
+            Self::AcquireTogether => ("", ""),
         };
-        [clock, STATE, channels, usual, ROWS, MODEL, command].concat()
+        [STATE, channels, usual, ROWS, MODEL, command].concat()
     }
 }

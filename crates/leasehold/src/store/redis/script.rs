@@ -35,27 +35,39 @@ impl Dialect {
     /// A command by the name of its script, or with the whole script.
     pub(super) fn spelled(self, resource: &Resource, command: &Command, is_in_full: bool) -> redis::Cmd {
         let (script, said) = call(command);
-        let loaded = self.loaded(script);
-        if is_in_full {
-            self.spell("EVAL", &loaded.text, resource, &said)
-        } else {
-            self.spell("EVALSHA", &loaded.name, resource, &said)
+        self.spell(script, &[(resource, said)], is_in_full)
+    }
+
+    /// Attempts at resources of one hash slot as one command, which answers with a list of their answers.
+    pub(super) fn spelled_together<'a>(
+        self,
+        attempts: impl Iterator<Item = (&'a Resource, &'a Command)>,
+        is_in_full: bool,
+    ) -> redis::Cmd {
+        let said: Vec<_> = attempts.map(|(resource, command)| (resource, call(command).1)).collect();
+        self.spell(lua::Script::AcquireTogether, &said, is_in_full)
+    }
+
+    fn spell(self, script: lua::Script, said: &[(&Resource, Vec<u8>)], is_in_full: bool) -> redis::Cmd {
+        let loaded = &LOADED[&(script, self)];
+        let (word, script) = if is_in_full { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
+        let room = |(resource, said): &(&Resource, Vec<u8>)| {
+            2 * (resource.name.as_str().len() + 40) + said.len() + 40
+        };
+        let room = script.len() + 40 + said.iter().map(room).sum::<usize>();
+        let mut command = redis::Cmd::with_capacity(4 + said.len() * (keys::KEYS + 1), room);
+        command.arg(word).arg(script).arg(said.len() * keys::KEYS);
+        for (resource, _) in said {
+            keys::each_key(resource, |key| {
+                command.arg(key);
+            });
         }
-    }
-
-    fn loaded(self, script: lua::Script) -> &'static Loaded {
-        &LOADED[&(script, self)]
-    }
-
-    fn spell(self, word: &str, script: &str, resource: &Resource, said: &[u8]) -> redis::Cmd {
-        let room = 2 * (resource.name.as_str().len() + 40) + script.len() + said.len() + 80;
-        let mut command = redis::Cmd::with_capacity(7, room);
-        command.arg(word).arg(script).arg(keys::KEYS);
-        keys::each_key(resource, |key| {
-            command.arg(key);
-        });
-        command.arg(said);
-        if self.is_cluster {
+        for (_, said) in said {
+            command.arg(said);
+        }
+        if self.is_cluster
+            && let Some((resource, _)) = said.first()
+        {
             command.arg(keys::inbox(Some(keys::slot_of(resource))));
         }
         command
