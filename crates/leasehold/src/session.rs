@@ -510,8 +510,12 @@ impl State {
             after.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
             after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
         }
+        let entered = entry.take_entered();
         if let Some((line, _)) = entry.line {
             self.stir(line, sequence, now, after);
+        }
+        if let Some((resource, owner)) = entered {
+            self.let_in(&resource, &owner, now, after);
         }
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
         // A timer that comes too early costs one look, which is less than to move it each time.
@@ -539,6 +543,20 @@ impl State {
             if was_counted {
                 self.count_off(given, after);
             }
+        }
+    }
+
+    /// Whoever holds enters again before all who wait, but the store tells only the first of them. So the owner's other
+    /// attempts ask.
+    fn let_in(&mut self, resource: &Resource, owner: &Owner, now: LocalTime, after: &mut After) {
+        let is_theirs = |entry: &Entry| entry.owner.as_ref() == Some(owner) && *entry.resource == *resource;
+        let theirs = self.entries.iter().filter(|(_, entry)| entry.outcome.is_none() && is_theirs(entry));
+        let theirs: Vec<u64> = theirs.map(|(sequence, _)| *sequence).collect();
+        for sequence in theirs {
+            if let Some(entry) = self.entries.get_mut(&sequence) {
+                entry.ask_again(now);
+            }
+            self.settle(sequence, now, after);
         }
     }
 
