@@ -114,7 +114,10 @@ With --json it is one value, with these keys, to which later versions only add:
                     election, latch and barrier
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
                     permits there are, and are out; for a rw lock a writer
-                    takes all of the capacity; 0 if nobody uses it
+                    takes all of the capacity; for a barrier how many
+                    parties there are, and have come; 0 if nobody uses it
+  rounds            how many rounds of a barrier have passed lately,
+                    otherwise null
   last_token        the last fencing token that was given, or null
   holders           a list, empty when the lock is free; each has
                     client         the random id of the holder's connection
