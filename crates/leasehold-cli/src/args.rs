@@ -91,15 +91,22 @@ runs it; the others wait. When the command ends, however that may be, its host
 resigns, and the next one starts it at once. The host where it ended stands for
 election again after a pause, which doubles from --backoff to --backoff-max, and
 is short again once the command has run for longer than the longest pause. So
-a command that fails everywhere is not started all the time.
+a command that fails everywhere is not started all the time. A command that
+can't be started any more is tried again in the same way; one that can't be
+started the first time ends leasehold, with 126 or 127.
 
 If a host dies, its lease ends after the ttl, and the next one starts the
 command. What happens when a lease is lost, what the command gets, and what
---on-lost and --grace mean is as with run: see leasehold run --help.
+--on-lost and --grace mean is as with run: see leasehold run --help. When the
+store can't be asked, the host stands for election again after 2 s at most,
+whatever --backoff-max is.
 
-INT, TERM, HUP and QUIT are passed on to the command; when it has ended,
-leasehold resigns and exits with the command's code. --note is what others are
-told about the leader: see leasehold show --kind election NAME.";
+INT and TERM are passed on to the command; when it has ended, leasehold resigns
+and exits with the command's code. HUP, QUIT and the others are passed on too,
+and leasehold goes on: if the command ends, it is as if it had ended by itself,
+and without a command they do nothing. Where leasehold's input is a terminal,
+HUP and QUIT end it as well. --note is what others are told about the leader:
+see leasehold show --kind election NAME.";
 
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
@@ -107,7 +114,10 @@ With --json it is one value, with these keys, to which later versions only add:
                     election, latch and barrier
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
                     permits there are, and are out; for a rw lock a writer
-                    takes all of the capacity; 0 if nobody uses it
+                    takes all of the capacity; for a barrier how many
+                    parties there are, and have come; 0 if nobody uses it
+  rounds            how many rounds of a barrier have passed lately,
+                    otherwise null
   last_token        the last fencing token that was given, or null
   holders           a list, empty when the lock is free; each has
                     client         the random id of the holder's connection

@@ -14,12 +14,15 @@ use crate::say::say;
 use crate::signals::Signals;
 use crate::store;
 
+/// The longest pause after the store could not be asked.
+const OUTAGE_MOST: Duration = Duration::from_secs(2);
+
 pub(crate) async fn elect(url: Option<String>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     grace(work)?;
     name(&work.name)?;
     let command = Command::find(work)?;
-    let mut signals = Signals::catch().map_err(|error| uncaught(&error))?;
+    let mut signals = Signals::catch_of_a_service().map_err(|error| uncaught(&error))?;
     let client = store::connect(url).await?;
     let note = work.note.clone().unwrap_or_else(|| command.note());
     let lock = Lock::leadership(&client, work, &note)?;
@@ -34,17 +37,31 @@ async fn stand_again_and_again(
     args: &ElectArgs,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
-    let mut backoff = Backoff::new(args.backoff, args.backoff_max);
+    // That the store can't be asked says nothing about the command, which may be needed as soon as it can.
+    let mut outages = Backoff::new(args.backoff, args.backoff_max.min(OUTAGE_MOST));
+    let mut failures = Backoff::new(args.backoff, args.backoff_max);
+    let mut has_run = false;
     loop {
-        let (ran_for, what) = match stand(lock, command, args, signals).await {
-            Ok(Term::Served { exit, .. }) if signals.is_end_wanted() => return Ok(exit),
-            Ok(Term::Served { exit, ran_for }) => (ran_for, format!("the command ended: {exit}")),
+        let (pause, what) = match stand(lock, command, args, signals).await {
             Ok(Term::Interrupted(exit)) => return Ok(exit),
-            // What is wrong from the beginning does not become right.
-            Err(stop) if stop.exit != Exit::Failure => return Err(stop),
-            Err(stop) => (Duration::ZERO, stop.message),
+            Ok(Term::Served { exit, ran_for }) => {
+                has_run = true;
+                if signals.is_end_wanted() {
+                    return Ok(exit);
+                }
+                let backoff = if exit == Exit::Lost { &mut outages } else { &mut failures };
+                (backoff.after(ran_for), format!("the command ended: {exit}"))
+            }
+            Err(stop) => match stop.exit {
+                Exit::Failure => (outages.after(Duration::ZERO), stop.message),
+                // It could be started before: somebody may just be replacing it.
+                Exit::NotFound | Exit::NotExecutable if has_run => {
+                    (failures.after(Duration::ZERO), stop.message)
+                }
+                // What is wrong from the beginning does not become right.
+                _ => return Err(stop),
+            },
         };
-        let pause = backoff.after(ran_for);
         say(format_args!("{what}; standing for election again in {}", duration::show(pause)));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}

@@ -85,9 +85,14 @@ fn lock_text(lock: &LockView) -> String {
     if is_in_use(lock) {
         let _ = match lock.kind {
             Kind::Semaphore => writeln!(text, "{} of {} permits are out", lock.in_use, lock.capacity),
+            Kind::Barrier => writeln!(text, "{} of {} parties have come", lock.in_use, lock.capacity),
             Kind::Latch => writeln!(text, "{} of {} have counted down", lock.in_use, lock.capacity),
             _ => Ok(()),
         };
+    }
+    if lock.rounds > 0 {
+        let rounds = if lock.rounds == 1 { "round has" } else { "rounds have" };
+        let _ = writeln!(text, "{} {rounds} passed lately", lock.rounds);
     }
     if let Some(token) = lock.last_token {
         let _ = writeln!(text, "last token {token}");
@@ -96,7 +101,7 @@ fn lock_text(lock: &LockView) -> String {
         let _ = writeln!(text, "free");
     }
     for holder in &lock.holders {
-        let _ = writeln!(text, "{}", holder_line(holder));
+        let _ = writeln!(text, "{}", holder_line(lock.kind, holder));
     }
     for waiter in &lock.waiters {
         let _ = writeln!(text, "{}", waiter_line(waiter));
@@ -148,8 +153,10 @@ fn row(lock: &LockView) -> [String; COLUMNS] {
     ]
 }
 
-fn holder_line(holder: &HolderView) -> String {
+fn holder_line(kind: Kind, holder: &HolderView) -> String {
     let what = match (holder.mode, &holder.owner) {
+        _ if kind == Kind::Barrier => "here is".to_owned(),
+        _ if kind == Kind::Latch => "counted down by".to_owned(),
         (Some(mode), _) => format!("held to {} by", mode_word(mode)),
         (None, Some(owner)) => format!("held by owner {} at", printable(owner)),
         (None, None) if holder.weight > 1 => format!("{} permits held by", holder.weight),
@@ -247,6 +254,7 @@ fn lock_json(lock: &LockView) -> Value {
         "capacity": lock.capacity,
         "in_use": lock.in_use,
         "last_token": lock.last_token.map(leasehold::Token::get),
+        "rounds": (lock.kind == Kind::Barrier).then_some(lock.rounds),
         "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
         "waiters": lock.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
     })

@@ -1,13 +1,16 @@
 //! The signals that `leasehold` passes on, or that end its waiting.
 
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::task::Poll;
 
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-/// What ends the waiting, and is passed on to a command that runs.
+/// What ends the waiting, and is passed on to a command that runs. Of a program that keeps a command running, it is the
+/// end.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+/// What ends a service. Its command may understand the others as something else: to read its settings again, for instance.
+const ENDING_A_SERVICE: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 /// What is passed on only.
 const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
 
@@ -16,13 +19,23 @@ pub(crate) struct Signals {
     streams: Vec<(Signal, Stream)>,
     /// Something about a child.
     children: Stream,
+    ending: &'static [Signal],
     is_end_wanted: bool,
 }
 
 impl Signals {
     pub(crate) fn catch() -> io::Result<Self> {
-        let mut signals =
-            Self { streams: Vec::new(), children: signal(SignalKind::child())?, is_end_wanted: false };
+        Self::catch_ended_by(&ENDING)
+    }
+
+    /// Of a program that goes on when its command has ended. Who sits at its terminal means the program.
+    pub(crate) fn catch_of_a_service() -> io::Result<Self> {
+        Self::catch_ended_by(if io::stdin().is_terminal() { &ENDING } else { &ENDING_A_SERVICE })
+    }
+
+    fn catch_ended_by(ending: &'static [Signal]) -> io::Result<Self> {
+        let children = signal(SignalKind::child())?;
+        let mut signals = Self { streams: Vec::new(), children, ending, is_end_wanted: false };
         for number in ENDING.into_iter().chain(PASSED_ON) {
             signals.add(number)?;
         }
@@ -53,7 +66,7 @@ impl Signals {
     /// The next signal that is passed on.
     pub(crate) async fn next(&mut self) -> Signal {
         let number = next_of(&mut self.streams).await;
-        self.is_end_wanted |= ENDING.contains(&number);
+        self.is_end_wanted |= self.ending.contains(&number);
         number
     }
 
@@ -61,7 +74,7 @@ impl Signals {
     pub(crate) async fn next_end(&mut self) -> Signal {
         loop {
             let number = self.next().await;
-            if ENDING.contains(&number) {
+            if self.ending.contains(&number) {
                 return number;
             }
         }
@@ -69,10 +82,10 @@ impl Signals {
 
     /// The next signal that is passed on, or none when something happened to a child.
     pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
-        let Self { streams, children, is_end_wanted } = self;
+        let Self { streams, children, ending, is_end_wanted } = self;
         tokio::select! {
             number = next_of(streams) => {
-                *is_end_wanted |= ENDING.contains(&number);
+                *is_end_wanted |= ending.contains(&number);
                 Some(number)
             }
             _ = children.recv() => None,

@@ -3,6 +3,8 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 
 use common::{Place, until};
 
@@ -82,6 +84,79 @@ fn a_store_that_is_gone_ends_the_command_and_is_waited_for() {
     assert_eq!(elected.end(), 128 + 15);
     let said = elected.stderr();
     assert!(said.contains("the lease was lost; standing for election again"), "{said}");
+}
+
+#[test]
+fn a_signal_that_is_meant_for_the_command_does_not_end_the_election() {
+    let place = Place::new();
+    let log = place.path("log");
+    let script = format!(
+        "trap 'echo reloaded >> {0}' HUP; echo started >> {0}; while :; do sleep 0.02; done",
+        log.display()
+    );
+    let lines =
+        || fs::read_to_string(&log).unwrap_or_default().lines().map(str::to_owned).collect::<Vec<_>>();
+    let args = ["elect", "--backoff", "20ms", "a", "-c", &script];
+    let mut leader = place.start(&args);
+    until(|| (lines() == ["started"]).then_some(()));
+    let mut other = place.start(&args);
+    place.until_waiting("a", 1);
+    // Who waits has no command that it could be meant for.
+    for signal in ["HUP", "QUIT"] {
+        other.signal(signal);
+    }
+    leader.signal("HUP");
+    until(|| (lines() == ["started", "reloaded"]).then_some(()));
+    // This one ends the command, and the next one starts it.
+    leader.signal("QUIT");
+    until(|| (lines() == ["started", "reloaded", "started"]).then_some(()));
+    place.until_waiting("a", 1);
+    for elected in [&mut leader, &mut other] {
+        elected.signal("TERM");
+        assert_eq!(elected.end(), 128 + 15);
+    }
+    assert!(leader.stderr().contains("the command ended: by signal 3; standing for election again"));
+}
+
+#[test]
+fn a_command_that_can_t_be_started_any_more_is_tried_again() {
+    let place = Place::new();
+    let (program, away) = (place.path("program"), place.path("away"));
+    let log = place.path("log");
+    fs::write(&program, format!("#!/bin/sh\necho started >> {}\nsleep 0.05\n", log.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let mut elected = place.start(&["elect", "--backoff", "20ms", "a", "--", program.to_str().unwrap()]);
+    until(|| (starts() > 0).then_some(()));
+    fs::rename(&program, &away).unwrap();
+    let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
+    let told = said.find(|line| line.contains("can't be executed")).expect("it says so");
+    assert!(told.contains("standing for election again in"), "{told}");
+    let before = starts();
+    fs::rename(&away, &program).unwrap();
+    until(|| (starts() > before).then_some(()));
+    elected.signal("TERM");
+    assert!([0, 128 + 15].contains(&elected.end()));
+}
+
+#[test]
+fn a_store_that_is_gone_costs_no_more_than_a_short_pause() {
+    let mut server = leasehold_servers::Server::on_port();
+    let place = Place::on(&server.url());
+    let args =
+        ["elect", "--ttl", "1s", "--backoff", "60s", "--backoff-max", "600s", "a", "--", "sleep", "60"];
+    let mut elected = place.start(&args);
+    place.until_held("a");
+    server.stop();
+    let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
+    for _ in 0..2 {
+        let told = said.find(|line| line.contains("standing for election again")).expect("it says so");
+        assert!(told.contains("again in 2s"), "{told}");
+    }
+    server.start();
+    place.until_held("a");
+    elected.signal("TERM");
+    assert_eq!(elected.end(), 128 + 15);
 }
 
 #[test]

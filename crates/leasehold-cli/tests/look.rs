@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Place;
+use common::{Place, until};
 
 #[test]
 fn holders_and_waiters_are_listed() {
@@ -47,6 +47,29 @@ fn holders_and_waiters_are_listed() {
         (output.stdout.as_slice(), output.status.code()),
         (b"{\"released\":[]}\n".as_slice(), Some(1))
     );
+}
+
+#[test]
+fn a_barrier_is_shown_in_parties_and_rounds() {
+    let place = Place::new();
+    let barrier = leasehold::blocking::Client::connect(&place.store()).unwrap().barrier("a", 2);
+    let wait = || {
+        let barrier = barrier.clone();
+        std::thread::spawn(move || barrier.wait().unwrap())
+    };
+    let show = || String::from_utf8(place.output(&["show", "--kind", "barrier", "a"]).stdout).unwrap();
+    let first = wait();
+    until(|| show().contains("1 of 2 parties have come\n").then_some(()));
+    let text = show();
+    assert!(text.contains("\nhere is ") && !text.contains("permits") && !text.contains("passed"), "{text}");
+    for party in [first, wait()] {
+        party.join().unwrap();
+    }
+    let text = show();
+    assert!(text.contains("1 round has passed lately\n") && text.contains("\nfree\n"), "{text}");
+    let output = place.output(&["show", "--json", "--kind", "barrier", "a"]);
+    let view: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&view["rounds"], &view["holders"]), (&1.into(), &serde_json::json!([])));
 }
 
 #[test]

@@ -1,8 +1,13 @@
 //! One leader at a time, whom everybody can know.
 
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_core::Stream;
 use leasehold_core::{Kind, Token};
 
 use crate::client::Handle;
@@ -94,23 +99,58 @@ impl Election {
         Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.kept))
     }
 
+    /// Who leads once that is not what was seen.
+    async fn change(self, every: Duration, seen: Option<Option<Token>>) -> Result<Option<HolderView>, Error> {
+        let handle = &self.0.handle;
+        loop {
+            if handle.session.is_closed() {
+                return Err(handle.closed());
+            }
+            let leader = self.leader().await?;
+            if seen != Some(leader.as_ref().map(|leader| leader.token)) {
+                return Ok(leader);
+            }
+            Sleep::until(&handle.session, clock::local() + every).await;
+        }
+    }
+
     /// Tells each new leader. It looks once a second: see [`Observer::every`].
     #[must_use]
     pub fn observe(&self) -> Observer {
-        Observer { election: self.clone(), every: LOOK, seen: None }
+        Observer { election: self.clone(), every: LOOK, seen: None, looking: None, is_over: false }
     }
 }
 
-/// Tells each new leader, as a stream does. Made by [`Election::observe`].
+/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Made by [`Election::observe`].
 ///
-/// Leaders that come and go between two looks are not told, only the one that there is then.
-#[derive(Debug)]
+/// Leaders that come and go between two looks are not told, only the one that there is then. As a stream it tells what
+/// [`next`](Self::next) does, errors too, and ends when the client is closed, after that error.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// use futures_util::{StreamExt as _, TryStreamExt as _};
+///
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let election = client.election("scheduler").note("http://10.0.0.7:8080");
+/// let leadership = election.campaign().await?;
+/// let leaders = election.observe().map_ok(|leader| leader.and_then(|leader| leader.about.note));
+/// let addresses: Vec<Option<String>> = leaders.take(1).try_collect().await?;
+/// assert_eq!(addresses, [Some("http://10.0.0.7:8080".to_owned())]);
+/// # leadership.release().await?;
+/// # Ok(()) });
+/// ```
 pub struct Observer {
     election: Election,
     every: Duration,
     /// What was told last: nothing, that nobody leads, or the token of a leader.
     seen: Option<Option<Token>>,
+    /// What a stream that is not ready goes on with when it is polled again.
+    looking: Option<Looking>,
+    /// The stream has ended.
+    is_over: bool,
 }
+
+type Looking = Pin<Box<dyn Future<Output = Result<Option<HolderView>, Error>> + Send>>;
 
 impl Observer {
     /// How often it looks: once a second unless set. No less than 10 ms.
@@ -131,18 +171,38 @@ impl Observer {
     ///
     /// It only looks: a change that was not told is told the next time.
     pub async fn next(&mut self) -> Result<Option<HolderView>, Error> {
-        let handle = &self.election.0.handle;
-        loop {
-            if handle.session.is_closed() {
-                return Err(handle.closed());
-            }
-            let leader = self.election.leader().await?;
-            let token = leader.as_ref().map(|leader| leader.token);
-            if self.seen != Some(token) {
-                self.seen = Some(token);
-                return Ok(leader);
-            }
-            Sleep::until(&handle.session, clock::local() + self.every).await;
+        // What an earlier call began to look at may be long ago.
+        self.looking = None;
+        poll_fn(|context| self.poll_change(context)).await
+    }
+
+    fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderView>, Error>> {
+        let Self { election, every, seen, .. } = self;
+        let begin = || -> Looking { Box::pin(election.clone().change(*every, *seen)) };
+        let told = ready!(self.looking.get_or_insert_with(begin).as_mut().poll(context));
+        self.looking = None;
+        if let Ok(leader) = &told {
+            self.seen = Some(leader.as_ref().map(|leader| leader.token));
         }
+        Poll::Ready(told)
+    }
+}
+
+impl Stream for Observer {
+    type Item = Result<Option<HolderView>, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let told = ready!(self.poll_change(context));
+        self.is_over = told.as_ref().is_err_and(Error::is_closed);
+        Poll::Ready(Some(told))
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observer({:?} every {:?})", self.election, self.every)
     }
 }

@@ -65,6 +65,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod together;
 mod url;
 mod view;
 

@@ -294,7 +294,7 @@ impl Lock {
         }
     }
 
-    fn begin<'a>(
+    pub(crate) fn begin<'a>(
         &'a self,
         resource: &'a Arc<Resource>,
         weight: u32,
@@ -432,16 +432,16 @@ pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, limit: Duration) ->
 }
 
 /// An attempt under way. Dropped, it gives back whatever it has or may come to have.
-struct Attempt<'a> {
+pub(crate) struct Attempt<'a> {
     handle: &'a Arc<Handle>,
-    resource: &'a Arc<Resource>,
-    sequence: u64,
+    pub(crate) resource: &'a Arc<Resource>,
+    pub(crate) sequence: u64,
     is_taken: bool,
 }
 
 impl Attempt<'_> {
     /// Sends the first command, and waits for the end. Further commands are the driver's.
-    async fn finish(&self, errand: Option<Errand>) -> Ended {
+    pub(crate) async fn finish(&self, errand: Option<Errand>) -> Ended {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
         if let Some(errand) = errand {
@@ -475,7 +475,7 @@ impl Attempt<'_> {
     }
 
     /// A guard stands for the lease from now on.
-    fn into_guard(mut self, token: Token) -> Guard {
+    pub(crate) fn into_guard(mut self, token: Token) -> Guard {
         self.is_taken = true;
         Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
     }

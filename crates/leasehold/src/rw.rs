@@ -111,7 +111,7 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn write(&self) -> Result<WriteGuard, Error> {
-        self.0.lock(WRITER).await.map(|guard| self.writes(guard))
+        self.0.lock(WRITER).await.map(self.exchangeable())
     }
 
     /// Writes if that can be had at once, and otherwise answers `None`.
@@ -124,7 +124,7 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
-        Ok(self.0.try_lock(WRITER).await?.map(|guard| self.writes(guard)))
+        Ok(self.0.try_lock(WRITER).await?.map(self.exchangeable()))
     }
 
     /// Waits until it may write for at most this long, and then answers `None`.
@@ -137,7 +137,7 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn write_timeout(&self, limit: Duration) -> Result<Option<WriteGuard>, Error> {
-        Ok(self.0.lock_timeout(WRITER, limit).await?.map(|guard| self.writes(guard)))
+        Ok(self.0.lock_timeout(WRITER, limit).await?.map(self.exchangeable()))
     }
 
     /// Waits until it may read with a view to writing: beside readers, but one at a time.
@@ -150,7 +150,7 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn upgradable_read(&self) -> Result<UpgradableGuard, Error> {
-        self.0.lock(UPGRADABLE).await.map(|guard| self.reads_upgradably(guard))
+        self.0.lock(UPGRADABLE).await.map(self.exchangeable())
     }
 
     /// Reads with a view to writing if that can be had at once, and otherwise answers `None`.
@@ -163,7 +163,7 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn try_upgradable_read(&self) -> Result<Option<UpgradableGuard>, Error> {
-        Ok(self.0.try_lock(UPGRADABLE).await?.map(|guard| self.reads_upgradably(guard)))
+        Ok(self.0.try_lock(UPGRADABLE).await?.map(self.exchangeable()))
     }
 
     /// Waits until it may read with a view to writing for at most this long, and then answers `None`.
@@ -176,17 +176,57 @@ impl RwLock {
     ///
     /// As [`Self::read`].
     pub async fn upgradable_read_timeout(&self, limit: Duration) -> Result<Option<UpgradableGuard>, Error> {
-        Ok(self.0.lock_timeout(UPGRADABLE, limit).await?.map(|guard| self.reads_upgradably(guard)))
+        Ok(self.0.lock_timeout(UPGRADABLE, limit).await?.map(self.exchangeable()))
     }
 
-    fn writes(&self, guard: Guard) -> WriteGuard {
-        WriteGuard { guard, lock: self.0.clone() }
-    }
-
-    fn reads_upgradably(&self, guard: Guard) -> UpgradableGuard {
-        UpgradableGuard { guard, lock: self.0.clone() }
+    /// What makes a lease of this lock one that can become another.
+    fn exchangeable<G: From<(Guard, Lock)>>(&self) -> impl FnOnce(Guard) -> G {
+        let lock = self.0.clone();
+        |guard| G::from((guard, lock))
     }
 }
+
+/// What the leases that can become others have in common: they are guards, and end like them.
+macro_rules! exchangeable {
+    ($guard:ident) => {
+        impl $guard {
+            /// As [`Guard::release`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub async fn release(self) -> Result<(), Error> {
+                self.guard.release().await
+            }
+
+            /// As [`Guard::release_within`].
+            ///
+            /// # Errors
+            ///
+            /// As there.
+            pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_within(limit).await
+            }
+        }
+
+        impl From<(Guard, Lock)> for $guard {
+            fn from((guard, lock): (Guard, Lock)) -> Self {
+                Self { guard, lock }
+            }
+        }
+
+        impl Deref for $guard {
+            type Target = Guard;
+
+            fn deref(&self) -> &Guard {
+                &self.guard
+            }
+        }
+    };
+}
+
+exchangeable!(WriteGuard);
+exchangeable!(UpgradableGuard);
 
 /// A held lease to write, which is a [`Guard`] that can become one to read.
 #[derive(Debug)]
@@ -209,32 +249,6 @@ impl WriteGuard {
     /// Dropped at any point, everything is given back.
     pub async fn downgrade(self) -> Result<Guard, Error> {
         become_reader(&self.lock, self.guard).await
-    }
-
-    /// As [`Guard::release`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub async fn release(self) -> Result<(), Error> {
-        self.guard.release().await
-    }
-
-    /// As [`Guard::release_within`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
-        self.guard.release_within(limit).await
-    }
-}
-
-impl Deref for WriteGuard {
-    type Target = Guard;
-
-    fn deref(&self) -> &Guard {
-        &self.guard
     }
 }
 
@@ -312,24 +326,6 @@ impl UpgradableGuard {
         become_reader(&self.lock, self.guard).await
     }
 
-    /// As [`Guard::release`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub async fn release(self) -> Result<(), Error> {
-        self.guard.release().await
-    }
-
-    /// As [`Guard::release_within`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
-        self.guard.release_within(limit).await
-    }
-
     async fn upgrade_within(self, wait: Wait) -> Result<Result<WriteGuard, Self>, Error> {
         match self.lock.replace(&self.guard, WRITER, wait).await? {
             Some(guard) => {
@@ -338,14 +334,6 @@ impl UpgradableGuard {
             }
             None => Ok(Err(self)),
         }
-    }
-}
-
-impl Deref for UpgradableGuard {
-    type Target = Guard;
-
-    fn deref(&self) -> &Guard {
-        &self.guard
     }
 }
 

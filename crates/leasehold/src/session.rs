@@ -10,8 +10,9 @@
 mod entry;
 mod line;
 mod sleep;
+mod state;
+mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -31,15 +32,9 @@ use entry::{Entry, News};
 pub(crate) use entry::{Given, Renewal};
 pub(crate) use line::{NoPlace, Place, Turned, Wish};
 pub(crate) use sleep::Sleep;
-
-/// The largest number of commands in one batch.
-const BATCH: usize = 512;
-
-/// A renewal that is due within this part of its ttl goes with one that is due now.
-const EARLY: u32 = 20;
-
-/// No renewal goes earlier than this, however long its ttl.
-const EARLIEST: Duration = Duration::from_millis(500);
+pub(crate) use state::Due;
+use state::{After, State};
+pub(crate) use watch::Watch;
 
 /// Everything that one client has under way.
 pub(crate) struct Session {
@@ -48,31 +43,6 @@ pub(crate) struct Session {
     sequence: Arc<AtomicU64>,
     /// Wakes the driver when it would otherwise sleep past something.
     pub(crate) alarm: Notify,
-}
-
-struct State {
-    id: ClientId,
-    /// As the session's.
-    sequence: Arc<AtomicU64>,
-    lines: line::Lines,
-    /// By sequence number. Most clients have few, and a tree of few costs less than hashing.
-    entries: BTreeMap<u64, Box<Entry>>,
-    timers: BTreeSet<(LocalTime, u64)>,
-    sleepers: BTreeMap<(LocalTime, u64), Waker>,
-    /// When the driver wakes by itself.
-    armed: LocalTime,
-    /// How many entries the store may still keep something for.
-    unsettled: usize,
-    /// How many entries ended without the store's word.
-    unanswered: u64,
-    /// Whoever waits for `unsettled` to become zero, or for the driver to end.
-    closers: Vec<Waker>,
-    /// The driver has let go of the store.
-    is_driver_gone: bool,
-    /// No attempt begins any more.
-    is_closed: bool,
-    /// Nobody is left who could begin one.
-    is_orphaned: bool,
 }
 
 /// What is to be sent: about which entry, and when that was decided.
@@ -85,47 +55,16 @@ pub(crate) struct Errand {
     pub(crate) replicas: u32,
 }
 
-/// What the driver is to do.
-pub(crate) struct Due {
-    pub(crate) errands: Vec<(Arc<Resource>, Errand)>,
-    /// When to ask again.
-    pub(crate) next: LocalTime,
-    /// There is nothing more to come.
-    pub(crate) is_over: bool,
-}
-
 /// The client was closed.
 pub(crate) struct Closed;
 
 /// How an attempt ended, with the store's last error where there was one.
 pub(crate) type Ended = (Outcome, Option<String>);
 
-/// What is left to do once the mutex is free again.
-#[derive(Default)]
-struct After {
-    wakers: Vec<Waker>,
-    news: Vec<(Arc<Resource>, News)>,
-    is_sooner: bool,
-}
-
 impl Session {
     pub(crate) fn new(id: ClientId) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
-        let state = State {
-            id,
-            sequence: sequence.clone(),
-            lines: line::Lines::default(),
-            entries: BTreeMap::new(),
-            timers: BTreeSet::new(),
-            sleepers: BTreeMap::new(),
-            armed: LocalTime::NEVER,
-            unsettled: 0,
-            unanswered: 0,
-            closers: Vec::new(),
-            is_driver_gone: false,
-            is_closed: false,
-            is_orphaned: false,
-        };
+        let state = State::new(id, sequence.clone());
         Self { id, state: Mutex::new(state), sequence, alarm: Notify::new() }
     }
 
@@ -465,150 +404,5 @@ impl Inbox for Session {
     fn deliver(&self, push: Push) {
         let now = clock::local();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
-    }
-}
-
-/// A future's way to be woken when an entry changes. Its waker goes with it.
-pub(crate) struct Watch<'a> {
-    session: &'a Session,
-    sequence: u64,
-    /// None before it has registered.
-    key: Option<u64>,
-    /// A waker that goes may drop its task, and with it a guard of this very session: never with the mutex held.
-    retired: Vec<Waker>,
-}
-
-impl Watch<'_> {
-    fn register(&mut self, entry: &mut Entry, context: &mut Context<'_>) {
-        let key = *self.key.get_or_insert_with(|| self.session.sequence.fetch_add(1, Ordering::Relaxed));
-        self.retired.extend(entry.register(key, context));
-    }
-}
-
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            let mut state = self.session.state();
-            let waker = state.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
-            drop(state);
-            drop(waker);
-        }
-    }
-}
-
-impl State {
-    fn register_closer(&mut self, context: &mut Context<'_>) {
-        if !self.closers.iter().any(|waker| waker.will_wake(context.waker())) {
-            self.closers.push(context.waker().clone());
-        }
-    }
-
-    /// After a step: moves the entry on, sets its timer, and notes whom to tell.
-    fn settle(&mut self, sequence: u64, now: LocalTime, after: &mut After) {
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        if entry.move_on(now) {
-            after.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
-            after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
-        }
-        if let Some((line, _)) = entry.line {
-            self.stir(line, sequence, now, after);
-        }
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        // A timer that comes too early costs one look, which is less than to move it each time.
-        let due = entry.poll_timeout();
-        if due.is_none() || entry.timer.is_none_or(|set| due < Some(set)) {
-            if let Some(set) = entry.timer.take() {
-                self.timers.remove(&(set, sequence));
-            }
-            if let Some(due) = due {
-                self.timers.insert((due, sequence));
-                entry.timer = Some(due);
-                if due < self.armed {
-                    // Once is enough: the driver looks at everything when it wakes.
-                    self.armed = due;
-                    after.is_sooner = true;
-                }
-            }
-        }
-        if entry.is_settled() {
-            let given = entry.given();
-            let was_counted = std::mem::take(&mut entry.is_counted);
-            if !entry.is_wanted {
-                self.entries.remove(&sequence);
-            }
-            if was_counted {
-                self.count_off(given, after);
-            }
-        }
-    }
-
-    /// One less that the store may keep something for.
-    fn count_off(&mut self, given: Option<Given>, after: &mut After) {
-        self.unsettled -= 1;
-        self.unanswered += u64::from(given == Some(Given::Unanswered));
-        if self.unsettled == 0 {
-            after.wakers.append(&mut self.closers);
-            // The driver may have nothing more to do.
-            after.is_sooner |= self.is_closed || self.is_orphaned;
-        }
-    }
-
-    fn arm(&mut self, time: LocalTime, after: &mut After) {
-        if time < self.armed {
-            self.armed = time;
-            after.is_sooner = true;
-        }
-    }
-
-    fn due(&mut self, now: LocalTime, after: &mut After) -> Due {
-        while let Some(sleeper) = self.sleepers.first_entry()
-            && sleeper.key().0 <= now
-        {
-            after.wakers.push(sleeper.remove());
-        }
-        let mut errands = Vec::new();
-        while errands.len() < BATCH
-            && let Some(&(time, sequence)) = self.timers.first()
-            && time <= now
-        {
-            errands.extend(self.fire(sequence, now, after));
-        }
-        if errands.iter().any(|(_, errand)| matches!(errand.command, Command::Renew(_))) {
-            self.renew_early(now, &mut errands, after);
-        }
-        let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
-        let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
-        self.armed = timer.min(sleeper);
-        let is_over = self.unsettled == 0 && (self.is_closed || self.is_orphaned);
-        Due { errands, next: self.armed, is_over }
-    }
-
-    fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<(Arc<Resource>, Errand)> {
-        let entry = self.entries.get_mut(&sequence)?;
-        if let Some(set) = entry.timer.take() {
-            self.timers.remove(&(set, sequence));
-        }
-        let errand = entry.poll_transmit(sequence, now).map(|errand| (entry.resource.clone(), errand));
-        self.settle(sequence, now, after);
-        errand
-    }
-
-    /// Renewals that are due soon go with those that are due now, so that leases of one length come to be
-    /// renewed together, whenever they were taken.
-    fn renew_early(&mut self, now: LocalTime, errands: &mut Vec<(Arc<Resource>, Errand)>, after: &mut After) {
-        let soon = self.timers.range(..=(now + EARLIEST, u64::MAX));
-        let early: Vec<u64> = soon
-            .map(|(_, sequence)| *sequence)
-            .filter(|sequence| {
-                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY))
-            })
-            .take(BATCH.saturating_sub(errands.len()))
-            .collect();
-        for sequence in early {
-            if let Some(entry) = self.entries.get_mut(&sequence) {
-                entry.renew_now(now);
-            }
-            errands.extend(self.fire(sequence, now, after));
-        }
     }
 }

@@ -1,4 +1,7 @@
 //! Several mutexes at once: all of them or none, and no deadlock.
+//!
+//! First all of them in one command (`together`), which is all there is to do when nobody else wants them. Otherwise one
+//! after the other, in the order of their names.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -7,20 +10,27 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::client::Handle;
+use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::Wait;
+use crate::lock::{Lock, Wait};
 use crate::mutex::Mutex;
+use crate::together::{Together, take_together};
 
 /// Several mutexes of one client that are taken together: all of them or none.
 ///
-/// Everybody takes them in the order of their names, whatever order they are given in, so that no two who want several
-/// can wait for each other for ever (E. G. Coffman et al., *System Deadlocks*, 1971, section 4). While it waits for a
-/// later one, the earlier ones are held: others that want only those wait too. Each keeps its own settings and gets
-/// its own lease and token.
+/// When all of them are free, they are taken by one command, in one step: nobody sees some of them taken. That is so on
+/// every store but a Redis Cluster, where it is so for those whose names share a hash slot, which names seldom do. It is
+/// not so for mutexes that want [`replicas`](Mutex::replicas). When one of them is taken, that command changes nothing.
+///
+/// Whoever waits for them, and whoever can't take them in one step, takes them in the order of their names, whatever
+/// order they are given in, so that no two who want several can wait for each other for ever (E. G. Coffman et al.,
+/// *System Deadlocks*, 1971, section 4). While it waits for a later one, the earlier ones are held: others that want
+/// only those wait too. Each keeps its own settings and gets its own lease and token.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -70,8 +80,8 @@ impl MutexSet {
         }
     }
 
-    /// Takes all of them if they can be had at once, and otherwise answers `None` and holds none. Until that is known,
-    /// others may find one of them taken for a moment.
+    /// Takes all of them if they can be had at once, and otherwise answers `None` and holds none. Where they can't be taken in
+    /// one step, others may find one of them taken for a moment, until that is known.
     ///
     /// # Errors
     ///
@@ -100,6 +110,19 @@ impl MutexSet {
     async fn take(&self, wait: Wait) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
         let deadline = wait.deadline();
+        let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
+        match take_together(&locks, deadline).await? {
+            Together::Taken(guards) => Ok(Some(self.sorted(guards))),
+            Together::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
+            Together::Contended | Together::NotHere => self.take_in_order(order, deadline).await,
+        }
+    }
+
+    async fn take_in_order(
+        &self,
+        order: Vec<&Mutex>,
+        deadline: Option<LocalTime>,
+    ) -> Result<Option<SetGuard>, Error> {
         let mut taken = SetGuard { guards: Vec::new() };
         for mutex in order {
             match taken.and_next(mutex, deadline).await {
@@ -111,11 +134,18 @@ impl MutexSet {
                 }
             }
         }
-        taken.sort_as(&self.mutexes);
+        let taken = self.sorted(taken.guards);
         for (guard, mutex) in taken.guards.iter().zip(&self.mutexes) {
             guard.set_at_least(mutex.0.at_least);
         }
         Ok(Some(taken))
+    }
+
+    /// In the order in which the mutexes were given.
+    fn sorted(&self, mut guards: Vec<Guard>) -> SetGuard {
+        let place = |guard: &Guard| self.mutexes.iter().position(|mutex| mutex.0.is_of(guard));
+        guards.sort_by_cached_key(place);
+        SetGuard { guards }
     }
 
     /// The mutexes by name, once it is known that they make a set.
@@ -223,7 +253,7 @@ impl SetGuard {
         .await
     }
 
-    /// Renews all of the leases now, as [`Guard::renew`].
+    /// Renews all of the leases now, at the same time, as [`Guard::renew`].
     ///
     /// # Errors
     ///
@@ -233,14 +263,10 @@ impl SetGuard {
     ///
     /// As there.
     pub async fn renew(&self) -> Result<(), Error> {
-        let mut result = Ok(());
-        for guard in &self.guards {
-            result = result.and(guard.renew().await);
-        }
-        result
+        join_all(self.guards.iter().map(Guard::renew)).await.into_iter().collect()
     }
 
-    /// Gives all of the leases back, and waits for the store's word.
+    /// Gives all of the leases back at the same time, and waits for the store's word.
     ///
     /// # Errors
     ///
@@ -250,11 +276,7 @@ impl SetGuard {
     ///
     /// Dropped at any point, they are given back all the same, in the background.
     pub async fn release(self) -> Result<(), Error> {
-        let mut result = Ok(());
-        for guard in self.guards {
-            result = result.and(guard.release().await);
-        }
-        result
+        join_all(self.guards.into_iter().map(Guard::release)).await.into_iter().collect()
     }
 
     /// Waits for the next one, unless one of those that are held is lost meanwhile.
@@ -264,10 +286,5 @@ impl SetGuard {
         lock.at_least = Duration::ZERO;
         let next = lock.acquire(1, None, Wait::until(deadline));
         if self.guards.is_empty() { next.await } else { self.run(next).await? }
-    }
-
-    fn sort_as(&mut self, mutexes: &[Mutex]) {
-        let place = |guard: &Guard| mutexes.iter().position(|mutex| mutex.0.is_of(guard));
-        self.guards.sort_by_cached_key(place);
     }
 }

@@ -53,12 +53,15 @@ const FATES: [Fate; 8] = [
     Fate::Delayed,
 ];
 
+/// What takes effect much later.
+type Delayed = Box<dyn FnOnce(&Memory) + Send>;
+
 /// A memory store between which and its client things happen.
 struct Scripted {
     inner: Arc<Memory>,
     /// What becomes of the next commands; later ones are answered inline.
     script: Mutex<VecDeque<Fate>>,
-    delayed: Mutex<Vec<(Arc<Resource>, Command)>>,
+    delayed: Mutex<Vec<Delayed>>,
 }
 
 impl Scripted {
@@ -66,9 +69,47 @@ impl Scripted {
         self.inner.call_now(resource, command).expect("memory answers at once")
     }
 
+    /// What is sent meets its fate.
+    fn meet(
+        &self,
+        count: usize,
+        work: impl FnOnce(&Memory) -> Vec<Answered> + Send + 'static,
+    ) -> Pending<Vec<Answered>> {
+        let fate = self.script.lock().unwrap().pop_front().unwrap_or(Fate::Now);
+        let fail = |failure| {
+            let error = || Err(StoreError { failure, message: "scripted".to_owned() });
+            Box::pin(ready((0..count).map(|_| error()).collect::<Vec<_>>()))
+        };
+        match fate {
+            Fate::Now => Box::pin(ready(work(&self.inner))),
+            Fate::Later => {
+                let answers = work(&self.inner);
+                Box::pin(async {
+                    yield_once().await;
+                    answers
+                })
+            }
+            Fate::AnswerLost => {
+                work(&self.inner);
+                fail(Failure::Unknown)
+            }
+            Fate::CommandLost => fail(Failure::Unknown),
+            Fate::NotSent => fail(Failure::NotSent),
+            Fate::NeverAnswered => {
+                work(&self.inner);
+                Box::pin(pending())
+            }
+            Fate::NeverDone => Box::pin(pending()),
+            Fate::Delayed => {
+                self.delayed.lock().unwrap().push(Box::new(move |memory| drop(work(memory))));
+                Box::pin(pending())
+            }
+        }
+    }
+
     fn let_the_delayed_arrive(&self) {
-        for (resource, command) in std::mem::take(&mut *self.delayed.lock().unwrap()) {
-            let _ = self.run(&resource, &command);
+        for work in std::mem::take(&mut *self.delayed.lock().unwrap()) {
+            work(&self.inner);
         }
     }
 }
@@ -86,39 +127,20 @@ impl Store for Scripted {
     }
 
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
-        let fate = self.script.lock().unwrap().pop_front().unwrap_or(Fate::Now);
-        let run = |batch: &[(Arc<Resource>, Command)]| {
-            batch.iter().map(|(resource, command)| self.run(resource, command)).collect::<Vec<_>>()
-        };
-        let fail = |failure| {
-            let error = || Err(StoreError { failure, message: "scripted".to_owned() });
-            Box::pin(ready(batch.iter().map(|_| error()).collect::<Vec<_>>()))
-        };
-        match fate {
-            Fate::Now => Box::pin(ready(run(&batch))),
-            Fate::Later => {
-                let answers = run(&batch);
-                Box::pin(async {
-                    yield_once().await;
-                    answers
-                })
-            }
-            Fate::AnswerLost => {
-                run(&batch);
-                fail(Failure::Unknown)
-            }
-            Fate::CommandLost => fail(Failure::Unknown),
-            Fate::NotSent => fail(Failure::NotSent),
-            Fate::NeverAnswered => {
-                run(&batch);
-                Box::pin(pending())
-            }
-            Fate::NeverDone => Box::pin(pending()),
-            Fate::Delayed => {
-                self.delayed.lock().unwrap().extend(batch);
-                Box::pin(pending())
-            }
-        }
+        self.meet(batch.len(), move |memory| {
+            let run = |(resource, command): &(Arc<Resource>, Command)| {
+                memory.call_now(resource, command).expect("memory answers at once")
+            };
+            batch.iter().map(run).collect()
+        })
+    }
+
+    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+        let attempts = attempts.to_vec();
+        let count = attempts.len();
+        Some(self.meet(count, move |memory| {
+            block_on(memory.call_together(&attempts).expect("memory takes any together"))
+        }))
     }
 
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {

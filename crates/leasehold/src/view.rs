@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_core::{ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
 
 use crate::about::About;
+use crate::barrier;
 use crate::rw::mode_of;
 
 /// Who holds a lock and who waits for it, at one moment of the store's clock.
@@ -16,9 +17,9 @@ pub struct LockView {
     /// Its name.
     pub name: String,
     /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore, more than readers can use up for a
-    /// read-write lock; 0 when nobody uses it.
+    /// read-write lock, the number of parties for a barrier; 0 when nobody uses it.
     pub capacity: u32,
-    /// How much of that is taken.
+    /// How much of that is taken: how many have come, for a barrier.
     pub in_use: u32,
     /// The last token that was given, as far as the store remembers.
     pub last_token: Option<Token>,
@@ -26,6 +27,8 @@ pub struct LockView {
     pub holders: Vec<HolderView>,
     /// In the order of the queue.
     pub waiters: Vec<WaiterView>,
+    /// How many rounds of a barrier have passed lately, in the last minute for instance: as many as the store remembers.
+    pub rounds: usize,
 }
 
 /// One holder of a lock.
@@ -94,23 +97,36 @@ impl Mode {
     }
 }
 
+/// Weights as people count them.
+fn shown_weight(kind: Kind, weight: u32) -> u32 {
+    if kind == Kind::Barrier { barrier::parties(weight) } else { weight }
+}
+
+/// What says that a round of a barrier has passed, and is nobody who waits for one.
+fn is_passed_round(kind: Kind, holder: &Holder) -> bool {
+    kind == Kind::Barrier && barrier::parties(holder.weight) == 0
+}
+
 impl LockView {
     pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, asker: ClientId) -> Self {
         let waiters = view.waiters.into_iter().enumerate();
+        let rounds = view.holders.iter().filter(|holder| is_passed_round(resource.kind, holder)).count();
         Self {
             kind: resource.kind,
             name: resource.name.as_str().to_owned(),
-            capacity: view.capacity,
-            in_use: view.in_use,
+            capacity: shown_weight(resource.kind, view.capacity),
+            in_use: shown_weight(resource.kind, view.in_use),
             last_token: view.last_token,
             holders: view
                 .holders
                 .iter()
+                .filter(|holder| !is_passed_round(resource.kind, holder))
                 .map(|holder| HolderView::new(resource.kind, holder, at, asker))
                 .collect(),
             waiters: waiters
                 .map(|(index, waiter)| WaiterView::new(resource.kind, index + 1, &waiter, at, asker))
                 .collect(),
+            rounds,
         }
     }
 }
@@ -120,7 +136,7 @@ impl HolderView {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
-            weight: holder.weight,
+            weight: shown_weight(kind, holder.weight),
             mode: Mode::of(kind, holder.weight),
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
@@ -149,7 +165,7 @@ impl WaiterView {
         Self {
             client: waiter.acquisition.client.to_string(),
             place,
-            weight: waiter.weight,
+            weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
             passed_over: waiter.passed_over,

@@ -1,5 +1,7 @@
 //! What becomes of locks when something happens to their Redis server, or to the way there.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind, Loss};
@@ -277,6 +279,52 @@ async fn a_lost_push_costs_time_and_nothing_else() {
     assert!(proxy.swallowed() > 0, "the push was lost");
     assert!(next.is_held() && next.token() > token);
     next.renew().await.unwrap();
+}
+
+/// What ends the name of an inbox and begins the word that a lease is wanted.
+const WANTED: &[u8] = b"\n\x04";
+
+/// Takes and gives back the lock until it is told to stop.
+async fn work_on(mutex: leasehold::Mutex, is_over: Arc<AtomicBool>) {
+    while !is_over.load(Ordering::SeqCst) {
+        let guard = mutex.lock().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn whoever_hands_on_among_its_own_learns_from_a_renewal_that_others_wait_if_the_push_is_lost() {
+    undisturbed(Duration::from_millis(300), async || {
+        let server = Server::on_port();
+        let proxy = Proxy::before(&server);
+        let (line, other) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+        let ttl = Duration::from_secs(3);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let work = || tokio::spawn(work_on(line.mutex("a").ttl(ttl), is_over.clone()));
+        let tasks = [work(), work(), work()];
+        // The line has its tokens, so no renewal is due before a third of the ttl.
+        let has_tokens = async || {
+            let view = other.mutex("a").inspect().await.unwrap();
+            let aside = |token: Option<leasehold::Token>| token.map_or(0, leasehold::Token::get);
+            let first = view.holders.first().map(|holder| holder.token);
+            first.is_some() && aside(view.last_token) > aside(first) + 1_000
+        };
+        until(has_tokens).await;
+        proxy.swallow_messages(Some(WANTED));
+        let began = Instant::now();
+        let guard = timeout(SOON, other.mutex("a").lock()).await.unwrap().unwrap();
+        let waited = began.elapsed();
+        is_over.store(true, Ordering::SeqCst);
+        guard.release().await.unwrap();
+        for task in tasks {
+            timeout(SOON, task).await.unwrap().unwrap();
+        }
+        assert!(proxy.swallowed() > 0, "the push was lost");
+        let is_in_time = waited < ttl / 3 + Duration::from_millis(250);
+        is_in_time.then_some(()).ok_or_else(|| format!("it waited for {waited:?}"))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@
 --       6 2 capacity in use                refused: another capacity is in use
 --       6 3 weight held                    refused: it holds with less weight, and may not wait for more
 --       6 4 0                              refused: the lease to replace is not held
+-- and whether it had been heard of before, which is for whoever calls this as a function.
 
 local said = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces
@@ -93,7 +94,7 @@ end
 
 local function acquire()
   local known = known_attempt()
-  if known then return known end
+  if known then return known, true end
   if weight == 0 or weight > capacity then return { now, 6, 1, capacity } end
   local replaced = replaces ~= '' and has_owner == 0 and replaceable(id, replaces)
   if replaces ~= '' and not replaced then return { now, 6, 4, 0 } end
@@ -120,6 +121,6 @@ begin(raw)
 asker = id
 hear(id)
 grant()
-local reply = acquire()
+local reply, is_known = acquire()
 store(raw)
-return reply
+return reply, is_known

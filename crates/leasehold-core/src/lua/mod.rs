@@ -35,11 +35,14 @@ pub enum Script {
     Inspect,
     /// `ForceRelease`.
     ForceRelease,
+    /// `Acquire` of several resources: all of them, or none.
+    AcquireTogether,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Self; 5] = [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease];
+    pub const ALL: [Self; 6] =
+        [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease, Self::AcquireTogether];
 
     /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
     /// microseconds. `channels` says how inboxes are reached: [`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`], and something that
@@ -47,21 +50,37 @@ impl Script {
     /// one of several stores that vote is told besides: [`Self::voting`].
     #[must_use]
     pub fn text(self, clock: &str, channels: &str, quorum: &str) -> String {
+        if self == Self::AcquireTogether {
+            // The scripts of one resource each, as functions of what they are called with.
+            let function = |name, script: Self| {
+                [name, "(KEYS, ARGV)\n", &script.step(channels, quorum), "end\n"].concat()
+            };
+            let acquire = function("local function acquire", Self::Acquire);
+            let release = function("local function release", Self::Release);
+            return [clock, &acquire, &release, include_str!("acquire_together.lua")].concat();
+        }
+        [clock, &self.step(channels, quorum)].concat()
+    }
+
+    /// What comes after the clock.
+    fn step(self, channels: &str, quorum: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
             Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
+            Self::AcquireTogether => ("", ""),
         };
-        [clock, STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
+        [STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
     }
 
-    /// What comes before this command where several stores vote.
+    /// What comes before this command where several stores vote. (There, attempts are made one by one.)
     #[must_use]
     pub const fn voting(self) -> &'static str {
         match self {
             Self::Acquire => concat!(include_str!("floor.lua"), include_str!("born.lua")),
+            Self::AcquireTogether => NO_FLOOR,
             _ => include_str!("floor.lua"),
         }
     }

@@ -1,7 +1,8 @@
 //! The server's side of every lock kind: one weighted FIFO lease table per resource.
 //!
 //! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
-//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command; [`Table`] keeps a
+//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_together`] several by an attempt
+//! each; [`Table`] keeps a
 //! resource in memory; [`Rows`] is what another store implements instead.
 //!
 //! The rules, each of them a property in `tests/model.rs`:
@@ -40,6 +41,7 @@
 
 mod rows;
 mod table;
+mod together;
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -54,6 +56,7 @@ use crate::token::{Token, TokenRange};
 
 pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
+pub use together::apply_together;
 
 /// How long a lease that was granted to a waiter runs before the waiter must have been heard from.
 /// What a frozen process costs those behind it, once.
@@ -82,6 +85,11 @@ pub struct Turn<'a> {
 ///
 /// The store's, from [`Rows`]. The command must then be rolled back as a whole, and `turn.pushes` dropped.
 pub fn apply<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<Answer, R::Error> {
+    step(rows, turn, command).map(|(answer, _)| answer)
+}
+
+/// As [`apply`]. Also says whether the table had heard of the attempt before.
+fn step<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<(Answer, bool), R::Error> {
     let at = turn.now.time;
     let mut step = Step::begin(rows, turn)?;
     step.expire()?;
@@ -94,8 +102,9 @@ pub fn apply<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result
         Command::Inspect => step.inspect()?,
         Command::ForceRelease => step.force_release()?,
     };
+    let is_known = step.is_known;
     step.end()?;
-    Ok(Answer { at, reply })
+    Ok((Answer { at, reply }, is_known))
 }
 
 /// Lets time pass for a resource that nobody asks about: what has expired is removed, and whoever is
@@ -120,6 +129,8 @@ struct Step<'r, 't, R: Rows> {
     before: Option<Header>,
     /// Whose `Acquire` this is. The answer reaches it, whether or not a push would.
     asker: Option<Acquisition>,
+    /// The table had heard of that attempt before.
+    is_known: bool,
     /// Somebody joined or left the queue, or the leases that its head waits for ended earlier.
     queue_moved: bool,
 }
@@ -128,7 +139,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn begin(rows: &'r mut R, turn: Turn<'t>) -> Result<Self, R::Error> {
         let before = rows.header()?;
         let header = before.clone().unwrap_or_else(|| Header::new(0));
-        Ok(Self { rows, turn, header, before, asker: None, queue_moved: false })
+        Ok(Self { rows, turn, header, before, asker: None, is_known: false, queue_moved: false })
     }
 
     /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.
@@ -310,6 +321,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     fn acquire(&mut self, acquire: &Acquire) -> Result<Reply, R::Error> {
         if let Some(reply) = self.known_attempt(acquire)? {
+            self.is_known = true;
             return Ok(reply);
         }
         if acquire.weight == 0 || acquire.weight > acquire.capacity {

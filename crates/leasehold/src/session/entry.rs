@@ -52,6 +52,8 @@ pub(super) struct Entry {
     /// Whoever waits for this entry is to look at it.
     is_changed: bool,
     is_loss_told: bool,
+    /// The attempt of a named owner was granted, which its other attempts do not know yet.
+    has_entered: bool,
     /// Another lease is to take the place of this one, which then ends without being lost.
     pub(super) is_replacing: bool,
     /// The line that it belongs to, and how that hands it on.
@@ -112,6 +114,7 @@ impl Entry {
             is_counted: true,
             is_changed: false,
             is_loss_told: false,
+            has_entered: false,
             is_replacing: false,
             line: None,
             news: Vec::new(),
@@ -226,6 +229,19 @@ impl Entry {
         }
     }
 
+    /// What an attempt waits for may be there.
+    pub(super) fn ask_again(&mut self, now: LocalTime) {
+        if let Stage::Attempt(machine) = &mut self.stage {
+            machine.handle_hint(now);
+        }
+    }
+
+    /// Which owner has come to hold which resource, once.
+    pub(super) fn take_entered(&mut self) -> Option<(Arc<Resource>, Owner)> {
+        let owner = self.owner.as_ref().filter(|_| std::mem::take(&mut self.has_entered))?;
+        Some((self.resource.clone(), owner.clone()))
+    }
+
     /// The caller wants no more of it, whatever it is. Told twice, it is sent twice.
     pub(super) fn let_go(&mut self, now: LocalTime) {
         self.end_attempt(now);
@@ -289,6 +305,7 @@ impl Entry {
         self.outcome = Some(outcome);
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
+            self.has_entered = self.owner.is_some();
             let (acquisition, tombstone) = (machine.acquisition(), machine.tombstone());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
             if let Some((_, bound)) = self.line {

@@ -26,27 +26,94 @@ pub(super) enum Step {
 
 /// Any commands about one resource, with time passing and clients coming and going.
 pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
-    let who = || {
-        (0..CLIENTS, 0..5_u64)
-            .prop_map(|(client, sequence)| Acquisition { client: ClientId::new(client), sequence })
-    };
+    let one = one(capacity).prop_map(|step| vec![step]);
+    let waits_for_more = waits_for_more(capacity);
+    let some = prop_oneof![20 => one, 1 => waits_for_more, 1 => life(capacity), 1 => queue(capacity)];
+    proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
+}
+
+/// One step of a history of several resources.
+#[derive(Clone, Debug)]
+pub(super) enum Joint {
+    /// At the resource of this number.
+    At(usize, Step),
+    /// At the first resources, one attempt each.
+    Together(Vec<Arc<Acquire>>),
+}
+
+/// How many resources such a history is about.
+pub(super) const RESOURCES: usize = 3;
+
+/// Any commands about several resources, some of which are taken together.
+pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
+    let at = || 0..RESOURCES;
+    let attempt = acquire(capacity).prop_map(|any| Arc::new(Acquire { wait: None, replaces: None, ..any }));
+    let any = proptest::collection::vec(attempt, 1..=RESOURCES).prop_map(Joint::Together);
+    // As clients do it: attempts of one client, which are new, or repeated, or given back in part.
+    let sequences = || 10..16_u64;
+    let usual = (0..CLIENTS, sequences(), 2..=RESOURCES).prop_map(move |(client, sequence, count)| {
+        let attempt = |_| Arc::new(plain(client, sequence, capacity));
+        Joint::Together((0..count).map(attempt).collect())
+    });
+    let back = (at(), 0..CLIENTS, sequences(), 0..2_u64).prop_map(|(at, client, sequence, tombstone)| {
+        let acquisition = Acquisition { client: ClientId::new(client), sequence };
+        let tombstone = Duration::from_secs(4 * tombstone);
+        Joint::At(
+            at,
+            Step::Do(Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone })),
+        )
+    });
+    let one = prop_oneof![
+        6 => (at(), one(capacity)).prop_map(|(at, step)| vec![Joint::At(at, step)]),
+        3 => any.prop_map(|joint| vec![joint]),
+        6 => usual.prop_map(|joint| vec![joint]),
+        6 => back.prop_map(|joint| vec![joint]),
+        1 => (at(), queue(capacity)).prop_map(|(at, steps)| {
+            steps.into_iter().map(|step| Joint::At(at, step)).collect()
+        }),
+    ];
+    proptest::collection::vec(one, 1..40).prop_map(|some| some.concat())
+}
+
+fn plain(client: u128, sequence: u64, capacity: u32) -> Acquire {
+    Acquire {
+        acquisition: Acquisition { client: ClientId::new(client), sequence },
+        owner: None,
+        capacity,
+        weight: capacity,
+        ttl: Duration::from_secs(10),
+        reserve: 0,
+        wait: None,
+        replaces: None,
+        metadata: Arc::from("m"),
+    }
+}
+
+fn who() -> impl Strategy<Value = Acquisition> {
+    (0..CLIENTS, 0..5_u64)
+        .prop_map(|(client, sequence)| Acquisition { client: ClientId::new(client), sequence })
+}
+
+fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
     let owner = proptest::option::weighted(0.3, 0..3_u8);
     let replaces = proptest::option::weighted(0.2, 0..5_u64);
-    let acquire = (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
-        move |(acquisition, weight, waits, owner, reserve, ttl, replaces)| {
-            Step::Do(Command::from(Acquire {
-                acquisition,
-                owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
-                capacity,
-                weight,
-                ttl: Duration::from_secs(ttl + 1),
-                reserve,
-                wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
-                replaces,
-                metadata: Arc::from("ä\0b"),
-            }))
+    (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
+        move |(acquisition, weight, waits, owner, reserve, ttl, replaces)| Acquire {
+            acquisition,
+            owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
+            capacity,
+            weight,
+            ttl: Duration::from_secs(ttl + 1),
+            reserve,
+            wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+            replaces,
+            metadata: Arc::from("ä\0b"),
         },
-    );
+    )
+}
+
+fn one(capacity: u32) -> impl Strategy<Value = Step> {
+    let acquire = acquire(capacity).prop_map(|acquire| Step::Do(Command::from(acquire)));
     let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
         Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve }))
     });
@@ -58,29 +125,7 @@ pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             tombstone: Duration::from_secs(tombstone * 4),
         }))
     });
-    // A holder that waits for more: too rare in what is drawn step by step.
-    let waits_for_more =
-        (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
-            let ask = |client: u128, sequence, weight, replaces| {
-                Step::Do(Command::from(Acquire {
-                    acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
-                    owner: None,
-                    capacity,
-                    weight,
-                    ttl: Duration::from_secs(4),
-                    reserve: 1,
-                    wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
-                    replaces,
-                    metadata: Arc::from(""),
-                }))
-            };
-            vec![
-                ask(client, 0, weight, None),
-                ask(client + others, 0, 1, None),
-                ask(client, 1, more, Some(0)),
-            ]
-        });
-    let one = prop_oneof![
+    prop_oneof![
         8 => acquire,
         4 => renew,
         5 => release,
@@ -90,9 +135,27 @@ pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => prop_oneof![0..50_u64, 0..9_000_000_u64].prop_map(Step::Raise),
         1 => (0..CLIENTS).prop_map(Step::Leave),
         2 => (0..CLIENTS).prop_map(Step::Return),
-    ];
-    let some = prop_oneof![20 => one.prop_map(|step| vec![step]), 1 => waits_for_more, 1 => life(capacity), 1 => queue(capacity)];
-    proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
+    ]
+}
+
+/// A holder that waits for more: too rare in what is drawn step by step.
+fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
+        let ask = |client: u128, sequence, weight, replaces| {
+            Step::Do(Command::from(Acquire {
+                acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
+                owner: None,
+                capacity,
+                weight,
+                ttl: Duration::from_secs(4),
+                reserve: 1,
+                wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                replaces,
+                metadata: Arc::from(""),
+            }))
+        };
+        vec![ask(client, 0, weight, None), ask(client + others, 0, 1, None), ask(client, 1, more, Some(0))]
+    })
 }
 
 /// A lock as most are: taken, perhaps renewed, given back. Some take so long that the last token need not be remembered any

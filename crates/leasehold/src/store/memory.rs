@@ -11,8 +11,8 @@ use std::convert::Infallible;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use leasehold_core::model::{Table, Turn, apply, sweep};
-use leasehold_core::{Answer, ClientId, Command, Now, Push, Resource};
+use leasehold_core::model::{Table, Turn, apply, apply_together, sweep};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource};
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
@@ -76,10 +76,15 @@ impl Memory {
     }
 
     fn run(&self, now: Now, resource: &Resource, command: &Command) -> Answer {
+        self.run_as(now, |inner, pushes| inner.step(now, resource, command, pushes))
+    }
+
+    /// Lets `step` do its work with the store for itself, and delivers what it pushed.
+    fn run_as<T>(&self, now: Now, step: impl FnOnce(&mut Inner, &mut Vec<Push>) -> T) -> T {
         let mut pushes = Vec::new();
         let (answer, inboxes) = {
             let mut inner = self.inner();
-            let answer = inner.step(now, resource, command, &mut pushes);
+            let answer = step(&mut inner, &mut pushes);
             inner.sweep_some(now, &mut pushes);
             let inboxes: Vec<_> = pushes.iter().map(|push| inner.inbox(push)).collect();
             (answer, inboxes)
@@ -106,6 +111,27 @@ impl Inner {
             self.tables.insert(resource.clone(), table);
         }
         answer
+    }
+
+    fn step_together(
+        &mut self,
+        now: Now,
+        attempts: &[(Arc<Resource>, Arc<Acquire>)],
+        pushes: &mut Vec<Push>,
+    ) -> Vec<Answer> {
+        let table = |(resource, _): &(Arc<Resource>, _)| self.tables.remove(&**resource).unwrap_or_default();
+        let mut tables: Vec<_> = attempts.iter().map(table).collect();
+        let inboxes = &self.inboxes;
+        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        let acquires = attempts.iter().map(|(_, acquire)| acquire);
+        let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
+        let answers = never_fails(apply_together(turn, &mut steps));
+        for ((resource, _), table) in attempts.iter().zip(tables) {
+            if !table.is_forgotten() {
+                self.tables.insert((**resource).clone(), table);
+            }
+        }
+        answers
     }
 
     fn sweep_some(&mut self, now: Now, pushes: &mut Vec<Push>) {
@@ -160,6 +186,12 @@ impl Store for Memory {
         Box::pin(std::future::ready(answers))
     }
 
+    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+        let now = clock::in_memory();
+        let answers = self.run_as(now, |inner, pushes| inner.step_together(now, attempts, pushes));
+        Some(Box::pin(std::future::ready(answers.into_iter().map(Ok).collect())))
+    }
+
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
         Box::pin(std::future::ready(Ok(self.in_use())))
     }
@@ -182,7 +214,7 @@ impl Store for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_core::{Acquire, Acquisition, Kind, Name, PushKind, Release, Reply, StoreTime, WaitFor};
+    use leasehold_core::{Acquisition, Kind, Name, PushKind, Release, Reply, StoreTime, WaitFor};
     use std::time::Duration;
 
     struct Letters(Mutex<Vec<Push>>);

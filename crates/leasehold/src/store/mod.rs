@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::{Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
@@ -67,6 +67,12 @@ pub(crate) trait Store: Send + Sync {
     /// `Failure::NotDurable`. Only for stores that have replicas.
     fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, _replicas: u32) -> Pending<Vec<Answered>> {
         self.call(batch)
+    }
+
+    /// Runs attempts that don't wait as one command: all of them are granted, or none. Nothing where the store can't do that
+    /// with these, and then nothing has happened.
+    fn call_together(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+        None
     }
 
     /// Whether there may be replicas that can be waited for.

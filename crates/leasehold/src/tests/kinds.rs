@@ -118,6 +118,87 @@ fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
     block_on(guard.release()).unwrap();
 }
 
+/// Polls the taking of a set this often and drops it, while somebody has one of its mutexes, gives it back, or never had
+/// it.
+fn drop_set(scene: Scene, taken: &str, fates: [Fate; 2], polls: u32) {
+    let mut stage = Stage::new();
+    stage.resource.name = Name::new(taken).unwrap();
+    if !matches!(scene, Scene::Free) {
+        stage.other_takes_it();
+    }
+    let set = MutexSet::new(["b", "a"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
+    stage.script(&fates);
+    {
+        let mut future = pin!(async {
+            match scene {
+                Scene::Busy => set.try_lock().await,
+                _ => set.lock().await.map(Some),
+            }
+        });
+        for poll in 0..polls {
+            if poll == 2 && matches!(scene, Scene::HandedOver) {
+                stage.other_gives_it_back();
+            }
+            if poll_once(future.as_mut()).is_ready() {
+                // A guard is dropped here too.
+                break;
+            }
+        }
+    }
+    let case = format!("{scene:?} at {taken}, {fates:?}, dropped after {polls} polls");
+    stage.assert_nothing_is_left(&case);
+    for name in ["a", "b"] {
+        stage.resource.name = Name::new(name).unwrap();
+        assert!(stage.is_clean(), "{case}: {:?} was left of {name}", stage.view());
+    }
+}
+
+#[test]
+fn a_set_dropped_at_any_await_point_leaves_nothing() {
+    let scenes = [Scene::Free, Scene::Busy, Scene::Held, Scene::HandedOver];
+    let mut cases = Vec::new();
+    for (scene, taken) in scenes.into_iter().flat_map(|scene| ["a", "b"].map(|taken| (scene, taken))) {
+        cases.extend(every_pair().flat_map(|fates| (0..5).map(move |polls| (scene, taken, fates, polls))));
+    }
+    run_together(&cases, |(scene, taken, fates, polls)| drop_set(scene, taken, fates, polls));
+}
+
+#[test]
+fn the_release_of_a_set_dropped_at_any_await_point_leaves_nothing() {
+    let cases: Vec<_> = every_pair().flat_map(|fates| (0..4).map(move |polls| (fates, polls))).collect();
+    run_together(&cases, |(fates, polls)| {
+        let mut stage = Stage::new();
+        let set = MutexSet::new(["b", "a"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
+        let guard = block_on(set.lock()).unwrap();
+        stage.script(&fates);
+        {
+            let mut future = pin!(guard.release());
+            for _ in 0..polls {
+                if poll_once(future.as_mut()).is_ready() {
+                    break;
+                }
+            }
+        }
+        for name in ["a", "b"] {
+            stage.resource.name = Name::new(name).unwrap();
+            stage.assert_nothing_is_left(&format!("release with {fates:?}, dropped after {polls} polls"));
+        }
+    });
+}
+
+#[test]
+fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
+    let stage = Stage::new();
+    let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name)));
+    // It is lost on its way, so that each asks again for itself; meanwhile somebody takes one.
+    stage.script(&[Fate::CommandLost]);
+    stage.other_takes_it();
+    assert!(block_on(set.try_lock()).unwrap().is_none());
+    until("it never settled", || stage.client.is_settled());
+    assert!(block_on(stage.client.mutex("b").inspect()).unwrap().holders.is_empty());
+    stage.assert_nothing_is_left("a part of a set");
+}
+
 #[test]
 fn at_most_once_holds_with_a_longest_hold_too() {
     let client = block_on(Client::connect("memory:")).unwrap();
@@ -139,6 +220,22 @@ fn a_barrier_is_passed_again_and_again() {
         let passed = block_on(barrier.wait_timeout(Duration::from_secs(2)));
         assert!(matches!(passed, Ok(Some(true))), "round {round}: {passed:?} after {:?}", began.elapsed());
     }
+}
+
+#[test]
+fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let barrier = client.barrier("a", 2).ttl(Duration::from_millis(200));
+    for round in 0..120 {
+        // The second one is late at once, and so the first to know; then the first need not wait for long.
+        let mut first = Box::pin(barrier.wait_timeout(Duration::from_millis(20)));
+        assert!(poll_once(first.as_mut()).is_pending());
+        let second = block_on(barrier.wait_timeout(Duration::ZERO));
+        let passed = (block_on(first), second);
+        assert!(matches!(passed, (Ok(Some(true)), Ok(Some(false)))), "round {round}: {passed:?}");
+    }
+    let view = block_on(client.inspect(Kind::Barrier, "a")).unwrap();
+    assert!(view.rounds < 120, "they are forgotten in time: {}", view.rounds);
 }
 
 #[test]

@@ -83,10 +83,8 @@ pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     // The third has come, and waits for a fourth.
-    until(&other, KIND, "a", |view| {
-        view.waiters.is_empty() && view.holders.iter().any(|holder| !holder.kept)
-    })
-    .await;
+    let view = until(&other, KIND, "a", |view| view.waiters.is_empty() && view.holders.len() == 1).await;
+    assert_eq!((view.capacity, view.in_use, view.rounds, view.holders[0].weight), (2, 1, 1, 1));
     assert_eq!(parties.iter().filter(|party| party.is_finished()).count(), 2);
     tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("it passes").unwrap();
     for party in parties {
@@ -106,7 +104,7 @@ pub(crate) async fn a_party_that_was_taken_away_is_told_so(store: Store) {
 
 pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
     let (one, other) = pair(&store).await;
-    for parties in [0, 1 << 20, u32::MAX] {
+    for parties in [0, 1 << 16, u32::MAX] {
         let error = one.barrier("a", parties).wait().await.unwrap_err();
         assert!(error.is_invalid() && error.to_string().contains("parties"), "{error}");
     }

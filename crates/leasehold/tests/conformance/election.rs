@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use leasehold::{Error, Kind};
 
 use super::{SOON, Store, pair, queue, until};
@@ -12,6 +13,7 @@ macro_rules! tests {
             one_leads_and_the_next_follows_when_it_resigns
             an_observer_is_told_each_leader_with_what_it_says_of_itself
             an_observer_is_told_of_a_leader_that_died
+            an_observer_is_a_stream_that_ends_with_its_client
             the_blocking_face_elects
         }
     };
@@ -66,6 +68,25 @@ pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
     assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
     assert!(!leadership.is_held());
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
+}
+
+pub(crate) async fn an_observer_is_a_stream_that_ends_with_its_client(store: Store) {
+    let (one, other) = pair(&store).await;
+    let leaders = other.election("a").observe().every(OFTEN);
+    let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.about.note));
+    assert_eq!(notes.try_next().await.unwrap(), Some(None), "nobody leads, and that is told at once");
+    let leadership = one.election("a").note("here").campaign().await.unwrap();
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    assert_eq!(told.unwrap(), Some(Some("here".to_owned())));
+    assert!(tokio::time::timeout(OFTEN * 5, notes.next()).await.is_err(), "nothing has changed");
+    leadership.release().await.unwrap();
+    // It goes on with the look that was not awaited any more.
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    assert_eq!(told.unwrap(), Some(None));
+    other.close().await.unwrap();
+    let end = tokio::time::timeout(SOON, notes.next()).await.expect("it ends");
+    assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_closed())));
+    assert!(notes.next().await.is_none());
 }
 
 pub(crate) async fn the_blocking_face_elects(store: Store) {

@@ -11,6 +11,7 @@ macro_rules! tests {
         $crate::on_store! { $how reentrant $what:
             an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it
             an_owner_that_holds_enters_before_those_who_wait
+            an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once
             an_acquisition_that_dies_leaves_the_others_of_its_owner
             an_owner_gives_back_only_its_own
             an_owner_that_has_forgotten_gives_back_all_that_it_held
@@ -54,6 +55,25 @@ pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Stor
     let inner = tokio::time::timeout(SOON, one.reentrant("a", "us").lock()).await.expect("at once").unwrap();
     drop((outer, inner));
     drop(waiting.await.unwrap());
+}
+
+pub(crate) async fn an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once(store: Store) {
+    let (one, other) = pair(&store).await;
+    let held = other.mutex("a").lock().await.unwrap();
+    let ours = one.reentrant("a", "us");
+    let task = |ours: leasehold::Reentrant| async move { ours.lock().await };
+    let first = queue(&one, KIND, "a", task(ours.clone())).await;
+    let them = other.reentrant("a", "them");
+    let between = queue(&one, KIND, "a", async move { them.lock().await }).await;
+    let second = queue(&one, KIND, "a", task(ours.clone())).await;
+    held.release().await.unwrap();
+    // Sooner than anybody looks again by itself.
+    let both = tokio::time::timeout(Duration::from_secs(1), async { (first.await, second.await) }).await;
+    let (first, second) = both.expect("both are in");
+    let (first, second) = (first.unwrap(), second.unwrap());
+    assert_eq!(first.token(), second.token());
+    drop((first, second));
+    drop(between.await.unwrap());
 }
 
 pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(store: Store) {

@@ -11,6 +11,7 @@ macro_rules! tests {
         $crate::on_store! { $how set $what:
             all_are_taken_together_and_each_has_its_token
             what_can_t_be_had_as_a_whole_is_not_held_in_part
+            a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody
             those_who_want_the_same_in_another_order_never_wait_for_each_other
             a_set_that_can_t_be_is_refused
             the_loss_of_one_ends_the_work_under_all
@@ -65,6 +66,25 @@ pub(crate) async fn what_can_t_be_had_as_a_whole_is_not_held_in_part(store: Stor
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
     held.release().await.unwrap();
     assert!(both.lock_timeout(SOON).await.unwrap().is_some());
+}
+
+pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody(store: Store) {
+    let (one, other) = pair(&store).await;
+    for taken in ["a", "b", "c"] {
+        let held = one.mutex(taken).lock().await.unwrap();
+        let mutex = one.mutex(taken).strict();
+        let next = queue(&one, KIND, taken, async move { mutex.lock().await }).await;
+        assert!(set(&other, &["b", "a", "c"]).try_lock().await.unwrap().is_none());
+        let in_use: Vec<_> = one.list().await.unwrap().into_iter().map(|lock| lock.name).collect();
+        assert_eq!(in_use, [taken], "nothing is left of the others");
+        let view = one.inspect(KIND, taken).await.unwrap();
+        assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
+        held.release().await.unwrap();
+        let next = next.await.unwrap();
+        assert!(set(&other, &["b", "a", "c"]).try_lock().await.unwrap().is_none());
+        next.release().await.unwrap();
+    }
+    set(&other, &["b", "a", "c"]).try_lock().await.unwrap().expect("all are free").release().await.unwrap();
 }
 
 pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each_other(store: Store) {

@@ -21,6 +21,8 @@ pub(super) struct Way<'a> {
     pub(super) ballot: Ballot<'a>,
     /// The node is about to get the slot, and has to be told that we know.
     pub(super) is_asking: bool,
+    /// As one command: attempts at resources of one hash slot, all of which are granted, or none.
+    pub(super) is_together: bool,
 }
 
 /// All in one flight. A script that the server does not know (any more) is sent in full.
@@ -29,6 +31,9 @@ pub(super) async fn run(
     way: Way<'_>,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
+    if way.is_together {
+        return run_together(connection, way, calls).await;
+    }
     let commands =
         calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, way.ballot, false));
     let mut values = flight(&mut connection, commands.collect(), way.is_asking).await;
@@ -49,6 +54,31 @@ pub(super) async fn run(
         }
     }
     calls.iter().zip(values).map(|((_, command), value)| read(command, way.ballot.floor, value)).collect()
+}
+
+async fn run_together(
+    mut connection: MultiplexedConnection,
+    way: Way<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    let mut value = Ok(Value::Nil);
+    for is_in_full in [false, true] {
+        let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
+        let command = way.dialect.spelled_together(attempts, is_in_full);
+        value = flight(&mut connection, vec![command], way.is_asking).await.swap_remove(0);
+        if !is_unknown(&value) {
+            break;
+        }
+    }
+    match value {
+        Ok(Value::Array(values)) if values.len() == calls.len() => calls
+            .iter()
+            .zip(values)
+            .map(|((_, command), value)| read(command, way.ballot.floor, Ok(value)))
+            .collect(),
+        // One answer to all of them: an error, or something that no script answers.
+        value => calls.iter().map(|(_, command)| read(command, way.ballot.floor, value.clone())).collect(),
+    }
 }
 
 /// Whether the server does not know the script (any more).

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Command, Failure, Resource, Token};
+use leasehold_core::{Acquire, ClientId, Command, Failure, Resource, Token};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
@@ -349,6 +349,23 @@ impl Store for Redis {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run(&batch, replicas, None).await };
         self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
+    }
+
+    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+        if let Nodes::Cluster { .. } = &*self.nodes {
+            let mut slots = attempts.iter().map(|(resource, _)| keys::slot_of(resource));
+            let first = slots.next();
+            if slots.any(|slot| Some(slot) != first) {
+                return None;
+            }
+        }
+        let said = |(resource, acquire): &(Arc<Resource>, Arc<Acquire>)| {
+            (resource.clone(), Command::Acquire(acquire.clone()))
+        };
+        let batch: Vec<_> = attempts.iter().map(said).collect();
+        let (nodes, count) = (self.nodes.clone(), batch.len());
+        let work = async move { nodes.run_together(&batch).await };
+        Some(self.perform(work, move || (0..count).map(|_| Err(ended())).collect()))
     }
 
     fn has_replicas(&self) -> bool {

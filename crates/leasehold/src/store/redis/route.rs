@@ -33,12 +33,28 @@ impl Nodes {
         replicas: u32,
         floor: Option<Token>,
     ) -> Vec<Answered> {
+        self.fly(batch, replicas, floor, false).await
+    }
+
+    /// Runs attempts at resources of one hash slot as one command.
+    pub(super) async fn run_together(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
+        self.fly(batch, 0, None, true).await
+    }
+
+    async fn fly(
+        &self,
+        batch: &[(Arc<Resource>, Command)],
+        replicas: u32,
+        floor: Option<Token>,
+        is_together: bool,
+    ) -> Vec<Answered> {
         match self {
             Self::Server { link, voting } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
                 let dialect = if voting.is_some() { Dialect::VOTER } else { Dialect::SERVER };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
-                let way = Way { dialect, ballot: Ballot { floor, abstains_for, life: "" }, is_asking: false };
+                let ballot = Ballot { floor, abstains_for, life: "" };
+                let way = Way { dialect, ballot, is_asking: false, is_together };
                 let answers = run_on(link, way, replicas, &calls, None).await;
                 // The sentinels, or a name that leads elsewhere by now, may know the master.
                 if answers.iter().any(is_refused_by_a_replica) {
@@ -47,7 +63,8 @@ impl Nodes {
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
             }
             Self::Cluster { cluster, dialect, client, runtime } => {
-                Flight { cluster, dialect: *dialect, client: *client, runtime, batch, replicas }.run().await
+                let (dialect, client) = (*dialect, *client);
+                Flight { cluster, dialect, client, runtime, batch, replicas, is_together }.run().await
             }
         }
     }
@@ -193,6 +210,7 @@ struct Flight<'a> {
     runtime: &'a Handle,
     batch: &'a [(Arc<Resource>, Command)],
     replicas: u32,
+    is_together: bool,
 }
 
 /// A command on its way.
@@ -249,7 +267,7 @@ impl Flight<'_> {
                 }
             }
             // One that has to go elsewhere holds back nobody's answers: it is for whoever sent it to repeat.
-            let is_held_back = !jobs.is_empty() && self.batch.len() > 1;
+            let is_held_back = !jobs.is_empty() && self.batch.len() > 1 && !self.is_together;
             if jobs.is_empty() || is_held_back || Instant::now() >= give_up {
                 break;
             }
@@ -291,7 +309,12 @@ impl Flight<'_> {
             }
         };
         let calls: Vec<Call<'_>> = jobs.iter().map(|job| &self.batch[job.index]).collect();
-        let way = Way { dialect: self.dialect, ballot: Ballot::default(), is_asking };
+        let way = Way {
+            dialect: self.dialect,
+            ballot: Ballot::default(),
+            is_asking,
+            is_together: self.is_together,
+        };
         let answers = run_on(&link, way, self.replicas, &calls, Some(self.client)).await;
         jobs.into_iter().zip(answers).collect()
     }

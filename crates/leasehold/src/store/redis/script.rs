@@ -55,39 +55,46 @@ impl Dialect {
         is_in_full: bool,
     ) -> redis::Cmd {
         let (script, said) = call(command);
-        let loaded = self.loaded(script);
-        let ballot =
-            Ballot { abstains_for: ballot.abstains_for.filter(|_| script == lua::Script::Acquire), ..ballot };
-        if is_in_full {
-            self.spell("EVAL", &loaded.text, resource, &said, ballot)
-        } else {
-            self.spell("EVALSHA", &loaded.name, resource, &said, ballot)
-        }
+        self.spell(script, &[(resource, said)], ballot, is_in_full)
     }
 
-    fn loaded(self, script: lua::Script) -> &'static Loaded {
-        &LOADED[&(script, self)]
+    /// Attempts at resources of one hash slot as one command, which answers with a list of their answers.
+    pub(super) fn spelled_together<'a>(
+        self,
+        attempts: impl Iterator<Item = (&'a Resource, &'a Command)>,
+        is_in_full: bool,
+    ) -> redis::Cmd {
+        let said: Vec<_> = attempts.map(|(resource, command)| (resource, call(command).1)).collect();
+        self.spell(lua::Script::AcquireTogether, &said, Ballot::default(), is_in_full)
     }
 
     fn spell(
         self,
-        word: &str,
-        script: &str,
-        resource: &Resource,
-        said: &[u8],
+        script: lua::Script,
+        said: &[(&Resource, Vec<u8>)],
         ballot: Ballot<'_>,
+        is_in_full: bool,
     ) -> redis::Cmd {
-        let room = 2 * (resource.name.as_str().len() + 40) + script.len() + said.len() + 80;
-        let mut command = redis::Cmd::with_capacity(7, room);
-        let abstains_for = ballot.abstains_for.filter(|_| self.is_voting);
-        command.arg(word).arg(script).arg(keys::KEYS + usize::from(abstains_for.is_some()));
-        keys::each_key(resource, |key| {
-            command.arg(key);
-        });
+        let loaded = &LOADED[&(script, self)];
+        let (word, text) = if is_in_full { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
+        let room = |(resource, said): &(&Resource, Vec<u8>)| {
+            2 * (resource.name.as_str().len() + 40) + said.len() + 40
+        };
+        let room = text.len() + 120 + said.iter().map(room).sum::<usize>();
+        let mut command = redis::Cmd::with_capacity(7 + said.len() * (keys::KEYS + 1), room);
+        let abstains_for = ballot.abstains_for.filter(|_| self.is_voting && script == lua::Script::Acquire);
+        command.arg(word).arg(text).arg(said.len() * keys::KEYS + usize::from(abstains_for.is_some()));
+        for (resource, _) in said {
+            keys::each_key(resource, |key| {
+                command.arg(key);
+            });
+        }
         if abstains_for.is_some() {
             command.arg(keys::BORN_KEY);
         }
-        command.arg(said);
+        for (_, said) in said {
+            command.arg(said);
+        }
         if self.is_voting {
             command.arg(&number(ballot.floor.map_or(0, Token::get))[..]);
         }
@@ -96,7 +103,9 @@ impl Dialect {
             longest.extend(ballot.life.as_bytes());
             command.arg(longest);
         }
-        if self.is_cluster {
+        if self.is_cluster
+            && let Some((resource, _)) = said.first()
+        {
             command.arg(keys::inbox(Some(keys::slot_of(resource))));
         }
         command

@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{Table, Turn, apply};
+use leasehold_core::model::{Table, Turn, apply, apply_together};
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Kind, Name, Now, Push, PushKind, Reply, Resource, StoreTime,
-    Token, View, WaitFor, lua,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Reply, Resource,
+    StoreTime, Token, View, WaitFor, lua,
 };
+use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
 use super::keys;
 use super::script::{self, Ballot, Channels, Dialect};
-use crate::store::histories::{CLIENTS, Step, give_back, steps};
+use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, give_back, joint_steps, steps};
 
 fn keys_of(resource: &Resource) -> Vec<String> {
     let mut keys = Vec::new();
@@ -36,11 +37,8 @@ impl<'c> Lab<'c> {
         for script in lua::Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
             let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
-            let source = script.text(
-                "local now = tonumber(ARGV[2])\n",
-                &channels,
-                "local floor = tonumber(ARGV[3])\n",
-            );
+            let clock = "local now, floor = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])\n";
+            let source = script.text(clock, &channels, "");
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
             lab.scripts.insert(script, sha);
         }
@@ -59,7 +57,7 @@ impl<'c> Lab<'c> {
         self.inboxes.unsubscribe(keys::inbox_of(client, None)).unwrap();
     }
 
-    fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> leasehold_core::Answer {
+    fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
         let Now { time: now, floor, .. } = now;
         let (script, said) = script::call(command);
         let mut call = redis::cmd("EVALSHA");
@@ -67,6 +65,25 @@ impl<'c> Lab<'c> {
         call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
         script::answer(command, floor, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+    }
+
+    fn run_together(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.scripts[&lua::Script::AcquireTogether]).arg(attempts.len() * keys::KEYS);
+        for (resource, _) in attempts {
+            call.arg(keys_of(resource));
+        }
+        let commands: Vec<_> =
+            attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
+        for command in &commands {
+            call.arg(script::call(command).1);
+        }
+        call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
+        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
+        let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
+        assert_eq!(values.len(), commands.len());
+        let answer = |(command, value)| script::answer(command, now.floor, value);
+        commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
     /// No key goes before what it holds.
@@ -88,63 +105,100 @@ impl<'c> Lab<'c> {
     }
 }
 
-/// Says what time it is in the end.
-fn compare(lab: &mut Lab<'_>, resource: &Resource, start: StoreTime, steps: &[Step]) -> StoreTime {
-    let mut table = Table::new();
-    let (mut now, mut floor) = (start, None);
-    let mut absent: Vec<ClientId> = Vec::new();
-    for step in steps {
+/// The model and the scripts: both do the same, and must say the same.
+struct Twins<'l, 'c> {
+    lab: &'l mut Lab<'c>,
+    resources: Vec<(Resource, Table)>,
+    now: Now,
+    absent: Vec<ClientId>,
+}
+
+impl<'l, 'c> Twins<'l, 'c> {
+    fn new(lab: &'l mut Lab<'c>, resources: &[Resource], start: StoreTime) -> Self {
+        let resources = resources.iter().map(|resource| (resource.clone(), Table::new())).collect();
+        Self { lab, resources, now: Now::same(start), absent: Vec::new() }
+    }
+
+    fn step(&mut self, at: usize, step: &Step) {
         match step {
             // A server sweeps by itself.
             Step::Sweep => {}
-            Step::Raise(ms) => floor = Token::new((now + Duration::from_millis(*ms)).as_micros()),
-            Step::Pass(ms) => now = now + Duration::from_millis(*ms),
+            Step::Raise(ms) => {
+                self.now.floor = Token::new((self.now.time + Duration::from_millis(*ms)).as_micros());
+            }
+            Step::Pass(ms) => {
+                let later = Now::same(self.now.time + Duration::from_millis(*ms));
+                self.now = Now { floor: self.now.floor, ..later };
+            }
             Step::Leave(client) => {
-                absent.push(ClientId::new(*client));
-                lab.leave(ClientId::new(*client));
+                self.absent.push(ClientId::new(*client));
+                self.lab.leave(ClientId::new(*client));
             }
             Step::Return(client) => {
-                absent.retain(|known| *known != ClientId::new(*client));
-                lab.arrive(ClientId::new(*client));
+                self.absent.retain(|known| *known != ClientId::new(*client));
+                self.lab.arrive(ClientId::new(*client));
             }
             Step::Do(command) => {
-                for command in [command, &Command::Inspect] {
-                    let mut pushes = Vec::new();
-                    let mut is_there = |client| !absent.contains(&client);
-                    let turn = Turn {
-                        now: Now { floor, ..Now::same(now) },
-                        is_there: &mut is_there,
-                        pushes: &mut pushes,
-                    };
-                    let Ok(expected) = apply(&mut table, turn, command);
-                    let found = lab.run(resource, command, Now { floor, ..Now::same(now) });
-                    assert_eq!(found, expected, "after {command:?}");
-                    if let Reply::View(view) = &found.reply {
-                        lab.check_expiry(resource, view);
-                    }
-                    // What is pushed to nobody is not heard.
-                    for push in pushes.iter().filter(|push| !absent.contains(&push.to())) {
-                        let heard = lab.hear();
-                        assert_eq!(
-                            heard,
-                            (keys::inbox_of(push.to(), None), Some(push.clone())),
-                            "after {command:?}"
-                        );
-                    }
-                }
+                self.run(at, command);
+                self.look(at);
             }
         }
     }
-    for client in absent {
-        lab.arrive(client);
+
+    fn run(&mut self, at: usize, command: &Command) -> Reply {
+        let mut pushes = Vec::new();
+        let mut is_there = |client| !self.absent.contains(&client);
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+        let (resource, table) = &mut self.resources[at];
+        let Ok(expected) = apply(table, turn, command);
+        let found = self.lab.run(resource, command, self.now);
+        assert_eq!(found, expected, "after {command:?}");
+        self.hear(&pushes, command);
+        found.reply
     }
-    // Nothing more was pushed than was expected: the next thing to be heard is this.
-    let client = ClientId::new(0);
-    let last: i64 =
-        redis::cmd("PUBLISH").arg(keys::inbox_of(client, None)).arg("the end").query(lab.commands).unwrap();
-    assert_eq!(last, 1);
-    assert_eq!(lab.hear(), (keys::inbox_of(client, None), None));
-    now
+
+    fn run_together(&mut self, attempts: &[Arc<Acquire>]) {
+        let mut pushes = Vec::new();
+        let mut is_there = |client| !self.absent.contains(&client);
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+        let tables = self.resources.iter_mut().map(|(_, table)| table);
+        let mut steps: Vec<_> = tables.zip(attempts).collect();
+        let Ok(expected) = apply_together(turn, &mut steps);
+        let resources = self.resources.iter().map(|(resource, _)| resource);
+        let calls: Vec<_> = resources.zip(attempts).collect();
+        let found = self.lab.run_together(&calls, self.now);
+        assert_eq!(found, expected, "after {attempts:?}");
+        self.hear(&pushes, &attempts);
+        (0..attempts.len()).for_each(|at| self.look(at));
+    }
+
+    fn look(&mut self, at: usize) {
+        if let Reply::View(view) = self.run(at, &Command::Inspect) {
+            self.lab.check_expiry(&self.resources[at].0, &view);
+        }
+    }
+
+    /// What is pushed to nobody is not heard.
+    fn hear(&mut self, pushes: &[Push], command: &impl std::fmt::Debug) {
+        for push in pushes.iter().filter(|push| !self.absent.contains(&push.to())) {
+            let expected = (keys::inbox_of(push.to(), None), Some(push.clone()));
+            assert_eq!(self.lab.hear(), expected, "after {command:?}");
+        }
+    }
+
+    fn end(self) {
+        for client in self.absent {
+            self.lab.arrive(client);
+        }
+        // Nothing more was pushed than was expected: the next thing to be heard is this.
+        let inbox = keys::inbox_of(ClientId::new(0), None);
+        let heard: i64 = redis::cmd("PUBLISH").arg(&inbox).arg("the end").query(self.lab.commands).unwrap();
+        assert_eq!(heard, 1);
+        assert_eq!(self.lab.hear(), (inbox, None));
+        for (resource, _) in self.resources {
+            forget(self.lab, &resource, self.now.time + Duration::from_secs(3 * 3_600));
+        }
+    }
 }
 
 /// In the end nothing is left, and while something is, every key has an expiry.
@@ -165,23 +219,30 @@ fn wall_clock() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
 }
 
-fn differ(capacity: u32) {
+/// Compares histories of so many resources, fresh ones for each on a server that is never emptied.
+fn differ<H: std::fmt::Debug>(
+    histories: &impl Strategy<Value = H>,
+    resources: usize,
+    play: impl Fn(&mut Twins<'_, '_>, &H),
+) {
     let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
     let server = leasehold_servers::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
-    let resource = Resource { kind: Kind::Mutex, name: Name::new("a{b}c").unwrap() };
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(24 * 3_600);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(config).run(&steps(capacity), |steps| {
+    let result = TestRunner::new(config).run(histories, |history| {
         count.set(count.get() + 1);
+        let resource = |number| {
+            let name = format!("a{{b}}c-{}-{number}", count.get());
+            Resource { kind: Kind::Mutex, name: Name::new(&name).unwrap() }
+        };
+        let resources: Vec<_> = (0..resources).map(resource).collect();
         let mut lab = lab.borrow_mut();
-        // A fresh resource for each history, on a server that is never emptied.
-        let name = format!("{}-{}", resource.name.as_str(), count.get());
-        let resource = Resource { kind: Kind::Mutex, name: Name::new(&name).unwrap() };
-        let end = compare(&mut lab, &resource, start, &steps);
-        forget(&mut lab, &resource, end + Duration::from_secs(3 * 3_600));
+        let mut twins = Twins::new(&mut lab, &resources, start);
+        play(&mut twins, &history);
+        twins.end();
         Ok(())
     });
     if let Err(error) = result {
@@ -189,14 +250,37 @@ fn differ(capacity: u32) {
     }
 }
 
+fn play_alone(twins: &mut Twins<'_, '_>, steps: &[Step]) {
+    steps.iter().for_each(|step| twins.step(0, step));
+}
+
+fn play_jointly(twins: &mut Twins<'_, '_>, steps: &[Joint]) {
+    for step in steps {
+        match step {
+            Joint::At(at, step) => twins.step(*at, step),
+            Joint::Together(attempts) => twins.run_together(attempts),
+        }
+    }
+}
+
 #[test]
 fn the_scripts_say_what_the_model_says() {
-    differ(1);
+    differ(&steps(1), 1, |twins, steps| play_alone(twins, steps));
 }
 
 #[test]
 fn the_scripts_say_what_the_model_says_of_what_many_share() {
-    differ(4);
+    differ(&steps(4), 1, |twins, steps| play_alone(twins, steps));
+}
+
+#[test]
+fn the_scripts_say_what_the_model_says_of_what_is_taken_together() {
+    differ(&joint_steps(1), RESOURCES, |twins, steps| play_jointly(twins, steps));
+}
+
+#[test]
+fn the_scripts_say_what_the_model_says_of_what_many_share_and_take_together() {
+    differ(&joint_steps(4), RESOURCES, |twins, steps| play_jointly(twins, steps));
 }
 
 #[test]

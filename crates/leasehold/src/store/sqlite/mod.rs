@@ -30,6 +30,7 @@ mod schema;
 mod worker;
 
 use std::fs;
+use std::future::ready;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,9 +38,10 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::model::{Turn, apply, sweep};
-use leasehold_core::{Answer, ClientId, Command, Failure, Now, Push, Resource};
+use leasehold_core::model::{Turn, apply, apply_together, sweep};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Resource};
 use rusqlite::Connection;
+use tokio::sync::oneshot;
 
 use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
@@ -119,31 +121,35 @@ impl Sqlite {
             }
         }
     }
-}
 
-impl Store for Sqlite {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    /// On this very thread, unless others use the file for too long.
+    fn run_inline(
+        &self,
+        transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, Letters), Trouble>,
+    ) -> Option<Result<Vec<Answer>, StoreError>> {
         let until = Instant::now() + INLINE_LIMIT;
         let connection = self.connection(until)?;
-        let commands = [(resource, command)];
-        let (mut answers, letters) =
-            match self.shared.transact(&connection, clock::embedded, until, &commands) {
-                Ok(done) => done,
-                Err(Trouble::Busy) => return None,
-                Err(Trouble::Failed(error)) => return Some(Err(error)),
-            };
+        let (answers, letters) = match transact(&connection, until) {
+            Ok(done) => done,
+            Err(Trouble::Busy) => return None,
+            Err(Trouble::Failed(error)) => return Some(Err(error)),
+        };
         drop(connection);
         self.shared.send(letters);
         if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
             self.worker.wake();
         }
-        answers.pop().map(Ok)
+        Some(Ok(answers))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
-        let count = batch.len();
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let is_taken = self.worker.give(Job::Commands(batch, tell));
+    /// Has the worker do it, which may wait for the file.
+    fn hand_over(
+        &self,
+        count: usize,
+        job: impl FnOnce(oneshot::Sender<Vec<Answered>>) -> Job,
+    ) -> Pending<Vec<Answered>> {
+        let (tell, told) = oneshot::channel();
+        let is_taken = self.worker.give(job(tell));
         Box::pin(async move {
             if is_taken && let Ok(answers) = told.await {
                 return answers;
@@ -153,9 +159,37 @@ impl Store for Sqlite {
                 .collect()
         })
     }
+}
+
+impl Store for Sqlite {
+    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+        let commands = [(resource, command)];
+        let answered = self.run_inline(|connection, until| {
+            self.shared.transact(connection, clock::embedded, until, &commands)
+        })?;
+        match answered {
+            Ok(mut answers) => answers.pop().map(Ok),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+        let answered = self.run_inline(|connection, until| {
+            self.shared.transact_together(connection, clock::embedded, until, attempts)
+        });
+        match answered {
+            Some(Ok(answers)) => Some(Box::pin(ready(answers.into_iter().map(Ok).collect()))),
+            Some(Err(error)) => Some(Box::pin(ready(attempts.iter().map(|_| Err(error.clone())).collect()))),
+            None => Some(self.hand_over(attempts.len(), |tell| Job::Together(attempts.to_vec(), tell))),
+        }
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        self.hand_over(batch.len(), |tell| Job::Commands(batch, tell))
+    }
 
     fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (tell, told) = oneshot::channel();
         let is_taken = self.worker.give(Job::List(tell));
         Box::pin(async move {
             if is_taken && let Ok(listed) = told.await {
@@ -170,7 +204,7 @@ impl Store for Sqlite {
     }
 
     fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (tell, told) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
         // It reads the whole file: that is no work for the worker, whom others wait for.
         let started = thread::Builder::new()
@@ -207,23 +241,53 @@ impl Shared {
         until: Instant,
         commands: &[(&Resource, &Command)],
     ) -> Result<(Vec<Answer>, Letters), Trouble> {
+        self.transact_as(connection, now, until, |now, letters| {
+            let step = |(resource, command): &(&Resource, &Command)| {
+                let Letters { pushes, reached } = letters;
+                let mut is_there = |client| self.is_there(client, reached);
+                // The model looks through the pushes of its own command for those that the answer makes needless.
+                let mut own = Vec::new();
+                let turn = Turn { now, is_there: &mut is_there, pushes: &mut own };
+                let answer = apply(&mut SqliteRows::new(connection, resource), turn, command)?;
+                pushes.append(&mut own);
+                Ok(answer)
+            };
+            commands.iter().map(step).collect()
+        })
+    }
+
+    /// Runs attempts in one transaction: all are granted, or none.
+    fn transact_together<'a>(
+        &self,
+        connection: &'a Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
+    ) -> Result<(Vec<Answer>, Letters), Trouble> {
+        self.transact_as(connection, now, until, |now, Letters { pushes, reached }| {
+            let mut is_there = |client| self.is_there(client, reached);
+            let rows = |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource);
+            let mut rows: Vec<_> = attempts.iter().map(rows).collect();
+            let acquires = attempts.iter().map(|(_, acquire)| acquire);
+            let mut steps: Vec<_> = rows.iter_mut().zip(acquires).collect();
+            apply_together(Turn { now, is_there: &mut is_there, pushes }, &mut steps)
+        })
+    }
+
+    fn transact_as(
+        &self,
+        connection: &Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        step: impl FnOnce(Now, &mut Letters) -> rusqlite::Result<Vec<Answer>>,
+    ) -> Result<(Vec<Answer>, Letters), Trouble> {
         let transaction = self.begin(connection, until)?;
         let mut letters = Letters::default();
-        let mut answers = Vec::with_capacity(commands.len());
         // The clock is read with the write lock held, so that time never goes backwards in the file.
-        let now = now();
-        for (resource, command) in commands {
-            let Letters { pushes, reached } = &mut letters;
-            let mut is_there = |client| self.is_there(client, reached);
-            // The model looks through the pushes of its own command for those that the answer makes needless.
-            let mut own = Vec::new();
-            let turn = Turn { now, is_there: &mut is_there, pushes: &mut own };
-            let answer = apply(&mut SqliteRows::new(connection, resource), turn, command);
-            answers.push(answer.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?);
-            pushes.append(&mut own);
-        }
+        let stepped = step(now(), &mut letters);
+        let answers = stepped.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?;
         transaction.commit()?;
-        self.commands.fetch_add(u32::try_from(commands.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok((answers, letters))
     }
 

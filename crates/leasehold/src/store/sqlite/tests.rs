@@ -10,7 +10,7 @@ use leasehold_core::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::histories::{Step, steps};
+use crate::store::histories::{Joint, RESOURCES, Step, joint_steps, steps};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -49,44 +49,70 @@ fn cases() -> u32 {
 
 /// Both do the same, and must say the same.
 struct Twins<'c> {
-    table: Table,
     connection: &'c Connection,
-    resource: Resource,
+    resources: Vec<(Resource, Table)>,
     is_shared: bool,
     now: Now,
     absent: Vec<ClientId>,
 }
 
-impl Twins<'_> {
-    fn run(&mut self, command: &Command) {
+impl<'c> Twins<'c> {
+    fn rows<'a>(&self, resource: &'a Resource) -> SqliteRows<'a>
+    where
+        'c: 'a,
+    {
+        let mut rows = SqliteRows::new(self.connection, resource);
+        rows.is_shared = self.is_shared;
+        rows
+    }
+
+    fn run(&mut self, at: usize, command: &Command) {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let absent = &self.absent;
         let mut is_there = |client| !absent.contains(&client);
+        let (resource, mut table) = self.resources[at].clone();
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut theirs };
-        let Ok(expected) = apply(&mut self.table, turn, command);
-        let mut rows = SqliteRows::new(self.connection, &self.resource);
-        rows.is_shared = self.is_shared;
+        let Ok(expected) = apply(&mut table, turn, command);
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut ours };
-        let found = apply(&mut rows, turn, command).unwrap();
+        let found = apply(&mut self.rows(&resource), turn, command).unwrap();
         assert_eq!(found, expected, "after {command:?}");
         assert_eq!(ours, theirs, "pushed after {command:?}");
+        self.resources[at].1 = table;
     }
 
-    fn sweep(&mut self) -> bool {
+    fn run_together(&mut self, attempts: &[Arc<Acquire>]) {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let absent = &self.absent;
+        let mut is_there = |client| !absent.contains(&client);
+        let (resources, mut tables): (Vec<_>, Vec<_>) = self.resources.clone().into_iter().unzip();
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut theirs };
+        let mut steps: Vec<_> = tables.iter_mut().zip(attempts).collect();
+        let Ok(expected) = apply_together(turn, &mut steps);
+        let mut rows: Vec<_> = resources.iter().map(|resource| self.rows(resource)).collect();
+        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut ours };
+        let mut steps: Vec<_> = rows.iter_mut().zip(attempts).collect();
+        let found = apply_together(turn, &mut steps).unwrap();
+        assert_eq!(found, expected, "after {attempts:?}");
+        assert_eq!(ours, theirs, "pushed after {attempts:?}");
+        self.resources = resources.into_iter().zip(tables).collect();
+        (0..attempts.len()).for_each(|at| self.run(at, &Command::Inspect));
+    }
+
+    fn sweep(&mut self, at: usize) -> bool {
         let mut is_there = |_| true;
+        let (resource, mut table) = self.resources[at].clone();
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
-        let Ok(expected) = sweep(&mut self.table, turn);
-        let mut rows = SqliteRows::new(self.connection, &self.resource);
-        rows.is_shared = self.is_shared;
+        let Ok(expected) = sweep(&mut table, turn);
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
-        assert_eq!(sweep(&mut rows, turn).unwrap(), expected);
+        assert_eq!(sweep(&mut self.rows(&resource), turn).unwrap(), expected);
+        self.resources[at].1 = table;
         expected
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, at: usize, step: &Step) {
         match step {
-            Step::Do(command) => self.run(command),
-            Step::Sweep => drop(self.sweep()),
+            Step::Do(command) => self.run(at, command),
+            Step::Sweep => drop(self.sweep(at)),
             Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
             Step::Raise(ms) => {
                 self.now.floor = Token::new((self.now.wall + Duration::from_millis(*ms)).as_micros());
@@ -94,7 +120,7 @@ impl Twins<'_> {
             Step::Leave(client) => self.absent.push(ClientId::new(*client)),
             Step::Return(client) => self.absent.retain(|absent| *absent != ClientId::new(*client)),
         }
-        self.run(&Command::Inspect);
+        self.run(at, &Command::Inspect);
     }
 
     fn pass(&mut self, span: Duration) {
@@ -115,27 +141,30 @@ fn count_rows(connection: &Connection) -> i64 {
     ["resource", "lease", "waiter", "tombstone"].iter().map(|table| count(table).unwrap()).sum()
 }
 
-fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Step]) {
+fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Joint]) {
     let start = StoreTime::from_micros(5_000_000);
     let wall = StoreTime::from_micros(1_700_000_000_000_000);
     let now = Now { time: start, wall, floor: None };
-    let mut twins = Twins {
-        table: Table::new(),
-        connection,
-        resource: resource("a"),
-        is_shared,
-        now,
-        absent: Vec::new(),
-    };
+    let resources = (0..RESOURCES).map(|number| (resource(&number.to_string()), Table::new())).collect();
+    let mut twins = Twins { connection, resources, is_shared, now, absent: Vec::new() };
     for step in steps {
-        twins.step(step);
+        match step {
+            Joint::At(at, step) => twins.step(*at, step),
+            Joint::Together(attempts) => twins.run_together(attempts),
+        }
     }
     // Long after, nothing is left of it.
     twins.pass(Duration::from_secs(3_600));
-    twins.sweep();
+    for at in 0..RESOURCES {
+        twins.sweep(at);
+    }
     twins.pass(Duration::from_secs(8_000));
-    assert!(!twins.sweep());
+    assert!((0..RESOURCES).all(|at| !twins.sweep(at)));
     assert_eq!(count_rows(connection), 0);
+}
+
+fn of_one(steps: Vec<Step>) -> Vec<Joint> {
+    steps.into_iter().map(|step| Joint::At(0, step)).collect()
 }
 
 thread_local! {
@@ -147,11 +176,21 @@ proptest! {
 
     #[test]
     fn the_file_says_what_the_model_says(steps in steps(1)) {
-        CONNECTION.with(|connection| says_the_same(connection, false, &steps));
+        CONNECTION.with(|connection| says_the_same(connection, false, &of_one(steps)));
     }
 
     #[test]
     fn the_file_says_what_the_model_says_of_what_many_share(steps in steps(4)) {
+        CONNECTION.with(|connection| says_the_same(connection, true, &of_one(steps)));
+    }
+
+    #[test]
+    fn the_file_says_what_the_model_says_of_what_is_taken_together(steps in joint_steps(1)) {
+        CONNECTION.with(|connection| says_the_same(connection, false, &steps));
+    }
+
+    #[test]
+    fn the_file_says_what_the_model_says_of_what_many_share_and_take_together(steps in joint_steps(4)) {
         CONNECTION.with(|connection| says_the_same(connection, true, &steps));
     }
 }
@@ -164,7 +203,7 @@ fn a_file_that_forgets_a_row_is_caught() {
         .execute_batch("CREATE TRIGGER forgets AFTER INSERT ON lease BEGIN DELETE FROM lease; END")
         .unwrap();
     let steps = [Step::Do(acquire(id(1, 1), false)), Step::Do(acquire(id(2, 1), false))];
-    says_the_same(&connection, false, &steps);
+    says_the_same(&connection, false, &of_one(steps.to_vec()));
 }
 
 // --- Against bad files ---------------------------------------------------------------------------

@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Command, Failure, Kind, Name, Resource};
+use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Resource};
 use rusqlite::{Connection, params};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
-use super::{BUSY_LIMIT, CHECKPOINT, Shared, Trouble, not_sent, schema};
+use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, not_sent, schema};
 use crate::clock;
 use crate::store::{Answered, StoreError};
 
@@ -43,6 +43,8 @@ const TRUNCATE_LIMIT: Duration = Duration::from_millis(100);
 
 pub(super) enum Job {
     Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<Answered>>),
+    /// All of these are granted, or none.
+    Together(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<Answered>>),
     List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
 }
 
@@ -180,6 +182,9 @@ impl Desk {
                     // Nobody waits for the answers any more: the client gives back what they may have granted.
                     let _ = tell.send(answers);
                 }
+                Job::Together(attempts, tell) => {
+                    let _ = tell.send(self.run_together(&attempts, until));
+                }
                 Job::List(tell) => {
                     let listed = self.list();
                     let _ = tell.send(listed);
@@ -209,17 +214,32 @@ impl Desk {
         &mut self,
         chunk: &[(Arc<Resource>, Command)],
         until: Instant,
-    ) -> Result<Vec<leasehold_core::Answer>, StoreError> {
+    ) -> Result<Vec<Answer>, StoreError> {
         let shared = self.shared.clone();
         let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
-        let connection = self.connection()?;
-        match shared.transact(connection, clock::embedded, until, &commands) {
-            Ok((answers, letters)) => {
-                shared.send(letters);
-                Ok(answers)
-            }
-            Err(trouble) => Err(explain(trouble)),
+        let done = shared.transact(self.connection()?, clock::embedded, until, &commands);
+        Self::deliver(&shared, done)
+    }
+
+    fn run_together(&mut self, attempts: &[(Arc<Resource>, Arc<Acquire>)], until: Instant) -> Vec<Answered> {
+        let shared = self.shared.clone();
+        let done = self.connection().and_then(|connection| {
+            let done = shared.transact_together(connection, clock::embedded, until, attempts);
+            Self::deliver(&shared, done)
+        });
+        match done {
+            Ok(answers) => answers.into_iter().map(Ok).collect(),
+            Err(error) => attempts.iter().map(|_| Err(error.clone())).collect(),
         }
+    }
+
+    fn deliver(
+        shared: &Shared,
+        done: Result<(Vec<Answer>, Letters), Trouble>,
+    ) -> Result<Vec<Answer>, StoreError> {
+        let (answers, letters) = done.map_err(explain)?;
+        shared.send(letters);
+        Ok(answers)
     }
 
     fn list(&mut self) -> Result<Vec<Resource>, StoreError> {

@@ -258,7 +258,7 @@ async fn lock_and_release(
         Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO });
     for command in [acquire, release] {
         let call = (probe.resource.clone(), command);
-        let way = Way { dialect, ballot: Ballot::default(), is_asking: false };
+        let way = Way { dialect, ballot: Ballot::default(), is_asking: false, is_together: false };
         let answer = calls::run(connection.clone(), way, &[&call]).await.pop();
         match answer {
             Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}

@@ -1,0 +1,302 @@
+//! One attempt to lock, step by step.
+
+use super::*;
+use crate::command::{Queued, WaitFor};
+use crate::id::ClientId;
+use crate::token::TokenRange;
+
+const TTL: Duration = Duration::from_secs(10);
+
+fn at(ms: u64) -> LocalTime {
+    LocalTime::ZERO + Duration::from_millis(ms)
+}
+
+fn store(ms: u64) -> StoreTime {
+    StoreTime::from_micros(1_000_000_000) + Duration::from_millis(ms)
+}
+
+fn attempt(patience: Option<Patience>) -> AcquireMachine {
+    let wait = patience.map(|_| WaitFor { entry_ttl: TTL, max_queue: 9 });
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    let command = Acquire {
+        acquisition,
+        owner: None,
+        capacity: 1,
+        weight: 1,
+        ttl: TTL,
+        reserve: 0,
+        wait,
+        replaces: None,
+        metadata: Arc::from(""),
+    };
+    AcquireMachine::new(command, patience, at(0))
+}
+
+fn patient() -> Option<Patience> {
+    Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20), confirms_pushes: false })
+}
+
+fn grant(lasts: Duration) -> Grant {
+    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), lasts }
+}
+
+fn answer(ms: u64, reply: Reply) -> Answer {
+    Answer { at: store(ms), reply }
+}
+
+fn queued(head: Option<u64>) -> Reply {
+    Reply::Queued(Queued { head: head.map(|ms| Head { look_again_at: store(ms) }) })
+}
+
+fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
+    match attempt.poll_transmit(at(99_000)) {
+        Some(Command::Release(release)) => Some(release.tombstone),
+        other => {
+            assert_eq!(other, None);
+            None
+        }
+    }
+}
+
+fn asked(patience: Option<Patience>) -> AcquireMachine {
+    let mut attempt = attempt(patience);
+    assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
+    assert_eq!(attempt.poll_transmit(at(0)), None, "one is under way");
+    attempt
+}
+
+#[test]
+fn an_answered_grant_is_trusted_from_before_it_was_asked_for() {
+    let mut attempt = asked(None);
+    attempt.handle_answer(at(0), at(400), &answer(0, Reply::Granted(grant(TTL))));
+    let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
+    assert_eq!(trusted_until, at(10_000 - 102));
+    assert_eq!(owed(&mut attempt), None);
+}
+
+#[test]
+fn a_push_over_a_new_connection_is_confirmed_before_it_counts() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    attempt.handle_reconnected(at(5));
+    assert!(matches!(attempt.poll_transmit(at(5)), Some(Command::Acquire(_))));
+    // By a server whose clock is far ahead of the one that queued it: nobody knows how old this is.
+    let acquisition = attempt.acquisition();
+    let kind = PushKind::Granted(grant(TTL));
+    attempt.handle_push(at(6), &Push { acquisition, at: store(90_000), kind });
+    assert_eq!(attempt.poll_outcome(), None);
+    attempt.handle_answer(at(5), at(7), &answer(90_001, Reply::Granted(grant(TTL))));
+    let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!() };
+    assert_eq!(since, at(5));
+}
+
+#[test]
+fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
+    let mut attempt = asked(patient().map(|patience| Patience { confirms_pushes: true, ..patience }));
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    let acquisition = attempt.acquisition();
+    let kind = PushKind::Granted(grant(TTL));
+    attempt.handle_push(at(6), &Push { acquisition, at: store(5), kind });
+    assert_eq!(attempt.poll_outcome(), None);
+    assert!(matches!(attempt.poll_transmit(at(6)), Some(Command::Acquire(_))));
+    attempt.handle_failure(at(8), Failure::NotDurable);
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "it was granted, and all answers were seen");
+}
+
+#[test]
+fn a_grant_that_arrives_after_its_time_is_given_back() {
+    let mut attempt = asked(None);
+    attempt.handle_answer(at(0), at(9_900), &answer(0, Reply::Granted(grant(TTL))));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+}
+
+#[test]
+fn whoever_waits_asks_again_for_what_is_left_of_a_grant_that_arrives_late() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
+    assert_eq!(attempt.poll_outcome(), None);
+    assert!(matches!(attempt.poll_transmit(at(12_000)), Some(Command::Acquire(_))));
+    let left = Duration::from_millis(9_980);
+    attempt.handle_answer(at(12_000), at(12_010), &answer(12_010, Reply::Granted(grant(left))));
+    let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
+    assert!(trusted_until > at(21_000) && trusted_until < at(21_990));
+}
+
+#[test]
+fn a_late_push_while_an_answer_is_under_way_sends_nothing_twice() {
+    let window = Duration::from_secs(3);
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    let push = Push { acquisition, at: store(1_005), kind: PushKind::Granted(grant(window)) };
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
+    attempt.handle_hint(at(8_000));
+    assert!(attempt.poll_transmit(at(8_000)).is_some());
+    attempt.handle_push(at(8_100), &push);
+    assert_eq!(attempt.poll_transmit(at(8_100)), None, "one is under way");
+    assert_ne!(attempt.tombstone(), Duration::ZERO, "and may still arrive");
+    attempt.handle_answer(at(8_000), at(8_200), &answer(8_005, queued(None)));
+    assert!(attempt.poll_transmit(at(8_200)).is_some());
+}
+
+#[test]
+fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
+    let mut attempt = asked(patient());
+    attempt.handle_failure(at(5_000), Failure::Busy);
+    let again = attempt.poll_timeout().unwrap();
+    assert!(again > at(5_000) && again < at(6_000));
+    assert!(matches!(attempt.poll_transmit(again), Some(Command::Acquire(_))));
+    attempt.handle_failure(at(60_000), Failure::Busy);
+    attempt.handle_timeout(at(60_000));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(owed(&mut attempt), None, "nothing of it has ever reached the store");
+    let mut impatient = asked(None);
+    impatient.handle_failure(at(5_000), Failure::Busy);
+    assert_eq!(impatient.poll_outcome(), Some(Outcome::Failed));
+}
+
+#[test]
+fn a_delayed_push_can_t_stretch_a_lease() {
+    let window = Duration::from_secs(3);
+    let push = |ms| Push {
+        acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
+        at: store(ms),
+        kind: PushKind::Granted(grant(window)),
+    };
+    let mut late = asked(patient());
+    late.handle_answer(at(0), at(10), &answer(5, queued(None)));
+    late.handle_push(at(2_000), &push(1_005));
+    let Some(Outcome::Granted { trusted_until, .. }) = late.poll_outcome() else { panic!() };
+    assert_eq!(trusted_until, at(1_000 + 3_000 - 40 - 2), "counted from when it was sent");
+
+    let mut stale = asked(patient());
+    stale.handle_answer(at(0), at(10), &answer(5, queued(None)));
+    stale.handle_hint(at(5_000));
+    assert!(stale.poll_transmit(at(5_000)).is_some());
+    stale.handle_answer(at(5_000), at(5_010), &answer(5_005, queued(None)));
+    stale.handle_push(at(5_100), &push(1_005));
+    assert_eq!(stale.poll_outcome(), None, "decided before the last answer, which knew nothing of it");
+
+    let mut too_late = asked(patient());
+    too_late.handle_answer(at(0), at(10), &answer(5, queued(None)));
+    too_late.handle_push(at(4_000), &push(1_005));
+    assert_eq!(too_late.poll_outcome(), None, "it is not taken for a lease");
+    assert!(matches!(too_late.poll_transmit(at(4_000)), Some(Command::Acquire(_))), "and is asked for anew");
+}
+
+#[test]
+fn the_head_looks_again_at_the_holder_s_expiry_and_others_seldom() {
+    let mut head = asked(patient());
+    head.handle_answer(at(0), at(2), &answer(0, queued(Some(5_000))));
+    assert_eq!(head.poll_timeout(), Some(at(5_052)));
+    assert!(matches!(head.poll_transmit(at(5_052)), Some(Command::Acquire(_))));
+
+    let mut other = asked(patient());
+    other.handle_answer(at(0), at(2), &answer(0, queued(None)));
+    assert_eq!(other.poll_timeout(), Some(at(20_002)));
+    let next = PushKind::Next(Head { look_again_at: store(7_000) });
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    other.handle_push(at(100), &Push { acquisition, at: store(90), kind: next });
+    assert_eq!(other.poll_timeout(), Some(at(7_072)));
+}
+
+#[test]
+fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(2), &answer(0, queued(None)));
+    attempt.handle_timeout(at(60_000));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "all answers were seen");
+    assert_eq!(owed(&mut attempt), None, "it is owed once");
+}
+
+#[test]
+fn whatever_is_unseen_is_given_back_with_a_tombstone() {
+    let mut unanswered = asked(None);
+    unanswered.handle_cancel();
+    assert_eq!(owed(&mut unanswered), Some(TOMBSTONE));
+
+    let mut unknown = asked(None);
+    unknown.handle_failure(at(1), Failure::Unknown);
+    assert_eq!(unknown.poll_outcome(), None);
+    assert!(matches!(unknown.poll_transmit(at(1)), Some(Command::Acquire(_))), "once more");
+    unknown.handle_failure(at(2), Failure::Unknown);
+    assert_eq!(unknown.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut unknown), Some(TOMBSTONE));
+
+    let mut never_sent = asked(None);
+    never_sent.handle_failure(at(1), Failure::NotSent);
+    assert_eq!(never_sent.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut never_sent), None, "nothing can be left");
+
+    let mut untouched = attempt(None);
+    untouched.handle_cancel();
+    assert_eq!(owed(&mut untouched), None);
+}
+
+#[test]
+fn a_lease_pushed_during_a_re_check_needs_a_tombstone_until_that_is_answered() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    attempt.handle_hint(at(5));
+    assert!(attempt.poll_transmit(at(5)).is_some());
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+    assert_eq!(attempt.tombstone(), TOMBSTONE);
+    attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
+    assert_eq!(attempt.tombstone(), Duration::ZERO);
+}
+
+#[test]
+fn a_push_that_overtakes_the_first_answer_is_not_lost() {
+    let mut attempt = asked(patient());
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+    attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
+    assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "it asks again at once");
+}
+
+#[test]
+fn a_grant_that_nobody_took_is_given_back() {
+    let mut attempt = asked(None);
+    attempt.handle_answer(at(0), at(1), &answer(0, Reply::Granted(grant(TTL))));
+    attempt.handle_cancel();
+    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+}
+
+#[test]
+fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    let (mut now, mut pauses) = (at(20_000), 0);
+    while now < at(60_000) {
+        if attempt.poll_transmit(now).is_some() {
+            attempt.handle_failure(now, Failure::Unknown);
+            pauses += 1;
+        }
+        let next = attempt.poll_timeout().expect("it has not ended");
+        assert!(next > now);
+        now = next;
+    }
+    attempt.handle_timeout(now);
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert!((5..20).contains(&pauses), "{pauses}");
+    assert_eq!(owed(&mut attempt), Some(TOMBSTONE));
+}
+
+#[test]
+fn busy_full_refused_and_cancelled_leave_nothing() {
+    let replies = [
+        (Reply::Busy, Outcome::NotGranted),
+        (Reply::QueueFull, Outcome::QueueFull),
+        (Reply::Refused(Refusal::Weight { capacity: 1 }), Outcome::Refused(Refusal::Weight { capacity: 1 })),
+        (Reply::Cancelled, Outcome::Cancelled),
+    ];
+    for (reply, outcome) in replies {
+        let mut attempt = asked(None);
+        attempt.handle_answer(at(0), at(1), &answer(0, reply));
+        assert_eq!(attempt.poll_outcome(), Some(outcome));
+        assert_eq!(owed(&mut attempt), None);
+    }
+}

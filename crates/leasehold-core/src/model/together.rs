@@ -1,0 +1,63 @@
+//! Several resources in one step: all of them, or none.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{Rows, Turn, step};
+use crate::command::{Acquire, Answer, Command, Release, Reply};
+
+/// Steps several resources by one attempt each, none of which waits: all are granted, or none is.
+///
+/// Every attempt steps as if it were alone. At the first that is not granted, what was granted before it in this step is
+/// given back in this step, and the others are not asked: that one's answer says why, and theirs is `Busy`. What an
+/// attempt had before this step it keeps: this may be a repetition that comes after a part was given back.
+///
+/// # Errors
+///
+/// As [`apply`](super::apply), for all of them.
+///
+/// # Panics
+///
+/// When an attempt waits, or is to take the place of a lease, which could not be given back.
+pub fn apply_together<R: Rows>(
+    turn: Turn<'_>,
+    attempts: &mut [(&mut R, &Arc<Acquire>)],
+) -> Result<Vec<Answer>, R::Error> {
+    let Turn { now, is_there, pushes } = turn;
+    let mut run = |rows: &mut R, command: &Command| {
+        // A step takes back pushes of its own only.
+        let mut own = Vec::new();
+        let answer = step(rows, Turn { now, is_there: &mut *is_there, pushes: &mut own }, command)?;
+        pushes.append(&mut own);
+        Ok(answer)
+    };
+    let mut answers = Vec::new();
+    let mut is_new = Vec::new();
+    for (rows, acquire) in attempts.iter_mut() {
+        assert!(acquire.wait.is_none(), "what is taken together is not waited for");
+        assert!(acquire.replaces.is_none(), "what is taken together takes the place of nothing");
+        let (answer, is_known) = run(rows, &Command::Acquire(Arc::clone(acquire)))?;
+        let is_granted = matches!(answer.reply, Reply::Granted(_));
+        answers.push(answer);
+        if !is_granted {
+            break;
+        }
+        is_new.push(!is_known);
+    }
+    if is_new.len() < attempts.len() {
+        for (((rows, acquire), answer), is_new) in attempts.iter_mut().zip(&mut answers).zip(is_new) {
+            if is_new {
+                run(rows, &give_back(acquire))?;
+                answer.reply = Reply::Busy;
+            }
+        }
+        answers.resize(attempts.len(), Answer { at: now.time, reply: Reply::Busy });
+    }
+    Ok(answers)
+}
+
+fn give_back(acquire: &Acquire) -> Command {
+    let acquisition = acquire.acquisition;
+    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+}

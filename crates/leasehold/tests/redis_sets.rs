@@ -1,0 +1,197 @@
+//! Several mutexes at once on Redis: in how many commands, and what becomes of them when an answer is lost.
+
+use std::time::Duration;
+
+use leasehold::{Client, Kind, MutexSet};
+use leasehold_servers::{Cluster, Proxy, Server, until};
+
+const NAMES: [&str; 3] = ["c", "a", "b"];
+
+fn set(client: &Client, names: &[&str]) -> MutexSet {
+    MutexSet::new(names.iter().map(|name| client.mutex(name)))
+}
+
+/// How many scripts the server has run since this was last asked.
+fn scripts(server: &Server) -> u64 {
+    let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+    server.run(&["CONFIG", "RESETSTAT"]);
+    let calls = |line: &str| {
+        let line = line.strip_prefix("cmdstat_evalsha:calls=").or(line.strip_prefix("cmdstat_eval:calls="))?;
+        line.split_once(',')?.0.parse::<u64>().ok()
+    };
+    stats.lines().filter_map(calls).sum()
+}
+
+/// Afterwards the server knows the scripts.
+async fn warm_up(client: &Client) {
+    set(client, &["x", "y"]).lock().await.unwrap().release().await.unwrap();
+}
+
+async fn until_free(client: &Client, names: &[&str]) {
+    for name in names {
+        let is_free = async || {
+            let view = client.inspect(Kind::Mutex, name).await;
+            view.is_ok_and(|view| view.holders.is_empty() && view.waiters.is_empty())
+        };
+        until(is_free).await;
+    }
+}
+
+#[tokio::test]
+async fn a_set_that_is_free_is_taken_by_one_command() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    warm_up(&client).await;
+    let all = set(&client, &NAMES);
+    for round in 0..3 {
+        scripts(&server);
+        let guard = match round {
+            0 => all.lock().await.unwrap(),
+            1 => all.try_lock().await.unwrap().unwrap(),
+            _ => all.lock_timeout(Duration::from_secs(5)).await.unwrap().unwrap(),
+        };
+        assert_eq!(scripts(&server), 1, "in round {round}");
+        guard.release().await.unwrap();
+        assert_eq!(scripts(&server), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_set_that_can_t_be_had_costs_one_command() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    warm_up(&client).await;
+    let held = other.mutex("b").lock().await.unwrap();
+    scripts(&server);
+    assert!(set(&client, &NAMES).try_lock().await.unwrap().is_none());
+    assert_eq!(scripts(&server), 1);
+    until_free(&client, &["a", "c"]).await;
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn mutexes_that_replicas_must_have_are_taken_one_by_one() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let safe = MutexSet::new([client.mutex("a"), client.mutex("b").replicas(1)]);
+    let error = safe.try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("replicas"), "{error}");
+    until_free(&client, &["a", "b"]).await;
+}
+
+#[tokio::test]
+async fn scripts_that_were_forgotten_are_sent_again() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    for _ in 0..2 {
+        server.run(&["SCRIPT", "FLUSH"]);
+        set(&client, &NAMES).lock().await.unwrap().release().await.unwrap();
+    }
+}
+
+/// A script that ends with an error keeps what it has written.
+#[tokio::test]
+async fn an_error_with_one_of_them_leaves_none_taken() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    warm_up(&client).await;
+    server.run(&["LPUSH", "leasehold:1:{mutex:b}:state", "something else"]);
+    let error = set(&client, &NAMES).try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
+    until_free(&client, &["a", "c"]).await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_costs_time_and_nothing_else() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = Client::connect(&server.url()).await.unwrap();
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    warm_up(&client).await;
+    let all = set(&client, &NAMES);
+    proxy.swallow_replies(true);
+    let taking = tokio::spawn(async move { all.lock().await });
+    until(async || watcher.inspect(Kind::Mutex, "c").await.unwrap().holders.len() == 1).await;
+    proxy.cut();
+    proxy.swallow_replies(false);
+    let guard = taking.await.unwrap().unwrap();
+    for name in NAMES {
+        let view = watcher.inspect(Kind::Mutex, name).await.unwrap();
+        assert_eq!(guard.token(name), Some(view.holders[0].token), "each has found its own grant");
+    }
+    guard.release().await.unwrap();
+    until_free(&watcher, &NAMES).await;
+}
+
+#[tokio::test]
+async fn answers_that_never_come_leave_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let watcher = Client::connect(&server.url()).await.unwrap();
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    warm_up(&client).await;
+    proxy.swallow_replies(true);
+    let late = set(&client, &NAMES).lock_timeout(Duration::from_millis(20)).await;
+    assert!(late.is_ok_and(|guard| guard.is_none()), "its time was over first");
+    until_free(&watcher, &NAMES).await;
+    let error = set(&client, &NAMES).try_lock().await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    until_free(&watcher, &NAMES).await;
+    proxy.swallow_replies(false);
+    proxy.cut();
+    until(async || set(&client, &NAMES).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+/// A name that shares the hash slot of another one.
+fn neighbour(cluster: &Cluster, name: &str) -> String {
+    let slot = |name: &str| cluster.slot_of(&format!("{{mutex:{name}}}"));
+    let of = slot(name);
+    let mut names = (0..).map(|number| format!("{name}{number}"));
+    names.find(|name| slot(name) == of).expect("slots are few")
+}
+
+#[tokio::test]
+async fn a_cluster_takes_those_of_one_slot_by_one_command_and_others_in_order() {
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let ran = || cluster.nodes[..3].iter().map(scripts).sum::<u64>();
+    let neighbour = neighbour(&cluster, "a");
+    let near = set(&client, &["a", &neighbour]);
+    near.lock().await.unwrap().release().await.unwrap();
+    ran();
+    let guard = near.try_lock().await.unwrap().unwrap();
+    assert_eq!(ran(), 1);
+    assert!(near.try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+
+    let far = set(&client, &["a", "b"]);
+    assert_ne!(cluster.slot_of("{mutex:a}"), cluster.slot_of("{mutex:b}"));
+    far.lock().await.unwrap().release().await.unwrap();
+    ran();
+    let guard = far.lock().await.unwrap();
+    assert_eq!(ran(), 2);
+    assert!(near.try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_set_follows_its_slot() {
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let near = set(&client, &["a", &neighbour(&cluster, "a")]);
+    near.lock().await.unwrap().release().await.unwrap();
+    let slot = cluster.slot_of("{mutex:a}");
+    let to = (cluster.owner_of(slot) + 1) % 3;
+    cluster.migrate_begin(slot, to);
+    // Some of the keys are there and some can't be: whoever waits has it when the slot has arrived.
+    let taking = {
+        let near = near.clone();
+        tokio::spawn(async move { near.lock().await })
+    };
+    cluster.migrate_keys(slot, to);
+    cluster.migrate_end(slot, to);
+    let guard = tokio::time::timeout(Duration::from_secs(30), taking).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+    near.lock().await.unwrap().release().await.unwrap();
+}
