@@ -26,6 +26,8 @@ pub(super) struct Try {
     pub(super) partial_since: Option<LocalTime>,
     /// Nodes that have told that they granted it to this waiter.
     granted_by: Vec<usize>,
+    /// Some node's was taken away by force: no other node is asked to join any more.
+    is_revoked: bool,
     /// By node: how many `Acquire`s have no answer. What they come to may still arrive.
     pub(super) unanswered: Vec<u32>,
 }
@@ -120,6 +122,7 @@ impl Leases {
             token: None,
             partial_since: None,
             granted_by: Vec::new(),
+            is_revoked: false,
             unanswered: vec![1; self.nodes],
         };
         fates.put(wanted.acquisition, Some(Fate::Under(under)));
@@ -128,7 +131,11 @@ impl Leases {
 
     /// One more node is asked for a lease that the others gave; not if it is over.
     pub(super) fn join(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) -> bool {
-        self.with(attempt, acquisition, |known| known.unanswered[node] += 1).is_some()
+        let join = |known: &mut Try| {
+            known.unanswered[node] += u32::from(!known.is_revoked);
+            !known.is_revoked
+        };
+        self.with(attempt, acquisition, join).unwrap_or(false)
     }
 
     /// The node has answered an `Acquire`.
@@ -153,6 +160,13 @@ impl Leases {
         }
         known.granted_by.push(node);
         Some(known.granted_by.len())
+    }
+
+    /// A node says that it was taken away there.
+    pub(super) fn revoked(&self, acquisition: Acquisition) {
+        if let Some(attempt) = self.attempt_of(acquisition) {
+            self.with(attempt, acquisition, |known| known.is_revoked = true);
+        }
     }
 
     /// Some nodes grant it, but no quorum does: since when that is so. Whoever is granted nothing waits.

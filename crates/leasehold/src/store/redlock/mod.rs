@@ -310,7 +310,10 @@ impl Inbox for NodeInbox {
         }
         match push.kind {
             PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
-            PushKind::Revoked => quorum.look(push.acquisition),
+            PushKind::Revoked => {
+                quorum.leases.revoked(push.acquisition);
+                quorum.look(push.acquisition);
+            }
             PushKind::Next(_) | PushKind::Wanted => {}
         }
     }

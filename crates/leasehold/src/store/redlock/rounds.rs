@@ -18,7 +18,7 @@ use crate::clock;
 use crate::store::{Answered, Pending, StoreError};
 
 /// How long a tombstone stands at a node: longer than any delayed command can be under way.
-const TOMBSTONE: Duration = Duration::from_secs(60);
+pub(super) const TOMBSTONE: Duration = Duration::from_secs(60);
 
 /// The pauses between tries: random, up to the first, and then up to twice as much, and so on.
 const FIRST_PAUSE: Duration = Duration::from_millis(4);

@@ -1,16 +1,17 @@
 //! Looking at all nodes, and saying what they said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, Command, Failure, Holder, Reply, Resource, Round, StoreTime, Token, View, Vote,
-    Waiting, Word, Words, quorum_of,
+    Acquisition, Answer, Command, Failure, Holder, Release, Reply, Resource, Round, StoreTime, Token, View,
+    Vote, Waiting, Word, Words, quorum_of,
 };
 use tokio::time::timeout;
 
+use super::rounds::TOMBSTONE;
 use super::{Quorum, is_queue};
 use crate::store::queue_of;
 use crate::store::{Answered, Store as _, StoreError};
@@ -64,11 +65,20 @@ impl Quorum {
         let answers = self.ask_all(&resource, Command::ForceRelease).await?;
         let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
         let answered = answers.len();
-        let taken = answers.into_iter().flat_map(|answer| match answer.reply {
-            Reply::Forced(holders) => holders,
-            _ => Vec::new(),
-        });
-        Ok(Answer { at, reply: Reply::Forced(self.agreed(taken, answered)) })
+        let taken: Vec<Holder> = answers
+            .into_iter()
+            .flat_map(|answer| match answer.reply {
+                Reply::Forced(holders) => holders,
+                _ => Vec::new(),
+            })
+            .collect();
+        // A renewal in between may have had a node join again that had let go already.
+        let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
+        for acquisition in acquisitions {
+            let release = Release { acquisition, at_least: Duration::ZERO, tombstone: TOMBSTONE };
+            self.ask_all(&resource, Command::Release(release)).await?;
+        }
+        Ok(Answer { at, reply: Reply::Forced(self.agreed(taken.into_iter(), answered)) })
     }
 
     /// One view of each lease that a quorum may have granted.
