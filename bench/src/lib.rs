@@ -6,6 +6,7 @@ pub mod bare;
 pub mod handoff;
 pub mod local;
 pub mod pair;
+pub mod redlock;
 pub mod renewals;
 pub mod report;
 pub mod rounds;
@@ -76,6 +77,15 @@ pub fn bar(promise: &str, measured: f64, limit: f64) {
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The value that this share of them does not exceed.
+#[must_use]
+pub fn percentile(values: &mut [f64], share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    let at = (values.len() as f64 * share) as usize;
+    values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
 /// A time as people read it.

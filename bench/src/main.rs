@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use leasehold_bench::report::Report;
-use leasehold_bench::{handoff, local, pair, renewals, server_cost};
+use leasehold_bench::{handoff, local, pair, redlock, renewals, server_cost};
 
 /// Measures leasehold on Redis, as ratios within one run.
 #[derive(Parser)]
@@ -33,6 +33,8 @@ enum Part {
     Local,
     /// Who gets how many turns, and how long others wait.
     Fairness,
+    /// Several servers that vote, against one.
+    Redlock,
     /// What the server's processor spends.
     ServerCost,
     /// What 100,000 held leases cost the server.
@@ -57,6 +59,9 @@ fn main() {
     }
     if is_chosen(Part::Fairness) {
         local::fairness(&mut report, Duration::from_secs(args.seconds));
+    }
+    if is_chosen(Part::Redlock) {
+        redlock::run(&mut report);
     }
     if is_chosen(Part::ServerCost) {
         server_cost::run(&mut report);
