@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Kind, MutexSet};
-use leasehold_servers::{Cluster, Proxy, Server, until};
+use leasehold_servers::{Cluster, Flavor, Proxy, Server, until};
 
 const NAMES: [&str; 3] = ["c", "a", "b"];
 
@@ -93,13 +93,15 @@ async fn scripts_that_were_forgotten_are_sent_again() {
 /// A script that ends with an error keeps what it has written.
 #[tokio::test]
 async fn an_error_with_one_of_them_leaves_none_taken() {
-    let server = Server::on_socket();
-    let client = Client::connect(&server.url()).await.unwrap();
-    warm_up(&client).await;
-    server.run(&["LPUSH", "leasehold:1:{mutex:b}:state", "something else"]);
-    let error = set(&client, &NAMES).try_lock().await.unwrap_err();
-    assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
-    until_free(&client, &["a", "c"]).await;
+    for flavor in [Flavor::Redis7, Flavor::Redis62, Flavor::Valkey9] {
+        let server = Server::builder().flavor(flavor).start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        warm_up(&client).await;
+        server.run(&["LPUSH", "leasehold:1:{mutex:b}:state", "something else"]);
+        let error = set(&client, &NAMES).try_lock().await.unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
+        until_free(&client, &["a", "c"]).await;
+    }
 }
 
 #[tokio::test]

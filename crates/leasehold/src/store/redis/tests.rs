@@ -231,6 +231,8 @@ fn differ<H: std::fmt::Debug>(
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(24 * 3_600);
+    // A history of several resources looks at each of them, and takes as many times longer.
+    let cases = cases / u32::try_from(resources).unwrap_or(1);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let result = TestRunner::new(config).run(histories, |history| {
         count.set(count.get() + 1);
