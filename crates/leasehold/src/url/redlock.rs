@@ -20,11 +20,13 @@ pub(crate) struct RedlockUrl {
     pub(crate) node_limit: Option<Duration>,
     /// The longest ttl: for so long a node abstains that may have forgotten something.
     pub(crate) longest_ttl: Option<Duration>,
+    /// The list of hosts, where it was written as one.
+    hosts: Option<String>,
 }
 
 impl RedlockUrl {
     pub(crate) fn new(nodes: Vec<RedisUrl>) -> Self {
-        Self { nodes, is_fenced: true, node_limit: None, longest_ttl: None }
+        Self { nodes, is_fenced: true, node_limit: None, longest_ttl: None, hosts: None }
     }
 
     /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
@@ -50,8 +52,10 @@ impl RedlockUrl {
         let (login, hosts) =
             authority.rsplit_once('@').map_or(("", authority), |(login, hosts)| (login, hosts));
         let at = if authority.contains('@') { "@" } else { "" };
+        let path = if path.is_empty() { String::new() } else { format!("/{path}") };
+        url.hosts = Some(format!("{hosts}{path}"));
         for host in hosts.split(',') {
-            let address = format!("//{login}{at}{host}/{path}?{}", theirs.join("&"));
+            let address = format!("//{login}{at}{host}{path}?{}", theirs.join("&"));
             url.nodes.push(RedisUrl::parse(scheme, &address)?);
         }
         Ok(url)
@@ -128,6 +132,9 @@ fn unknown_parameter() -> Error {
 
 impl fmt::Display for RedlockUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(hosts) = &self.hosts {
+            return write!(f, "redlock://{hosts}");
+        }
         f.write_str("redlock:")?;
         for (index, node) in self.nodes.iter().enumerate() {
             write!(f, "{}{node}", if index == 0 { "" } else { " " })?;
@@ -158,6 +165,8 @@ mod tests {
             .map(|host| RedisUrl::of_node(&format!("rediss://me:secret@{host}/2?ca=/ca.pem")).unwrap())
             .collect();
         assert!(url.nodes == each);
+        assert_eq!(url.to_string(), "redlock://a,b:7000,[::1]/2");
+        assert_eq!(url.nodes[0].to_string(), "rediss://a/2");
         assert_eq!(url.node_limit, Some(Duration::from_millis(80)));
         assert_eq!(url.longest_ttl, Some(Duration::from_secs(30)));
         assert!(url.is_fenced && !parsed("redlock://a,b,c?unfenced").is_fenced);
