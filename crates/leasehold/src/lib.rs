@@ -60,6 +60,8 @@ mod semaphore;
 mod session;
 mod set;
 mod settings;
+#[doc(hidden)]
+pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;

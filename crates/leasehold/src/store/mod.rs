@@ -6,6 +6,8 @@ pub(crate) mod memory;
 mod redis;
 mod sqlite;
 
+pub(crate) use self::redis::steps;
+
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

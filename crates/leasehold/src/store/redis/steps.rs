@@ -1,0 +1,34 @@
+//! A door to the scripts, for whoever performs a client's commands by itself.
+
+use leasehold_core::{Answer, ClientId, Command, Push, Resource, lua};
+use redis::Value;
+
+use super::{keys, script};
+
+/// A command as a script of a server of its own, its keys, and its argument. `clock` is as in [`lua::Script::text`].
+#[must_use]
+pub fn spelled(resource: &Resource, command: &Command, clock: &str) -> (String, Vec<String>, Vec<u8>) {
+    let (script, said) = script::call(command);
+    let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+    let mut names = Vec::new();
+    keys::each_key(resource, |key| names.push(key.to_owned()));
+    (script.text(clock, &channels), names, said)
+}
+
+/// What the script of this command returned.
+#[must_use]
+pub fn answer(command: &Command, value: &Value) -> Option<Answer> {
+    script::answer(command, value)
+}
+
+/// What came by a client's channel.
+#[must_use]
+pub fn push(message: &[u8]) -> Option<Push> {
+    script::push(message)
+}
+
+/// The channel that a client hears.
+#[must_use]
+pub fn inbox_of(client: ClientId) -> String {
+    keys::inbox_of(client, None)
+}
