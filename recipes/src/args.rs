@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::recipe::{GetNil, GetSetNil, Patience, Terms};
+use crate::run::{Outcome, find};
+use crate::sale::{Contender, Retry};
 
 /// Every published recipe for a lock on Redis, running, with what breaks it.
 #[derive(Debug, Parser)]
@@ -31,6 +33,114 @@ pub enum Action {
         #[arg(long, value_name = "FOLDER", default_value = "docs")]
         out: PathBuf,
     },
+    /// Sell under load: a web service that locks for each sale, and a thousand customers at once
+    FlashSale(FlashSale),
+    /// Wake many processes at once, of which exactly one may draw the winners
+    Lottery(Lottery),
+    /// One process of the lottery's service: a round for each line of its standard input
+    #[command(hide = true)]
+    Instance {
+        /// How they agree
+        #[arg(long)]
+        lock: String,
+        /// Where the winners are stored
+        #[arg(long)]
+        database: PathBuf,
+        /// Where the servers are
+        #[arg(required = true)]
+        urls: Vec<String>,
+    },
+    /// One process of the flash sale's service: ends with its standard input
+    #[command(hide = true)]
+    Service {
+        /// A recipe, `leasehold`, or `none`
+        #[arg(long)]
+        lock: String,
+        /// A recipe: what to do while somebody else has the lock
+        #[arg(long, value_enum)]
+        retry: Option<Retry>,
+        /// Where the servers are
+        #[arg(required = true)]
+        urls: Vec<String>,
+    },
+}
+
+/// Sells under load.
+#[derive(Args, Debug)]
+pub struct FlashSale {
+    /// A recipe, `leasehold`, or `none` for no lock; may be given several times
+    #[arg(long, value_name = "ID", default_values = ["set-nx-px", "leasehold"])]
+    pub lock: Vec<String>,
+    /// What a request does while somebody else has the lock; all policies unless some are given
+    #[arg(long, value_enum)]
+    pub retry: Vec<Retry>,
+    /// How many service processes there are; may be given several times
+    #[arg(long, value_name = "N", default_values_t = [1, 2], value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub services: Vec<u8>,
+    /// How many requests there are
+    #[arg(short = 'n', long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub requests: u32,
+    /// How many of them at a time
+    #[arg(short = 'c', long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub customers: u32,
+    /// When a run is over, whatever has been answered
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub limit: u64,
+    /// Who sends the requests
+    #[arg(long, value_enum, default_value_t)]
+    pub driver: Driver,
+    /// Write the pictures of the latencies there
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+}
+
+/// Draws the winners.
+#[derive(Args, Debug)]
+pub struct Lottery {
+    /// A recipe, `leasehold` for its mutex, `once-per`, or `none` for no lock; may be given several times; all but `none` unless some are
+    #[arg(long, value_name = "ID")]
+    pub lock: Vec<String>,
+    /// How many instances wake at once
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub processes: u8,
+    /// How many rounds there are
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub rounds: u32,
+}
+
+/// Who sends the requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Driver {
+    /// `ab`, where it is installed and there is one service; the built-in one otherwise
+    #[default]
+    Auto,
+    /// `ab` from apache2-utils, for one service
+    Ab,
+    /// The built-in one
+    BuiltIn,
+}
+
+impl FlashSale {
+    /// Who takes part, in this order.
+    ///
+    /// # Errors
+    ///
+    /// A name that there is not.
+    pub fn contenders(&self) -> Outcome<Vec<Contender>> {
+        let retries = if self.retry.is_empty() { Retry::ALL.to_vec() } else { self.retry.clone() };
+        let mut contenders = Vec::new();
+        for id in &self.lock {
+            match id.as_str() {
+                "leasehold" => contenders.push(Contender::Leasehold),
+                "none" => contenders.push(Contender::Nothing),
+                id => {
+                    let id = find(id)?.id;
+                    contenders.extend(retries.iter().map(|retry| Contender::Recipe { id, retry: *retry }));
+                }
+            }
+        }
+        Ok(contenders)
+    }
 }
 
 /// A recipe, and a way to have it.

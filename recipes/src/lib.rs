@@ -8,11 +8,13 @@
 
 pub mod args;
 pub mod explorer;
+pub mod lottery;
 pub mod real;
 pub mod recipe;
 pub mod recipes;
 pub mod redis;
 pub mod report;
 pub mod run;
+pub mod sale;
 pub mod timeline;
 pub mod verdict;
