@@ -12,8 +12,11 @@ use tokio::sync::broadcast;
 
 use crate::redis::{Note, Op, Said, Soon, World};
 
-/// How long a server may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// How long a server may take to answer a client that has no other.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// The same where there are others, which are asked one after the other.
+const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// A process's way to its servers, shared by all of its clients.
 pub struct Process {
@@ -31,7 +34,8 @@ impl Process {
     ///
     /// The address can't be used, or nobody answers there.
     pub async fn connect(urls: &[String]) -> RedisResult<Arc<Self>> {
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_LIMIT));
+        let limit = if urls.len() > 1 { SHORT_LIMIT } else { ANSWER_LIMIT };
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
         let mut connections = Vec::new();
         for url in urls {
             connections.push(

@@ -70,9 +70,9 @@ pub async fn compete(
     show(&label, "done");
     let done = commands(&servers)? - before;
     let counted: Option<i64> = servers[0].query(&["GET", COUNT])?;
-    let sold = i64::try_from(seen.latencies.len())?;
+    let sold = i64::try_from(seen.sold())?;
     #[allow(clippy::cast_precision_loss, reason = "some millions")]
-    let commands_per_sale = done as f64 / seen.latencies.len().max(1) as f64;
+    let commands_per_sale = done as f64 / seen.sold().max(1) as f64;
     // What was counted for customers who were not told is no harm.
     let oversold = (sold - counted.unwrap_or(0)).max(0);
     Ok(Row { contender: contender.clone(), services, seen, commands_per_sale, oversold })
@@ -167,7 +167,6 @@ pub fn comparison(rows: &[Row]) -> String {
             .filter(|row| row.services == own.services && matches!(row.contender, Contender::Recipe { .. }));
         let others: Vec<_> = others.collect();
         let rate = others.iter().map(|row| row.seen.rate()).fold(0.0, f64::max);
-        // Those who got nothing do not count here, which is to the good of the others.
         let p99 = others.iter().map(|row| row.seen.quantile(990)).min();
         if let Some(p99) = p99.filter(|_| rate > 0.0) {
             let (times, part) =

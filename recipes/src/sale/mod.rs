@@ -51,8 +51,16 @@ impl Retry {
             Self::YieldThenSleep | Self::Sleep200ms => Duration::from_millis(200),
             Self::Sleep2s => Duration::from_secs(2),
         };
-        redis.sleep(pause).await
+        redis.sleep(pause + lateness(pause)).await
     }
+}
+
+/// How much too late a sleeper wakes: at random, up to a tenth. Threads, which the policies were published for, come apart by
+/// themselves; on an event loop all who sleep from the same millisecond on would wake in the same millisecond for ever, and but
+/// one of them get the lock.
+fn lateness(pause: Duration) -> Duration {
+    let part = u32::try_from(getrandom::u64().unwrap_or(0) % 1_000).unwrap_or(0);
+    pause / 10 * part / 1_000
 }
 
 impl fmt::Display for Retry {
