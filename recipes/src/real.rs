@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisResult, Value};
 use tokio::sync::broadcast;
 
-use crate::redis::{Note, Op, Said, Soon, World};
+use crate::redis::{Note, Op, Said, Soon, Text, World};
 
 /// How long a server may take to answer a client that has no other.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ pub struct Process {
     client: Client,
     connections: Vec<MultiplexedConnection>,
     channels: Mutex<HashMap<String, broadcast::Sender<()>>>,
-    scripts: Mutex<HashMap<Arc<str>, Arc<redis::Script>>>,
+    scripts: Mutex<HashMap<Text, Arc<redis::Script>>>,
     asked: AtomicU64,
 }
 
@@ -84,9 +84,9 @@ impl Process {
     }
 
     /// The hash of a script is worked out once.
-    fn script(&self, text: &Arc<str>) -> Arc<redis::Script> {
+    fn script(&self, text: &Text) -> Arc<redis::Script> {
         let mut scripts = self.scripts.lock().unwrap_or_else(PoisonError::into_inner);
-        scripts.entry(text.clone()).or_insert_with(|| Arc::new(redis::Script::new(text))).clone()
+        scripts.entry(text.clone()).or_insert_with(|| Arc::new(redis::Script::new(text.as_str()))).clone()
     }
 
     /// One subscription for all who hear the same channel.

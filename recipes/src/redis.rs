@@ -3,8 +3,10 @@
 //! A recipe is written as it was published, as a plain async function over this handle. Who performs a step, and when, is
 //! not its business: the explorer, in an order of its choosing, or a real connection.
 
+use std::collections::hash_map::DefaultHasher;
 use std::fmt;
 use std::future::Future;
+use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +22,52 @@ pub struct Script {
     pub text: &'static str,
 }
 
-/// What is said to a server.
+/// A script's text, which may be long: hashed once.
 #[derive(Clone, Debug)]
+pub struct Text {
+    text: Arc<str>,
+    hash: u64,
+}
+
+impl Text {
+    /// This text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Self { text: Arc::from(text), hash: hasher.finish() }
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.text, &other.text) || self.hash == other.hash && self.text == other.text
+    }
+}
+
+impl Eq for Text {}
+
+impl Hash for Text {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.hash.hash(hasher);
+    }
+}
+
+/// What is said to a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Said {
     /// A command.
     Words(Vec<Vec<u8>>),
     /// A script with its keys and arguments.
     Script {
         /// What the server runs.
-        text: Arc<str>,
+        text: Text,
         /// How many of the words are keys.
         keys: usize,
         /// Keys, then arguments.
@@ -196,7 +235,7 @@ impl Redis {
         let words: Vec<_> = keys.iter().chain(args).copied().collect();
         let shown = format!("script {}: {}", script.name, words.join(" "));
         let words = words.into_iter().map(|word| word.as_bytes().to_vec()).collect();
-        self.ask(Said::Script { text: Arc::from(script.text), keys: keys.len(), words }, shown).await
+        self.ask(Said::Script { text: Text::new(script.text), keys: keys.len(), words }, shown).await
     }
 
     /// Says what was put together elsewhere.

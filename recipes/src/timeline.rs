@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::explorer::{Check, Event, NAMES, Violation};
+use crate::recipe::Role;
 
 /// How wide a column of text is.
 const WIDTH: usize = 40;
@@ -29,6 +30,17 @@ fn columns(events: &[Event]) -> Vec<usize> {
     who.sort_unstable();
     who.dedup();
     who
+}
+
+/// A client's name, and what it came for where that differs.
+fn head(violation: &Violation, who: usize) -> String {
+    let name = NAMES[who];
+    match violation.roles.get(who) {
+        None => format!("{name}, who comes to see"),
+        Some(_) if !violation.roles.contains(&Role::Reader) => name.to_owned(),
+        Some(Role::Reader) => format!("{name}, a reader"),
+        Some(Role::Writer) => format!("{name}, a writer"),
+    }
 }
 
 /// What stands in a client's column, line by line.
@@ -74,8 +86,8 @@ pub fn text(violation: &Violation) -> String {
         let padded = cells.iter().map(|cell| format!("{cell:WIDTH$}"));
         padded.collect::<String>().trim_end().to_owned()
     };
-    let heads: Vec<_> = columns.iter().map(|who| NAMES[*who]).collect();
-    let _ = writeln!(out, "{}", row(&heads));
+    let heads: Vec<_> = columns.iter().map(|who| head(violation, *who)).collect();
+    let _ = writeln!(out, "{}", row(&heads.iter().map(String::as_str).collect::<Vec<_>>()));
     for event in &violation.events {
         let Some(who) = event.who else {
             let _ = writeln!(out, "    ··· {} ···", event.said);
@@ -108,7 +120,7 @@ pub fn svg(title: &str, violation: &Violation) -> String {
     let top = y;
     for (column, who) in columns.iter().enumerate() {
         let x = MARGIN + column * COLUMN;
-        let name = if NAMES[*who] == "Z" { "Z, who comes to see" } else { NAMES[*who] };
+        let name = head(violation, *who);
         let _ = writeln!(body, "<text x=\"{x}\" y=\"{y}\" class=\"who\">{name}</text>");
     }
     y += 8;

@@ -3,4 +3,4 @@
 //! layout of the keys.
 
 pub use crate::rw::{READER, WRITER};
-pub use crate::store::steps::{answer, inbox_of, push, spelled};
+pub use crate::store::steps::{answer, inbox_of, push, spelled, text};

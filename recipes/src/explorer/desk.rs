@@ -7,7 +7,6 @@ use std::collections::hash_map::DefaultHasher;
 use std::future::Future;
 use std::hash::{Hash as _, Hasher as _};
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -28,7 +27,7 @@ pub(super) struct Told {
 /// A client between two of its steps.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
-    told: Rc<Vec<Told>>,
+    told: Arc<Vec<Told>>,
     start: Duration,
     /// Two clients of the same number who were told the same have the same.
     pub(super) hash: u64,
@@ -42,7 +41,7 @@ pub(super) type Program<'a> = &'a dyn Fn(Redis) -> Pin<Box<dyn Future<Output = R
 impl Standing {
     /// At the beginning, with what it tells until its first step.
     pub(super) fn begin(program: Program<'_>, name: &'static str, clock: Duration) -> (Self, Vec<Note>) {
-        let standing = Self { told: Rc::default(), start: clock, hash: 0, next: None };
+        let standing = Self { told: Arc::default(), start: clock, hash: 0, next: None };
         standing.go_on(program, name)
     }
 
@@ -52,7 +51,7 @@ impl Standing {
         (self.hash, format!("{told:?}")).hash(&mut hasher);
         let mut all = (*self.told).clone();
         all.push(told);
-        let standing = Self { told: Rc::new(all), start: self.start, hash: hasher.finish(), next: None };
+        let standing = Self { told: Arc::new(all), start: self.start, hash: hasher.finish(), next: None };
         standing.go_on(program, name)
     }
 
@@ -65,7 +64,7 @@ impl Standing {
         let desk = Arc::new(Desk {
             name,
             start: self.start,
-            told: (*self.told).clone(),
+            told: self.told.clone(),
             at: Mutex::new(At { cursor: 0, next: None, tokens: 0, notes: Vec::new() }),
         });
         let mut future = program(Redis::new(desk.clone()));
@@ -83,7 +82,7 @@ impl Standing {
 struct Desk {
     name: &'static str,
     start: Duration,
-    told: Vec<Told>,
+    told: Arc<Vec<Told>>,
     at: Mutex<At>,
 }
 

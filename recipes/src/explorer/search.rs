@@ -1,9 +1,10 @@
 //! The search, by length, and what it finds.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Instant;
 
 use super::event::Event;
-use super::lab::{Contents, Lab};
+use super::lab::{Contents, Lab, STALLED};
 use super::scenario::{Check, Scenario, Subject};
 use super::state::{Broken, Choice, Phase, Stage, State};
 use crate::recipe::Role;
@@ -13,6 +14,8 @@ use crate::recipe::Role;
 pub struct Violation {
     /// What is broken.
     pub check: Check,
+    /// What each client came for.
+    pub roles: Vec<Role>,
     /// What happened, in this order.
     pub events: Vec<Event>,
     /// What was broken before, on the same way: without that it may hold.
@@ -201,10 +204,21 @@ impl Search<'_> {
     fn told(&mut self, check: Check, step: Step) -> Violation {
         let choices = self.choices_to(step);
         let events = self.replay(check, &choices);
-        self.lab.go_straight();
-        let is_confirmed = self.replay(check, &choices) == events;
-        self.lab.go_back();
-        Violation { check, events, follows: None, is_confirmed }
+        let is_confirmed = self.goes_straight(check, &choices, &events);
+        let roles = self.stage.scenario.parts.iter().map(|part| part.role).collect();
+        Violation { check, roles, events, follows: None, is_confirmed }
+    }
+
+    fn goes_straight(&mut self, check: Check, choices: &[Choice], events: &[Event]) -> bool {
+        loop {
+            let began = Instant::now();
+            self.lab.go_straight();
+            let is_same = self.replay(check, choices) == events;
+            self.lab.go_back();
+            if is_same || began.elapsed() < STALLED {
+                return is_same;
+            }
+        }
     }
 
     fn replay(&mut self, check: Check, choices: &[Choice]) -> Vec<Event> {

@@ -4,20 +4,21 @@
 //! It is the protocol that is driven here, not the library around it, which has threads and timers of its own. Local
 //! hand-off needs no step on a server, and has its own tests.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::steps;
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, Kind, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Name, Outcome, Owner, Patience, Release, Reply, Resource, WaitFor,
+    LocalTime, Name, Outcome, Owner, Patience, Release, Reply, Resource, WaitFor, lua,
 };
 use redis::{RedisResult, Value};
 
 use super::plays::plays;
 use crate::explorer::{CLOCK, Fault, MakeClient, NAMES, PROBE, Scenario, Subject};
 use crate::recipe::{Recipe, Role};
-use crate::redis::{Hold, Redis, Said, misuse};
+use crate::redis::{Hold, Redis, Said, Text, misuse};
 
 /// How long a lease runs.
 const TTL: Duration = Duration::from_secs(10);
@@ -68,6 +69,9 @@ impl Own {
     /// What is explored. Whoever comes to see does not wait. `alter` gets each script's text.
     #[must_use]
     pub fn subject(self, alter: Alter) -> Subject {
+        let text = |script| Text::new(&alter(&steps::text(script, CLOCK)));
+        let texts = lua::Script::ALL.map(|script| (script, text(script)));
+        let texts: Arc<HashMap<_, _>> = Arc::new(texts.into());
         let make: MakeClient = Arc::new(move |redis, role, who| {
             let client = ClientId::new(1 + u128::try_from(who).unwrap_or(0));
             let owner = self.has_owners.then(|| Owner::new(NAMES[who]));
@@ -77,7 +81,7 @@ impl Own {
             let own = Own { waits, ..self };
             Box::new(Leasehold {
                 redis,
-                alter,
+                texts: texts.clone(),
                 own,
                 resource,
                 role,
@@ -101,7 +105,8 @@ impl Own {
 
 struct Leasehold {
     redis: Redis,
-    alter: Alter,
+    /// The scripts.
+    texts: Arc<HashMap<lua::Script, Text>>,
     own: Own,
     resource: Resource,
     role: Role,
@@ -121,10 +126,10 @@ impl Leasehold {
     }
 
     async fn say(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
-        let (text, keys, said) = steps::spelled(&self.resource, command, CLOCK);
-        let text = (self.alter)(&text);
+        let (script, keys, said) = steps::spelled(&self.resource, command);
+        let text = self.texts[&script].clone();
         let words: Vec<_> = keys.iter().map(|key| key.as_bytes().to_vec()).chain([said]).collect();
-        let said = Said::Script { text: Arc::from(text), keys: keys.len(), words };
+        let said = Said::Script { text, keys: keys.len(), words };
         let value: Value = self.redis.ask(said, shown(command)).await?;
         steps::answer(command, &value).ok_or_else(|| misuse("no version of the script returns that"))
     }

@@ -5,14 +5,20 @@ use redis::Value;
 
 use super::{keys, script};
 
-/// A command as a script of a server of its own, its keys, and its argument. `clock` is as in [`lua::Script::text`].
+/// The script of a command, its keys, and its argument.
 #[must_use]
-pub fn spelled(resource: &Resource, command: &Command, clock: &str) -> (String, Vec<String>, Vec<u8>) {
+pub fn spelled(resource: &Resource, command: &Command) -> (lua::Script, Vec<String>, Vec<u8>) {
     let (script, said) = script::call(command);
-    let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
     let mut names = Vec::new();
     keys::each_key(resource, |key| names.push(key.to_owned()));
-    (script.text(clock, &channels), names, said)
+    (script, names, said)
+}
+
+/// A script's text, as a server of its own runs it. `clock` is as in [`lua::Script::text`].
+#[must_use]
+pub fn text(script: lua::Script, clock: &str) -> String {
+    let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+    script.text(clock, &channels)
 }
 
 /// What the script of this command returned.
