@@ -1,4 +1,4 @@
-//! Real servers for the tests and the benchmarks, each started for one of them and ended with it.
+//! Real servers for the tests, the benchmarks and the recipes, each started for one of them and ended with it.
 //!
 //! What can't be started panics: a test without its server has failed. Every wait is bounded and panics too.
 //!

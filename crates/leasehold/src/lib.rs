@@ -61,6 +61,8 @@ mod semaphore;
 mod session;
 mod set;
 mod settings;
+#[doc(hidden)]
+pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -16,9 +16,11 @@ use crate::lock::{Lock, Wait};
 use crate::settings::settings;
 use crate::view::Mode;
 
-const READER: u32 = 1;
+/// What a reader weighs.
+pub const READER: u32 = 1;
 const UPGRADABLE: u32 = 1 << 31;
-const WRITER: u32 = u32::MAX;
+/// What a writer weighs, and what the lock bears.
+pub const WRITER: u32 = u32::MAX;
 
 /// What a holder does, by its weight.
 pub(crate) fn mode_of(weight: u32) -> Mode {

@@ -21,6 +21,7 @@ mod link;
 mod route;
 mod script;
 mod sentinel;
+pub(crate) mod steps;
 mod trouble;
 
 use std::collections::BTreeSet;

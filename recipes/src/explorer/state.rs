@@ -1,0 +1,402 @@
+//! One point of an exploration, and the step from it to the next.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher as _};
+use std::rc::Rc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::desk::{Standing, Told};
+use super::event::{Event, in_whole_seconds, shown};
+use super::lab::{Contents, EMPTY, Lab, Start};
+use super::scenario::{Check, Fault, NAMES, PROBE, Part, Scenario, Stay, Subject};
+use crate::recipe::Role;
+use crate::redis::{Note, Op};
+
+/// What the clients' clocks say in the beginning: small, so that people can read it.
+const CLIENTS_START: Duration = Duration::from_secs(100);
+
+/// What happens next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// A client's next step is performed, and it goes on to the one after.
+    Step(usize),
+    /// A client dies.
+    Die(usize),
+    /// So many seconds pass.
+    Pass(u64),
+    /// Something happens to a master.
+    Break(usize),
+}
+
+/// Where a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Phase {
+    Outside,
+    Inside {
+        /// When it began to ask for it: seconds of the lab. Its lease counts from there.
+        since: u64,
+        /// By its own clock.
+        valid_until: Option<Duration>,
+        /// The next step is the first of its release.
+        leaves: bool,
+    },
+    Leaving {
+        since: u64,
+        valid_until: Option<Duration>,
+    },
+    Gone,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    standing: Standing,
+    pub(super) phase: Phase,
+    /// When it began to ask last.
+    asked: u64,
+    mail: Vec<Vec<u8>>,
+    channels: Vec<String>,
+}
+
+impl Client {
+    pub(super) fn is_done(&self) -> bool {
+        self.standing.next.is_none() || self.phase == Phase::Gone
+    }
+}
+
+/// The highest tokens so far. Readers need not be told from each other.
+#[derive(Clone, Copy, Debug, Default, Hash)]
+struct Tokens {
+    readers: Option<u64>,
+    writers: Option<u64>,
+}
+
+impl Tokens {
+    /// Whether the next one is higher than all that it has to be told from.
+    fn rise(&mut self, role: Role, token: u64) -> bool {
+        let before = self.writers.max(self.readers.filter(|_| role == Role::Writer));
+        let own = if role == Role::Writer { &mut self.writers } else { &mut self.readers };
+        *own = (*own).max(Some(token));
+        before < Some(token)
+    }
+}
+
+/// A point of an exploration.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) servers: Vec<Contents>,
+    pub(super) clients: Vec<Rc<Client>>,
+    /// Seconds since the lab began.
+    pub(super) now: u64,
+    passes: u8,
+    pub(super) deaths: u8,
+    breaks: u8,
+    last_tokens: Tokens,
+    /// What the way here broke first: what comes after may follow from it.
+    pub(super) broken: Option<Check>,
+}
+
+/// What a step broke by itself.
+pub(super) type Broken = Vec<Check>;
+
+/// What is explored, in which scenario.
+pub(super) struct Stage<'a> {
+    pub(super) subject: &'a Subject,
+    pub(super) scenario: &'a Scenario,
+}
+
+impl Stage<'_> {
+    pub(super) fn begin(&self) -> State {
+        let clients = (0..self.scenario.parts.len()).map(|who| Rc::new(self.client(who, 0))).collect();
+        State {
+            servers: vec![EMPTY; self.subject.nodes],
+            clients,
+            now: 0,
+            passes: 0,
+            deaths: 0,
+            breaks: 0,
+            last_tokens: Tokens::default(),
+            broken: None,
+        }
+    }
+
+    fn client(&self, who: usize, now: u64) -> Client {
+        let program = self.program(who);
+        let (standing, _) = Standing::begin(&program, NAMES[who], self.clock(who, now));
+        Client { standing, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
+    }
+
+    fn program(
+        &self,
+        who: usize,
+    ) -> impl Fn(crate::redis::Redis) -> std::pin::Pin<Box<dyn Future<Output = redis::RedisResult<()>> + Send>>
+    + use<> {
+        let probe = Part { role: Role::Writer, tries: 1, stay: Stay::Plain };
+        let part = if who == PROBE { probe } else { self.scenario.parts[who] };
+        let owner = if self.scenario.fault == Fault::SameOwner && who != PROBE { 0 } else { who };
+        self.subject.program(part, owner)
+    }
+
+    /// A client's clock. No two read the same, but for a millisecond.
+    pub(super) fn clock(&self, who: usize, now: u64) -> Duration {
+        let is_ahead = self.scenario.fault == Fault::ClocksDiffer && who == 1;
+        let ahead = if is_ahead { self.subject.longest } else { 0 };
+        let own = u64::try_from(who).unwrap_or(0);
+        CLIENTS_START + Duration::from_secs(now + ahead) + Duration::from_millis(own)
+    }
+
+    /// What may happen next.
+    pub(super) fn choices(&self, state: &State) -> Vec<Choice> {
+        let mut choices = Vec::new();
+        for (who, client) in state.clients.iter().enumerate() {
+            let can_step = match &client.standing.next {
+                Some(Op::Receive(until)) => !client.mail.is_empty() || self.clock(who, state.now) >= *until,
+                next => next.is_some(),
+            };
+            if can_step && client.phase != Phase::Gone {
+                choices.push(Choice::Step(who));
+            }
+        }
+        let is_over = state.clients.iter().all(|client| client.is_done());
+        if is_over {
+            return choices;
+        }
+        if state.deaths < self.scenario.most_deaths {
+            let living = state.clients.iter().enumerate().filter(|(_, client)| !client.is_done());
+            choices.extend(living.map(|(who, _)| Choice::Die(who)));
+        }
+        if state.passes < self.scenario.most_passes {
+            choices.extend(self.scenario.passes.iter().map(|seconds| Choice::Pass(*seconds)));
+        }
+        if state.breaks == 0 && matches!(self.scenario.fault, Fault::MasterRestarts | Fault::MasterJumps) {
+            choices.extend((0..state.servers.len()).map(Choice::Break));
+        }
+        choices
+    }
+
+    pub(super) fn next(&self, lab: &mut Lab, state: &State, choice: Choice) -> (State, Event, Broken) {
+        let mut next = state.clone();
+        let happens = |said: String| Event { who: None, said, reply: None, notes: Vec::new() };
+        let event = match choice {
+            Choice::Step(who) => return self.step(lab, next, who),
+            Choice::Die(who) => {
+                let client = Rc::make_mut(&mut next.clients[who]);
+                client.phase = Phase::Gone;
+                client.channels.clear();
+                next.deaths += 1;
+                Event { who: Some(who), ..happens("dies".to_owned()) }
+            }
+            Choice::Pass(seconds) => {
+                self.pass(lab, &mut next, seconds);
+                next.passes += 1;
+                // Who has not begun yet begins later, and has not been late.
+                for who in 0..next.clients.len() {
+                    if next.clients[who].standing.is_fresh() && next.clients[who].phase != Phase::Gone {
+                        next.clients[who] = Rc::new(self.client(who, next.now));
+                    }
+                }
+                happens(format!("{seconds} seconds pass"))
+            }
+            Choice::Break(node) => {
+                next.breaks += 1;
+                let was = next.servers[node];
+                if self.scenario.fault == Fault::MasterRestarts {
+                    next.servers[node] = lab.empty(node);
+                    happens(format!("master {node} restarts without its data"))
+                } else {
+                    let span = self.subject.longest;
+                    next.servers[node] = lab.pass(node, was, span, next.now + span);
+                    happens(format!("the clock of master {node} jumps by {span} seconds"))
+                }
+            }
+        };
+        (next, event, Broken::new())
+    }
+
+    pub(super) fn pass(&self, lab: &mut Lab, state: &mut State, seconds: u64) {
+        state.now += seconds;
+        for (node, contents) in state.servers.iter_mut().enumerate() {
+            *contents = lab.pass(node, *contents, seconds, state.now);
+        }
+    }
+
+    fn step(&self, lab: &mut Lab, mut state: State, who: usize) -> (State, Event, Broken) {
+        let client = Rc::make_mut(&mut state.clients[who]);
+        if let Phase::Inside { since, valid_until, leaves: true } = client.phase {
+            client.phase = Phase::Leaving { since, valid_until };
+        }
+        let op = client.standing.next.take().expect("it has a step to perform");
+        let (said, value) = match op {
+            Op::Subscribe(channel) => {
+                let said = format!("SUBSCRIBE {channel}");
+                client.channels.push(channel);
+                (said, Value::Okay)
+            }
+            Op::Receive(_) if client.mail.is_empty() => ("hears nothing".to_owned(), Value::Nil),
+            Op::Receive(_) => ("hears".to_owned(), Value::BulkString(client.mail.remove(0))),
+            Op::Sleep(_) => ("sleeps".to_owned(), Value::Nil),
+            Op::Ask { node, said, shown } => {
+                let start = self.start(&state, node);
+                let outcome = lab.run(&start, &said);
+                state.servers[node] = outcome.after;
+                for (channel, message) in outcome.messages {
+                    post(&mut state, &channel, &message);
+                }
+                (shown, in_whole_seconds(outcome.reply))
+            }
+        };
+        let reply = Some(shown(&value));
+        let told = Told { value, clock: self.clock(who, state.now) };
+        let client = &mut state.clients[who];
+        let program = self.program(who);
+        let (standing, notes) = client.standing.tell(&program, NAMES[who], told);
+        Rc::make_mut(client).standing = standing;
+        let (notes, broken) = self.heed(&mut state, who, &notes);
+        (state, Event { who: Some(who), said, reply, notes }, broken)
+    }
+
+    fn start(&self, state: &State, node: usize) -> Start {
+        let channels = state.clients.iter().flat_map(|client| client.channels.iter().cloned());
+        let mut channels: Vec<_> = channels.collect();
+        channels.sort();
+        channels.dedup();
+        Start { node, contents: state.servers[node], seconds: state.now, channels }
+    }
+
+    /// Follows what a client tells.
+    fn heed(&self, state: &mut State, who: usize, notes: &[Note]) -> (Vec<String>, Broken) {
+        let (now, mut told, mut broken) = (state.now, Vec::new(), Broken::new());
+        let role = self.role(who);
+        let client = Rc::make_mut(&mut state.clients[who]);
+        for note in notes {
+            match note {
+                Note::Asks => client.asked = now,
+                Note::Holds(hold) => {
+                    let is_new = !matches!(client.phase, Phase::Inside { .. });
+                    let (since, valid_until) = (client.asked, hold.valid_until);
+                    client.phase = Phase::Inside { since, valid_until, leaves: false };
+                    told.push(if is_new {
+                        "holds the lock".to_owned()
+                    } else {
+                        "holds it for longer".to_owned()
+                    });
+                    if is_new && hold.token.is_some_and(|token| !state.last_tokens.rise(role, token)) {
+                        broken.push(Check::Fenced);
+                    }
+                }
+                Note::Lost => {
+                    client.phase = Phase::Outside;
+                    told.push("knows that it has lost it".to_owned());
+                }
+                Note::Leaves => {
+                    if let Phase::Inside { leaves, .. } = &mut client.phase {
+                        *leaves = true;
+                    }
+                }
+                Note::Released(was_found) => {
+                    let Phase::Leaving { since, valid_until } = client.phase else { continue };
+                    client.phase = Phase::Outside;
+                    if !was_found {
+                        told.push("could not release".to_owned());
+                        if self.runs(who, since, now) && self.is_valid(who, valid_until, now) {
+                            broken.push(Check::CanRelease);
+                        }
+                    }
+                }
+                Note::Failed(error) => told.push(format!("fails: {error}")),
+            }
+        }
+        (told, broken)
+    }
+
+    pub(super) fn role(&self, who: usize) -> Role {
+        if who == PROBE { Role::Writer } else { self.scenario.parts[who].role }
+    }
+
+    /// Whether the lease of whoever began to ask for it then still runs.
+    fn runs(&self, who: usize, since: u64, now: u64) -> bool {
+        (self.subject.lease)(self.role(who)).is_none_or(|lease| now < since + lease)
+    }
+
+    /// Whether this client is in the critical section, and its lease runs.
+    pub(super) fn holds_in_time(&self, state: &State, who: usize) -> bool {
+        let Phase::Inside { since, .. } = state.clients[who].phase else { return false };
+        self.believes(state, who) && self.runs(who, since, state.now)
+    }
+
+    /// Whether this client is in the critical section or leaves it, and its lease runs.
+    pub(super) fn has_in_time(&self, state: &State, who: usize) -> bool {
+        match state.clients[who].phase {
+            Phase::Leaving { since, valid_until } => {
+                self.runs(who, since, state.now) && self.is_valid(who, valid_until, state.now)
+            }
+            _ => self.holds_in_time(state, who),
+        }
+    }
+
+    /// Whether this client is in the critical section, as far as it knows.
+    pub(super) fn believes(&self, state: &State, who: usize) -> bool {
+        let Phase::Inside { valid_until, .. } = state.clients[who].phase else { return false };
+        self.is_valid(who, valid_until, state.now)
+    }
+
+    fn is_valid(&self, who: usize, until: Option<Duration>, now: u64) -> bool {
+        until.is_none_or(|until| self.clock(who, now) < until)
+    }
+
+    /// Whether somebody else could take it at once, and what that one did. The others are there, and do nothing.
+    pub(super) fn probe(&self, lab: &mut Lab, state: &State) -> (bool, Vec<Event>) {
+        let mut state = state.clone();
+        state.last_tokens = Tokens::default();
+        while state.clients.len() <= PROBE {
+            let mut client = self.client(PROBE, state.now);
+            client.standing.next = client.standing.next.filter(|_| state.clients.len() == PROBE);
+            state.clients.push(Rc::new(client));
+        }
+        let mut events = Vec::new();
+        while state.clients[PROBE].standing.next.is_some() {
+            let (next, event, _) = self.step(lab, state, PROBE);
+            state = next;
+            events.push(event);
+            if matches!(state.clients[PROBE].phase, Phase::Inside { .. }) {
+                return (true, events);
+            }
+        }
+        (false, events)
+    }
+
+    /// Whether this client, if only it goes on, comes to hold in the try that it is at.
+    pub(super) fn will_hold(&self, lab: &mut Lab, state: &State, who: usize) -> bool {
+        let asked = state.clients[who].asked;
+        let was_outside = state.clients[who].phase == Phase::Outside;
+        let mut state = state.clone();
+        while state.clients[who].phase == Phase::Outside && !state.clients[who].is_done() {
+            let waits = matches!(state.clients[who].standing.next, Some(Op::Receive(_)));
+            if waits && state.clients[who].mail.is_empty() {
+                return false;
+            }
+            (state, _, _) = self.step(lab, state, who);
+        }
+        was_outside && matches!(state.clients[who].phase, Phase::Inside { since, .. } if since == asked)
+    }
+
+    /// Two states with the same number are the same.
+    pub(super) fn number(&self, state: &State) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&state.servers, state.now, state.passes, state.deaths, state.breaks).hash(&mut hasher);
+        (state.last_tokens, state.broken).hash(&mut hasher);
+        for client in &state.clients {
+            (client.standing.hash, client.phase, client.asked, &client.mail).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}
+
+fn post(state: &mut State, channel: &str, message: &[u8]) {
+    for client in &mut state.clients {
+        if client.channels.iter().any(|heard| heard == channel) {
+            Rc::make_mut(client).mail.push(message.to_vec());
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `rw-hash`: one hash with a field for the readers and one for the writer, each with the time of whoever took it.
+
+use std::time::Duration;
+
+use redis::RedisResult;
+
+use crate::recipe::{Recipe, Role, Terms};
+use crate::redis::{Hold, Redis, Script, millis};
+
+/// How long a reader's time counts.
+pub(super) const READ: Duration = Duration::from_secs(1);
+/// How long a writer's time counts.
+pub(super) const WRITE: Duration = Duration::from_secs(3);
+
+/// Times are the clients', in milliseconds.
+const LOCK: Script = Script {
+    name: "lock",
+    text: "local function is_held(field, lease)\n\
+             local since = redis.call('HGET', KEYS[1], field)\n\
+             return since and tonumber(since) + lease > tonumber(ARGV[2])\n\
+           end\n\
+           if is_held('write', 3000) then return 0 end\n\
+           if ARGV[1] == 'write' and is_held('read', 1000) then return 0 end\n\
+           redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])\n\
+           redis.call('EXPIRE', KEYS[1], ARGV[3])\n\
+           return 1",
+};
+
+const UNLOCK: Script = Script {
+    name: "unlock",
+    text: "if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end\n\
+           return redis.call('HDEL', KEYS[1], ARGV[1])",
+};
+
+pub(super) struct RwHash {
+    redis: Redis,
+    terms: Terms,
+    since: String,
+}
+
+impl RwHash {
+    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
+        Self { redis, terms, since: String::new() }
+    }
+
+    fn field(&self) -> &'static str {
+        if self.terms.role == Role::Reader { "read" } else { "write" }
+    }
+}
+
+impl Recipe for RwHash {
+    async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
+        self.since = millis(self.redis.clock());
+        let seconds = self.terms.lease.as_secs().to_string();
+        let args = [self.field(), &self.since, &seconds];
+        let is_locked: bool = self.redis.eval(&LOCK, &[&self.terms.key], &args).await?;
+        Ok(is_locked.then(Hold::default))
+    }
+
+    async fn unlock(&mut self) -> RedisResult<bool> {
+        self.redis.eval(&UNLOCK, &[&self.terms.key], &[self.field(), &self.since]).await
+    }
+}

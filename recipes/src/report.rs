@@ -1,0 +1,300 @@
+//! The page about all recipes, and its pictures: the same, to the last byte, whenever it is written.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use crate::explorer::{Check, Fault, Scenario, Subject};
+use crate::recipes::leasehold::{OWN, Own, unaltered};
+use crate::recipes::{Named, ROWS, Row, Variant};
+use crate::timeline;
+use crate::verdict::{Finding, Verdict, examine};
+
+/// Rows explored at the same time.
+const WORKERS: usize = 2;
+
+/// The files of the report, by their path below `docs`.
+pub type Files = BTreeMap<String, String>;
+
+/// What all explorations came to.
+pub struct Verdicts {
+    /// Of each variant of each recipe, in the order of the table.
+    pub published: Vec<(&'static Row, &'static Variant, Verdict)>,
+    /// Of leasehold's own locks.
+    pub own: Vec<(Own, Verdict)>,
+}
+
+/// Explores everything. `say` hears how far it is.
+pub fn examine_all(say: impl Fn(usize, usize) + Sync) -> Verdicts {
+    let rows = ROWS.iter().flat_map(|row| row.variants.iter().map(move |variant| (row, variant)));
+    let rows: Vec<_> = rows.collect();
+    let published = rows.iter().map(|(row, variant)| (row.subject(variant), row.scenarios()));
+    let jobs: Vec<_> = published.chain(OWN.map(|own| (own.subject(unaltered), own.scenarios()))).collect();
+    let mut verdicts = all(&jobs, say).into_iter();
+    let published =
+        rows.into_iter().zip(&mut verdicts).map(|((row, variant), verdict)| (row, variant, verdict));
+    Verdicts { published: published.collect(), own: OWN.into_iter().zip(verdicts).collect() }
+}
+
+fn all(jobs: &[(Subject, Vec<Scenario>)], say: impl Fn(usize, usize) + Sync) -> Vec<Verdict> {
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let verdicts = Mutex::new(vec![Verdict::default(); jobs.len()]);
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some((subject, scenarios)) = jobs.get(number) else { return };
+            let verdict = examine(subject, scenarios);
+            verdicts.lock().expect("nobody panicked")[number] = verdict;
+            say(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(work);
+        }
+    });
+    verdicts.into_inner().expect("nobody panicked")
+}
+
+/// Writes it down.
+#[must_use]
+pub fn files(verdicts: &Verdicts) -> Files {
+    let mut page = Page::default();
+    for of_row in verdicts.published.chunk_by(|one, next| one.0.id == next.0.id) {
+        page.recipe(of_row[0].0, of_row);
+    }
+    for (own, verdict) in &verdicts.own {
+        page.own(own.id, own.title, verdict);
+    }
+    page.files()
+}
+
+/// Writes them below this folder, and takes away pictures that are none any more.
+///
+/// # Errors
+///
+/// The file system's.
+pub fn write(files: &Files, docs: &Path) -> io::Result<()> {
+    let pictures = docs.join("recipes");
+    if pictures.is_dir() {
+        std::fs::remove_dir_all(&pictures)?;
+    }
+    std::fs::create_dir_all(&pictures)?;
+    files.iter().try_for_each(|(path, text)| std::fs::write(docs.join(path), text))
+}
+
+#[derive(Default)]
+struct Page {
+    /// The table's lines.
+    table: String,
+    sections: String,
+    /// What was found that nobody had told of.
+    untold: String,
+    /// What was told of, and is not so.
+    unfound: String,
+    pictures: Files,
+}
+
+const HEAD: &str = "# The published recipes, and what breaks them
+
+This page is written by `cargo run --release -p recipes -- report`, which runs every recipe as it was published, on a real
+Redis, in every interleaving of the steps of two and of three clients. A client may be late or die between any two of its
+steps; time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a shortest
+schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
+
+```sh
+cargo run --release -p recipes -- list
+cargo run --release -p recipes -- run set-nx-px         # a few clients, step by step, on a Redis of its own
+cargo run --release -p recipes -- explore timestamp-getset --getset-nil failed
+cargo run --release -p recipes -- flash-sale            # what each costs under load
+cargo run --release -p recipes -- lottery
+```
+
+`✓` holds in every schedule. `✗` breaks, and nothing else had to break before. `~` breaks only after something else has. A letter
+says what has to be wrong for it: `c` clocks that differ by more than a lease, `r` a master that restarts without its data,
+`j` a master whose clock jumps, `o` two clients that give the same owner.
+";
+
+const MEANING: &str = "
+What the columns mean:
+
+- **one holder**: two clients are never in the critical section while the leases of both run. A lease counts from when its
+  holder began to ask for it.
+- **knows its end**: whoever is still in the critical section after its lease knows that by its own clock, before another one is
+  in. Even then it may be stopped before its next write, which only fencing tokens can tell.
+- **free again**: when all clients have died, and the longest lease has passed, the lock can be had.
+- **own only**: no step of one client frees what another one holds, or has begun to hold.
+- **can release**: whoever releases before its lease has passed finds its lock.
+- **nothing left**: when nobody has died and all are through, the lock can be had.
+- **fencing**: holders get numbers, and each is higher than all before it.
+";
+
+impl Page {
+    fn recipe(&mut self, row: &Row, verdicts: &[(&Row, &Variant, Verdict)]) {
+        let (_, _, usual) = &verdicts[0];
+        for (_, variant, verdict) in verdicts {
+            self.line(&name(row, variant), verdict, false);
+        }
+        let _ = writeln!(self.sections, "\n## `{}`\n\n- Takes it: {}.", row.id, row.acquire);
+        let _ = writeln!(self.sections, "- Frees it: {}.", row.release);
+        let known: Vec<_> = row.known.iter().map(|named| named.trouble).chain(told(row.remark)).collect();
+        let known = if known.is_empty() { "nothing".to_owned() } else { known.join("; ") };
+        let _ = writeln!(self.sections, "- What is told of it: {known}.");
+        let _ = writeln!(self.sections, "- Instead: {}.", row.answer);
+        for (_, variant, verdict) in verdicts {
+            let own: Vec<_> = verdict.findings.iter().filter(|found| is_new(found, variant, usual)).collect();
+            if !variant.switches.is_empty() {
+                let same =
+                    if own.is_empty() { " breaks what the usual way breaks, and nothing else" } else { "" };
+                let _ = writeln!(
+                    self.sections,
+                    "\n### With `{}`\n\n{}{same}.",
+                    variant.switches,
+                    looked(verdict)
+                );
+            } else {
+                let _ = writeln!(self.sections, "- {}.", looked(verdict));
+            }
+            for finding in own {
+                self.finding(row, variant, finding);
+            }
+            self.compare(row, variant, verdict, usual);
+        }
+    }
+
+    fn finding(&mut self, row: &Row, variant: &Variant, finding: &Finding) {
+        let file = picture_of(row, variant, finding);
+        let check = finding.check();
+        let title = format!("{}: {check}?", name(row, variant));
+        let why = match (finding.violation.follows, finding.fault) {
+            (Some(first), Fault::None) => format!("breaks after this one: {first}"),
+            (Some(first), fault) => format!("breaks {fault}, after this one: {first}"),
+            (None, Fault::None) => "breaks".to_owned(),
+            (None, fault) => format!("breaks {fault}"),
+        };
+        let _ = writeln!(self.sections, "\n**{check}** {why}.\n\n![{title}]({file})");
+        self.pictures.insert(file, timeline::svg(&title, &finding.violation));
+    }
+
+    /// What was told, beside what was found.
+    fn compare(&mut self, row: &Row, variant: &Variant, verdict: &Verdict, usual: &Verdict) {
+        let known = row.known(variant);
+        for named in &known {
+            if !verdict.findings.iter().any(|finding| shows(finding, named)) {
+                let _ = writeln!(self.unfound, "- `{}`: {}.", name(row, variant), named.trouble);
+            }
+        }
+        for finding in verdict.findings.iter().filter(|finding| finding.is_root()) {
+            let is_told = known.iter().any(|named| shows(finding, named));
+            if !is_told && is_new(finding, variant, usual) {
+                let when =
+                    if finding.fault == Fault::None { String::new() } else { format!(", {}", finding.fault) };
+                let file = picture_of(row, variant, finding);
+                let _ = writeln!(
+                    self.untold,
+                    "- `{}` breaks *{}*{when}: [how]({file}).",
+                    name(row, variant),
+                    finding.check()
+                );
+            }
+        }
+    }
+
+    fn own(&mut self, id: &str, title: &str, verdict: &Verdict) {
+        self.line(&format!("leasehold, {title}"), verdict, true);
+        let _ = writeln!(self.sections, "\n## `{id}`: leasehold's {title}\n\n{}.", looked(verdict));
+        for finding in &verdict.findings {
+            let _ = writeln!(self.sections, "\n```text\n{}```", timeline::text(&finding.violation));
+        }
+    }
+
+    fn line(&mut self, name: &str, verdict: &Verdict, is_fenced: bool) {
+        let name = if name.contains('`') { name.to_owned() } else { format!("`{name}`") };
+        let _ = write!(self.table, "| {name} |");
+        for check in Check::ALL {
+            let marks: Vec<_> = verdict.of(check).map(mark).collect();
+            let cell = match (check, marks.is_empty()) {
+                (Check::Fenced, true) if !is_fenced => "none".to_owned(),
+                (_, true) => "✓".to_owned(),
+                _ => marks.join(" "),
+            };
+            let _ = write!(self.table, " {cell} |");
+        }
+        self.table.push('\n');
+    }
+
+    fn files(self) -> Files {
+        let mut page = HEAD.to_owned();
+        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | fencing |\n";
+        page += "|---|---|---|---|---|---|---|---|\n";
+        page += &self.table;
+        page += MEANING;
+        page += "\n## What was found that is not told of them\n\n";
+        page += &self.untold;
+        page += "\n## What is told of them and was not found\n\n";
+        page += if self.unfound.is_empty() {
+            "Nothing: every trouble that a schedule can show was found.\n"
+        } else {
+            &self.unfound
+        };
+        page += &self.sections;
+        let mut files = self.pictures;
+        files.insert("recipes.md".to_owned(), page);
+        files
+    }
+}
+
+fn name(row: &Row, variant: &Variant) -> String {
+    format!("{} {}", row.id, variant.switches).trim_end().to_owned()
+}
+
+fn told(remark: &str) -> Option<&str> {
+    Some(remark).filter(|remark| !remark.is_empty())
+}
+
+/// Whether a variant's finding is not the usual way's as well.
+fn is_new(finding: &Finding, variant: &Variant, usual: &Verdict) -> bool {
+    variant.switches.is_empty() || !usual.findings.iter().any(|known| known.brief() == finding.brief())
+}
+
+fn shows(finding: &Finding, named: &Named) -> bool {
+    finding.check() == named.check && finding.fault == named.fault
+}
+
+fn mark(finding: &Finding) -> String {
+    let sign = if finding.is_root() { "✗" } else { "~" };
+    let letter = match finding.fault {
+        Fault::None => "",
+        Fault::ClocksDiffer => "c",
+        Fault::MasterRestarts => "r",
+        Fault::MasterJumps => "j",
+        Fault::SameOwner => "o",
+    };
+    format!("{sign}{letter}")
+}
+
+fn looked(verdict: &Verdict) -> String {
+    match verdict.bound {
+        None => format!("Every interleaving was run: {} states", verdict.states),
+        Some(bound) => {
+            format!("Every interleaving of up to {bound} events was run: {} states", verdict.states)
+        }
+    }
+}
+
+fn picture_of(row: &Row, variant: &Variant, finding: &Finding) -> String {
+    let switches = variant.switches.replace("--", "").replace(' ', "-");
+    let variant = if switches.is_empty() { String::new() } else { format!("-{switches}") };
+    let mut check = String::new();
+    for c in finding.brief().trim_start_matches('~').replace(' ', "").chars() {
+        if c.is_uppercase() {
+            check.push('-');
+        }
+        check.extend(c.to_lowercase());
+    }
+    format!("recipes/{}{variant}{check}.svg", row.id)
+}

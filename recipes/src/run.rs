@@ -1,0 +1,140 @@
+//! A few clients of one recipe at once, on a real Redis and by real clocks, shown as they go.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold_servers::Server;
+use redis::Value;
+
+use crate::args;
+use crate::explorer::Fault;
+use crate::real::{Process, RealClient, Told, Watch};
+use crate::recipe::{AnyRecipe, Role, Terms, lock, unlock_within};
+use crate::recipes::{self, Row};
+use crate::redis::{Note, Redis};
+
+/// Whatever goes wrong, told at the command line.
+pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The recipe of that name, or which there are.
+///
+/// # Errors
+///
+/// There is none of that name.
+pub fn find(id: &str) -> Outcome<&'static Row> {
+    recipes::find(id).ok_or_else(|| {
+        let names: Vec<_> = recipes::ROWS.iter().map(|row| row.id).collect();
+        format!("no recipe is called '{id}'; there are {}", names.join(", ")).into()
+    })
+}
+
+/// Servers for this recipe, and where they are. They end with what is returned.
+#[must_use]
+pub fn servers(nodes: usize) -> (Vec<Server>, Vec<String>) {
+    let servers: Vec<_> = (0..nodes).map(|_| Server::on_socket()).collect();
+    let urls = servers.iter().map(Server::url).collect();
+    (servers, urls)
+}
+
+/// What a run has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Clients that got the lock.
+    pub got: u32,
+    /// The most that were in the critical section at once, readers counted as one.
+    pub most_inside: u32,
+}
+
+/// Runs it.
+///
+/// # Errors
+///
+/// A name that there is not, an address that can't be used, a server that fails.
+pub async fn run(args: &args::Run) -> Outcome<Summary> {
+    let row = find(&args.which.id)?;
+    let (_servers, urls) = match &args.url {
+        Some(_) if row.nodes > 1 => {
+            return Err(format!("{} needs {} masters: leave out --url", row.id, row.nodes).into());
+        }
+        Some(url) => (Vec::new(), vec![url.clone()]),
+        None => servers(row.nodes),
+    };
+    let process = Process::connect(&urls).await?;
+    let start = Instant::now();
+    let inside = Arc::new(Inside::default());
+    let clients: Vec<_> = (0..args.clients)
+        .map(|number| {
+            let name = char::from(b'A' + number % 26);
+            let redis = Redis::new(Arc::new(RealClient::new(process.clone(), Some(printer(name, start)))));
+            let role = if row.has_readers && number < args.readers { Role::Reader } else { Role::Writer };
+            let mut terms = Terms { role, lease: Duration::from_secs(args.lease), ..Terms::default() };
+            // Whoever shares an owner's name is let in: here nobody does.
+            terms.owner = row.faults.contains(&Fault::SameOwner).then(|| format!("owner-{name}"));
+            args.which.set(&mut terms);
+            let recipe = (row.make)(redis.clone(), terms);
+            let visit = Visit { patience: args.patience(), work: Duration::from_millis(args.work_ms), role };
+            tokio::spawn(visit.go(redis, recipe, inside.clone()))
+        })
+        .collect();
+    let mut got = 0;
+    for client in clients {
+        got += u32::from(client.await??);
+    }
+    Ok(Summary { got, most_inside: inside.most.load(Ordering::SeqCst) })
+}
+
+#[derive(Default)]
+struct Inside {
+    now: AtomicU32,
+    most: AtomicU32,
+}
+
+struct Visit {
+    patience: crate::recipe::Patience,
+    work: Duration,
+    role: Role,
+}
+
+impl Visit {
+    async fn go(self, redis: Redis, mut recipe: Box<dyn AnyRecipe>, inside: Arc<Inside>) -> Outcome<bool> {
+        let Some(hold) = lock(&redis, &mut *recipe, self.patience).await? else { return Ok(false) };
+        redis.note(Note::Holds(hold));
+        let counts = u32::from(self.role == Role::Writer);
+        let now = inside.now.fetch_add(counts, Ordering::SeqCst) + counts;
+        inside.most.fetch_max(now.max(1), Ordering::SeqCst);
+        tokio::time::sleep(self.work).await;
+        inside.now.fetch_sub(counts, Ordering::SeqCst);
+        let found = unlock_within(&redis, &mut *recipe, Duration::from_secs(2)).await?;
+        redis.note(Note::Released(found));
+        Ok(true)
+    }
+}
+
+fn printer(name: char, start: Instant) -> Watch {
+    Box::new(move |told| {
+        let ms = start.elapsed().as_millis();
+        let line = match told {
+            Told::Step(said, answer) => format!("{said} → {}", answered(answer)),
+            Told::Note(Note::Holds(_)) => "▸ holds the lock".to_owned(),
+            Told::Note(Note::Released(true)) => "▸ has released it".to_owned(),
+            Told::Note(Note::Released(false)) => {
+                "▸ could not release: it was not its own any more".to_owned()
+            }
+            Told::Note(_) => return,
+        };
+        println!("{ms:>6} ms  {name}  {line}");
+    })
+}
+
+fn answered(answer: &redis::RedisResult<Value>) -> String {
+    match answer {
+        Err(error) => format!("failed: {error}"),
+        Ok(Value::Nil) => "nil".to_owned(),
+        Ok(Value::Int(number)) => number.to_string(),
+        Ok(Value::Okay) => "OK".to_owned(),
+        Ok(Value::BulkString(bytes)) => format!("\"{}\"", String::from_utf8_lossy(bytes)),
+        Ok(other) => format!("{other:?}"),
+    }
+}
