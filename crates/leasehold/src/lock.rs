@@ -268,6 +268,9 @@ impl Lock {
             &format!("{}:{}", resource.kind, resource.name.as_str()),
             1,
         );
+        // Nothing may be held for longer than the longest that was named.
+        turn.terms.ttl =
+            self.handle.store.longest_ttl().map_or(DEFAULT_TTL, |longest| longest.min(DEFAULT_TTL));
         turn.max_waiters = self.max_waiters;
         turn.about = self.about.clone();
         turn
