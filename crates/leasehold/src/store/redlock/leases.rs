@@ -158,6 +158,11 @@ impl Leases {
         }
     }
 
+    /// Whether it was given back before it was asked for.
+    pub(super) fn is_cancelled(&self, attempt: Acquisition) -> bool {
+        matches!(self.fates().get(&attempt), Some(Fate::Cancelled { .. }))
+    }
+
     /// Whose try this is.
     pub(super) fn attempt_of(&self, acquisition: Acquisition) -> Option<Acquisition> {
         let fates = self.fates();
