@@ -10,8 +10,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::command::{Grant, Reply};
-use crate::time::{LocalTime, StoreTime, drift_margin};
+use crate::command::{Answer, Grant, Reply};
+use crate::time::{LocalTime, drift_margin};
 use crate::token::TokenRange;
 
 /// How many of `nodes` are more than half.
@@ -27,20 +27,20 @@ pub enum Vote {
     Yes(Grant),
     /// Somebody else has it there.
     No,
-    /// Until then the node may have forgotten what it granted, and does not vote.
-    Abstains(StoreTime),
+    /// For so long yet the node may have forgotten what it granted, and does not vote. By its own clock, since clocks differ.
+    Abstains(Duration),
     /// It said nothing in time, or that it can't.
     Failed,
 }
 
 impl Vote {
-    /// The vote that a store's reply is.
+    /// The vote that a store's answer is.
     #[must_use]
-    pub const fn of(reply: &Reply) -> Self {
-        match reply {
+    pub fn of(answer: &Answer) -> Self {
+        match &answer.reply {
             Reply::Granted(grant) => Self::Yes(*grant),
             Reply::Busy | Reply::Queued(_) | Reply::QueueFull => Self::No,
-            Reply::Abstains(until) => Self::Abstains(*until),
+            Reply::Abstains(until) => Self::Abstains(until.since(answer.at)),
             _ => Self::Failed,
         }
     }
@@ -209,20 +209,21 @@ impl Round {
         }
     }
 
-    /// When so many nodes vote again that there may be a quorum, if it is only that which there is none for.
+    /// In how long so many nodes vote again that there may be a quorum, if it is only that which there is none for. Nodes
+    /// that have said nothing yet may still have a vote.
     #[must_use]
-    pub fn votes_from(&self) -> Option<StoreTime> {
-        let mut from: Vec<StoreTime> = self
+    pub fn votes_in(&self) -> Option<Duration> {
+        let mut spans: Vec<Duration> = self
             .votes
             .iter()
             .filter_map(|vote| match vote {
-                Some(Vote::Abstains(until)) => Some(*until),
-                Some(Vote::Yes(_) | Vote::No) => Some(StoreTime::ZERO),
-                _ => None,
+                Some(Vote::Abstains(span)) => Some(*span),
+                Some(Vote::Yes(_) | Vote::No) | None => Some(Duration::ZERO),
+                Some(Vote::Failed) => None,
             })
             .collect();
-        from.sort_unstable();
-        from.get(self.quorum() - 1).copied().filter(|from| *from > StoreTime::ZERO)
+        spans.sort_unstable();
+        spans.get(self.quorum() - 1).copied().filter(|span| !span.is_zero())
     }
 }
 

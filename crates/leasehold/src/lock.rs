@@ -271,6 +271,9 @@ impl Lock {
         let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
         // The first of those who wait has the turn.
         turn.max_waiters = self.max_waiters.saturating_sub(1);
+        // Nothing may be held for longer than the longest that was named.
+        let longest = self.handle.store.longest_ttl().unwrap_or(DEFAULT_TTL);
+        turn.terms.ttl = longest.min(DEFAULT_TTL);
         turn.about = self.about.clone();
         Some(turn)
     }

@@ -12,7 +12,9 @@
 if KEYS[3] then
   local longest = struct.unpack('>d', ARGV[3])
   local life, born = string.sub(ARGV[3], 9), redis.call('GET', KEYS[3])
-  local since = born and string.sub(born, 9) == life and struct.unpack('>d', born)
+  -- A client that may not ask which life it is believes the others, who can't agree with it about that.
+  local is_same = born and (life == '' or string.sub(born, 9) == life)
+  local since = is_same and struct.unpack('>d', born)
   -- Later than now: its clock was set back.
   if not since or since > now then
     since = now

@@ -1,6 +1,7 @@
 //! Every combination of answers of one to seven nodes, in several orders.
 
 use super::*;
+use crate::time::StoreTime;
 use crate::token::Token;
 
 const LASTS: Duration = Duration::from_secs(10);
@@ -71,7 +72,7 @@ fn is_same(found: Verdict, expected: Verdict) -> bool {
 
 #[test]
 fn every_combination_of_answers_has_its_verdict_and_no_later_answer_changes_it() {
-    let each = [yes(5), Vote::No, Vote::Failed, Vote::Abstains(StoreTime::from_micros(9))];
+    let each = [yes(5), Vote::No, Vote::Failed, Vote::Abstains(Duration::from_micros(9))];
     for nodes in 1..=7 {
         each_list(&each, nodes, &mut |votes| {
             for order in orders(nodes) {
@@ -234,18 +235,37 @@ fn a_grant_that_took_as_long_as_it_lasts_is_none() {
 
 #[test]
 fn whoever_abstains_is_waited_for_if_that_helps() {
-    let abstains = |micros| Vote::Abstains(StoreTime::from_micros(micros));
-    let from = |votes: [Vote; 3]| {
+    let abstains = |micros| Vote::Abstains(Duration::from_micros(micros));
+    let within = |votes: [Vote; 3]| {
         let mut round = Round::new(3, true, at(0));
         for (node, vote) in votes.into_iter().enumerate() {
             round.handle_vote(node, vote);
         }
         assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
-        round.votes_from().map(StoreTime::as_micros)
+        round.votes_in().map(|span| span.as_micros())
     };
-    assert_eq!(from([abstains(7), abstains(9), abstains(8)]), Some(8));
-    assert_eq!(from([abstains(7), yes(5), abstains(9)]), Some(7));
-    assert_eq!(from([abstains(7), Vote::Failed, Vote::Failed]), None);
+    assert_eq!(within([abstains(7), abstains(9), abstains(8)]), Some(8));
+    assert_eq!(within([abstains(7), yes(5), abstains(9)]), Some(7));
+    assert_eq!(within([abstains(7), Vote::Failed, Vote::Failed]), None);
+}
+
+#[test]
+fn whoever_has_said_nothing_yet_may_make_up_a_quorum_with_those_who_abstain() {
+    let mut round = Round::new(5, true, at(0));
+    round.handle_vote(0, Vote::Failed);
+    for (node, micros) in [(1, 7), (2, 9)] {
+        assert_eq!(round.poll_verdict(at(1)), None);
+        round.handle_vote(node, Vote::Abstains(Duration::from_micros(micros)));
+    }
+    assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
+    assert_eq!(round.votes_in(), Some(Duration::from_micros(7)));
+}
+
+#[test]
+fn how_long_a_node_abstains_is_told_by_its_own_clock() {
+    let at = |micros| StoreTime::from_micros(micros);
+    let vote = Vote::of(&Answer { at: at(40), reply: Reply::Abstains(at(100)) });
+    assert_eq!(vote, Vote::Abstains(Duration::from_micros(60)));
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(super) struct Lanes {
     durable: tokio::sync::Mutex<Option<MultiplexedConnection>>,
     client: redis::Client,
     /// Which server this is, and which of its lives; empty where that may not be asked.
-    life: String,
+    life: Arc<str>,
     /// The hash slots of a cluster whose inboxes are heard here, by the server's word.
     slots: Mutex<HashSet<u16>>,
     /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
@@ -74,7 +74,7 @@ impl Lanes {
             caller,
             durable: tokio::sync::Mutex::new(None),
             client,
-            life,
+            life: life.into(),
             slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
         }
@@ -85,7 +85,7 @@ impl Lanes {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
     }
 
-    pub(super) fn life(&self) -> &str {
+    pub(super) fn life(&self) -> &Arc<str> {
         &self.life
     }
 

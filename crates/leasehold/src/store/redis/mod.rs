@@ -194,10 +194,10 @@ impl Redis {
     }
 
     /// Which server this is, and which of its lives, if it is there and that may be asked.
-    pub(crate) fn life(&self) -> Option<String> {
+    pub(crate) fn life(&self) -> Option<Arc<str>> {
         match &*self.nodes {
             Nodes::Server { link, .. } => {
-                link.lanes_now().map(|lanes| lanes.life().to_owned()).filter(|life| !life.is_empty())
+                link.lanes_now().map(|lanes| lanes.life().clone()).filter(|life| !life.is_empty())
             }
             Nodes::Cluster { .. } => None,
         }

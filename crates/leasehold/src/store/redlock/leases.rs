@@ -32,6 +32,22 @@ pub(super) struct Try {
     pub(super) unanswered: Vec<u32>,
 }
 
+impl Try {
+    fn new(resource: Arc<Resource>, wanted: Arc<Acquire>, acquisition: Acquisition, nodes: usize) -> Self {
+        Self {
+            resource,
+            acquisition,
+            tries: 0,
+            wanted,
+            token: None,
+            partial_since: None,
+            granted_by: Vec::new(),
+            is_revoked: false,
+            unanswered: vec![0; nodes],
+        }
+    }
+}
+
 /// What became of an attempt.
 enum Fate {
     /// Nothing is at the nodes; so many tries have come to nothing.
@@ -114,19 +130,21 @@ impl Leases {
         };
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
         let acquisition = Acquisition { client: self.client, sequence };
-        let under = Try {
-            resource: resource.clone(),
-            acquisition,
-            tries,
-            wanted: wanted.clone(),
-            token: None,
-            partial_since: None,
-            granted_by: Vec::new(),
-            is_revoked: false,
-            unanswered: vec![1; self.nodes],
-        };
+        let mut under = Try::new(resource.clone(), wanted.clone(), acquisition, self.nodes);
+        under.tries = tries;
+        under.unanswered = vec![1; self.nodes];
         fates.put(wanted.acquisition, Some(Fate::Under(under)));
         Some(acquisition)
+    }
+
+    /// A try that is not under way any more.
+    pub(super) fn past(
+        &self,
+        resource: Arc<Resource>,
+        wanted: Arc<Acquire>,
+        acquisition: Acquisition,
+    ) -> Try {
+        Try::new(resource, wanted, acquisition, self.nodes)
     }
 
     /// One more node is asked for a lease that the others gave; not if it is over.
@@ -214,6 +232,11 @@ impl Leases {
     /// The attempt or its lease is given back. `until` says how long it stays known that it was, if that may be needed.
     pub(super) fn give_back(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<Try> {
         self.fates().put(attempt, until.map(|until| Fate::Cancelled { until }))
+    }
+
+    /// Whether it was given back before it was asked for.
+    pub(super) fn is_cancelled(&self, attempt: Acquisition) -> bool {
+        matches!(self.fates().by_attempt.get(&attempt), Some(Fate::Cancelled { .. }))
     }
 
     /// Whose try this is.

@@ -17,7 +17,6 @@ mod node;
 mod rounds;
 mod view;
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,6 +26,7 @@ use leasehold_core::{
     Acquisition, Answer, ClientId, Command, Failure, Kind, LocalTime, Push, PushKind, Reply, Resource,
     StoreTime, quorum_of,
 };
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -75,12 +75,12 @@ struct Quorum {
     /// The longest ttl, where nodes abstain after they may have forgotten something.
     longest_ttl: Option<Duration>,
     inbox: Weak<dyn Inbox>,
+    /// The client's own.
+    runtime: Handle,
     /// Some node may not have heard of a release.
     in_debt: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
     young_until: AtomicU64,
-    /// The client's own.
-    runtime: tokio::runtime::Handle,
 }
 
 /// What one node tells this client unasked.
@@ -96,7 +96,7 @@ impl Redlock {
         url: &RedlockUrl,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
-        caller: Option<tokio::runtime::Handle>,
+        caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
         let mut failed = None;
         let quorum = Arc::new_cyclic(|quorum: &Weak<Quorum>| {
@@ -119,9 +119,9 @@ impl Redlock {
                 node_limit: url.node_limit,
                 longest_ttl: url.longest_ttl,
                 inbox,
+                runtime: Handle::current(),
                 in_debt: Notify::new(),
                 young_until: AtomicU64::new(0),
-                runtime: tokio::runtime::Handle::current(),
             }
         });
         if let Some(error) = failed {
@@ -163,15 +163,24 @@ impl Quorum {
                 format!("{there} of {nodes} nodes are there, {needed} are needed: {}", errors.join("; "));
             return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
         }
-        let mut lives = HashSet::new();
-        for node in &self.nodes {
-            let life = node.store.life();
-            if life.is_some_and(|life| !lives.insert(life)) {
-                let what = "it is the same server as another one of the nodes, whose votes would count twice";
+        for (node, double) in self.nodes.iter().zip(self.doubles()) {
+            if let Some(what) = double {
                 return Err(Error::new(ErrorKind::Invalid, format!("{url}: {}: {what}", node.name)));
             }
         }
         Ok(())
+    }
+
+    /// By node: what is wrong with it where it is the same server as one before it. That may turn out at any time, since nodes
+    /// may come later, or lead elsewhere when they are connected anew.
+    fn doubles(&self) -> Vec<Option<String>> {
+        let lives: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.life()).collect();
+        let double = |index: usize| {
+            let first = lives[..index].iter().position(|life| life.is_some() && *life == lives[index])?;
+            let first = &self.nodes[first].name;
+            Some(format!("it is the same server as {first}, whose votes would count twice"))
+        };
+        (0..lives.len()).map(double).collect()
     }
 
     /// Repeats what nodes have not answered, until they have or it does not matter any more.
@@ -388,3 +397,6 @@ impl Store for Redlock {
         self.quorum.nodes.iter().flat_map(|node| node.warnings()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

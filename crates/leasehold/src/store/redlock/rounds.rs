@@ -24,6 +24,12 @@ pub(super) const TOMBSTONE: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// Whoever is told that nodes abstain, and for how long, looks again a little later than that.
+const ABSTAINED: Duration = Duration::from_millis(5);
+
+/// For so much longer it counts as the nodes' youth if there is no quorum: what failed for that is given back first.
+const YOUTH_REMEMBERED: Duration = Duration::from_secs(5);
+
 /// What a node answered to what it was asked.
 enum Heard {
     Voted(Answered),
@@ -45,7 +51,16 @@ impl Quorum {
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
         let hearing = Hearing::new();
-        for node in 0..self.nodes.len() {
+        let mut round = Round::new(self.nodes.len(), self.is_fenced, sent_at);
+        let mut said = vec![None; self.nodes.len()];
+        let doubles = self.doubles();
+        for (node, double) in doubles.into_iter().enumerate() {
+            if double.is_some() {
+                self.leases.answered(attempt, acquisition, node);
+                round.handle_vote(node, Vote::Failed);
+                said[node] = double;
+                continue;
+            }
             hearing.push(self.ask_for_vote(
                 node,
                 attempt,
@@ -59,9 +74,9 @@ impl Quorum {
             resource: resource.clone(),
             acquisition,
             ttl: wanted.ttl,
-            round: Round::new(self.nodes.len(), self.is_fenced, sent_at),
+            round,
             hearing,
-            said: vec![None; self.nodes.len()],
+            said,
         };
         let verdict = asking.until_decided().await;
         let Asking { round, hearing, said, .. } = asking;
@@ -70,7 +85,7 @@ impl Quorum {
         match verdict {
             Verdict::Granted(grant) => {
                 if !self.leases.granted(attempt, acquisition, grant.tokens.first) {
-                    return answer(now, Reply::Cancelled);
+                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
                 }
                 // What comes late is kept: the lease does not have to stand on a bare quorum.
                 hear_out(hearing);
@@ -83,7 +98,7 @@ impl Quorum {
             }
             Verdict::Busy => {
                 let Some(known) = self.leases.failed(attempt, acquisition, goes_on) else {
-                    return answer(now, Reply::Cancelled);
+                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
                 };
                 self.give_back_all(&known, &round).await;
                 if !goes_on {
@@ -94,7 +109,7 @@ impl Quorum {
             Verdict::NoQuorum | Verdict::TooLate => {
                 let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
                 let Some(known) = self.leases.failed(attempt, acquisition, votes_in.is_some()) else {
-                    return answer(now, Reply::Cancelled);
+                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
                 };
                 self.give_back_all(&known, &round).await;
                 if let Some(votes_in) = votes_in {
@@ -158,12 +173,28 @@ impl Quorum {
 
     /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
     fn votes_in(&self, round: &Round, now: LocalTime) -> Option<Duration> {
-        let from = round.votes_from()?;
-        // By the clocks of nodes that agree about the time, more or less.
-        let clock = self.nodes.iter().filter_map(|node| node.clock(now)).max()?;
-        let votes_in = from.since(clock) + Duration::from_millis(5);
-        self.young_until.store((now + votes_in).as_micros(), Ordering::Relaxed);
+        let votes_in = round.votes_in()? + ABSTAINED;
+        self.young_until.store((now + votes_in + YOUTH_REMEMBERED).as_micros(), Ordering::Relaxed);
         Some(votes_in)
+    }
+
+    /// The try came to an end while this round of it was under way: by the caller, or by another round where this one was
+    /// taken for lost. What it was granted is given back.
+    async fn overtaken(
+        self: &Arc<Self>,
+        resource: &Arc<Resource>,
+        wanted: &Arc<Acquire>,
+        acquisition: Acquisition,
+        round: &Round,
+    ) -> Answered {
+        let attempt = wanted.acquisition;
+        let known = self.leases.past(resource.clone(), wanted.clone(), acquisition);
+        self.give_back_all(&known, round).await;
+        if self.leases.is_cancelled(attempt) {
+            return answer(clock::local(), Reply::Cancelled);
+        }
+        let message = "it was asked for once more meanwhile".to_owned();
+        Err(StoreError { failure: Failure::Unknown, message })
     }
 
     /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
@@ -187,7 +218,8 @@ impl Quorum {
             }
         }
         if !unheard.is_empty() {
-            tokio::spawn(unheard.for_each(|_| async {}));
+            // Not by the caller's runtime, which may end, or stand still, before it comes to that.
+            self.runtime.spawn(unheard.for_each(|_| async {}));
         }
         let limit = sleep(self.limit(ttl));
         let all = async { while granted.next().await.is_some() {} };
@@ -252,14 +284,20 @@ impl Quorum {
         let shortest = asked.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let mut words: Vec<Words> = asked.iter().map(|_| Words::new(self.nodes.len())).collect();
         let mut hearing = FuturesUnordered::new();
+        let mut errors = self.doubles();
         for (node, to) in self.nodes.iter().enumerate() {
+            if errors[node].is_some() {
+                words.iter_mut().for_each(|words| words.handle_word(node, Word::Failed));
+                continue;
+            }
             let call = to.clone().call(commands.clone(), None);
             hearing.push(async move { (node, call.await) });
         }
         let mut limit = pin!(sleep(self.limit(shortest)));
-        let mut errors: Vec<Option<String>> = vec![None; self.nodes.len()];
         while words.iter().any(|words| words.poll_tally().is_none()) {
             tokio::select! {
+                // What is there counts, even if the whole process stood still until the time was over.
+                biased;
                 Some((node, answers)) = hearing.next() => {
                     for (words, answered) in words.iter_mut().zip(&answers) {
                         words.handle_word(node, word_of(answered));
@@ -342,6 +380,7 @@ impl Quorum {
                 break tally;
             }
             tokio::select! {
+                biased;
                 Some((node, word)) = hearing.next() => words.handle_word(node, word),
                 () = &mut limit => words.handle_timeout(),
             }
@@ -390,6 +429,7 @@ impl Asking {
                 return verdict;
             }
             tokio::select! {
+                biased;
                 Some((node, heard)) = self.hearing.next() => self.hear(node, heard),
                 () = &mut late => self.round.handle_timeout(),
             }
@@ -406,7 +446,7 @@ impl Asking {
     fn hear(&mut self, node: usize, heard: Heard) {
         match heard {
             Heard::Voted(answered) => {
-                let vote = answered.as_ref().map_or(Vote::Failed, |answer| Vote::of(&answer.reply));
+                let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
                 self.said[node] = match &answered {
                     Err(error) => Some(error.message.clone()),
                     Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),

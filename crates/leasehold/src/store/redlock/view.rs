@@ -19,6 +19,9 @@ use crate::store::{Answered, Store as _, StoreError};
 /// How long a node may take when somebody looks.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
+/// Said of a node that had no time to answer.
+const NOT_WAITED_FOR: &str = "not waited for, since the others had decided already";
+
 impl Quorum {
     /// Who holds it, as far as a quorum may have granted it: nodes that do not answer may have.
     pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> Answered {
@@ -162,7 +165,8 @@ impl Quorum {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"
                         .to_owned()
                 }
-                Some(Vote::Failed) | None => said.clone().unwrap_or_else(|| "too slow".to_owned()),
+                Some(Vote::Failed) => said.clone().unwrap_or_else(|| "too slow".to_owned()),
+                None => NOT_WAITED_FOR.to_owned(),
             };
             parts.push(format!("{}: {what}", node.name));
         }
@@ -187,7 +191,8 @@ impl Quorum {
                     continue;
                 }
                 Some(Word::NotHeld) => "does not have the lease (any more)",
-                Some(Word::Failed) | None => error.as_deref().unwrap_or("too slow"),
+                Some(Word::Failed) => error.as_deref().unwrap_or("too slow"),
+                None => NOT_WAITED_FOR,
             };
             parts.push(format!("{}: {what}", node.name));
         }

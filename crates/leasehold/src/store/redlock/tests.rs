@@ -1,0 +1,157 @@
+//! What only somebody who asks the quorum itself can do: two rounds of one attempt at the same time, as when the first is taken
+//! for lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Push, Release, Reply, Resource, WaitFor,
+};
+use leasehold_servers::{Server, until};
+
+use super::{Quorum, Redlock};
+use crate::store::{Inbox, Store as _};
+use crate::url::StoreUrl;
+
+/// Nobody listens.
+struct Deaf;
+
+impl Inbox for Deaf {
+    fn deliver(&self, _push: Push) {}
+
+    fn reconnected(&self, _concerns: &dyn Fn(&Resource) -> bool) {}
+}
+
+/// One of several clients of the same servers.
+struct Lab {
+    client: ClientId,
+    redlock: Arc<Redlock>,
+    resource: Arc<Resource>,
+    _inbox: Arc<dyn Inbox>,
+}
+
+impl Lab {
+    async fn new(servers: &[Server], client: u128) -> Self {
+        let nodes: Vec<String> = servers.iter().map(Server::url).collect();
+        let StoreUrl::Redlock(url) =
+            StoreUrl::parse(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" "))).unwrap()
+        else {
+            panic!("it is one")
+        };
+        let inbox: Arc<dyn Inbox> = Arc::new(Deaf);
+        let client = ClientId::new(client);
+        let redlock = Redlock::open(&url, client, Arc::downgrade(&inbox), None).await.unwrap();
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        Self { client, redlock, resource, _inbox: inbox }
+    }
+
+    fn quorum(&self) -> &Arc<Quorum> {
+        &self.redlock.quorum
+    }
+
+    fn attempt(&self, sequence: u64) -> Acquisition {
+        Acquisition { client: self.client, sequence }
+    }
+
+    fn wanted(&self, sequence: u64) -> Arc<Acquire> {
+        Arc::new(Acquire {
+            acquisition: self.attempt(sequence),
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            // Nothing goes by itself.
+            ttl: Duration::from_secs(600),
+            reserve: 0,
+            wait: Some(WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 9 }),
+            replaces: None,
+            metadata: "".into(),
+        })
+    }
+
+    async fn ask(&self, sequence: u64) -> Result<Reply, Failure> {
+        let answered = self.quorum().acquire(self.resource.clone(), self.wanted(sequence)).await;
+        answered.map(|answer| answer.reply).map_err(|error| error.failure)
+    }
+
+    async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
+        let release = Release { acquisition: self.attempt(sequence), at_least: Duration::ZERO, tombstone };
+        self.quorum().release(self.resource.clone(), release).await.unwrap().reply
+    }
+
+    /// At how many nodes somebody holds it.
+    async fn holding(&self) -> usize {
+        let mut count = 0;
+        for node in &self.quorum().nodes {
+            let answers = node.store.call(vec![(self.resource.clone(), Command::Inspect)]).await;
+            let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
+                panic!("{answers:?}")
+            };
+            count += view.holders.len();
+        }
+        count
+    }
+}
+
+fn servers() -> Vec<Server> {
+    (0..3).map(|_| Server::on_port()).collect()
+}
+
+#[tokio::test]
+async fn a_round_that_is_overtaken_by_another_one_of_its_attempt_does_not_end_the_attempt() {
+    let servers = servers();
+    let (holder, waiter) = (Lab::new(&servers, 1).await, Lab::new(&servers, 2).await);
+    assert!(matches!(holder.ask(1).await, Ok(Reply::Granted(_))));
+    let (one, other) = futures_util::future::join(waiter.ask(1), waiter.ask(1)).await;
+    let mut said = [one, other].map(|answer| match answer {
+        Ok(Reply::Queued(_)) => "tries again in a while",
+        Err(Failure::Unknown) => "is asked once more",
+        other => panic!("{other:?}"),
+    });
+    said.sort_unstable();
+    assert_eq!(said, ["is asked once more", "tries again in a while"]);
+    assert_eq!(holder.release(1, Duration::ZERO).await, Reply::Released);
+    assert!(matches!(waiter.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(waiter.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || waiter.holding().await == 0).await;
+}
+
+#[tokio::test]
+async fn two_rounds_that_are_both_granted_are_one_lease() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    let (one, other) = futures_util::future::join(lab.ask(1), lab.ask(1)).await;
+    assert!(matches!((one, other), (Ok(Reply::Granted(_)), Ok(Reply::Granted(_)))));
+    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || lab.holding().await == 0).await;
+}
+
+#[tokio::test]
+async fn what_was_given_back_before_it_was_asked_for_is_not_granted_any_more() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    assert_eq!(lab.release(1, Duration::from_secs(60)).await, Reply::NotHeld);
+    assert_eq!(lab.ask(1).await, Ok(Reply::Cancelled));
+    assert_eq!(lab.holding().await, 0);
+}
+
+#[tokio::test]
+async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    let tombstone = Duration::from_secs(60);
+    for sequence in 1..=20 {
+        let give_back = async {
+            for _ in 0..sequence {
+                tokio::task::yield_now().await;
+            }
+            lab.release(sequence, tombstone).await
+        };
+        let (answer, _) = futures_util::future::join(lab.ask(sequence), give_back).await;
+        assert!(matches!(answer, Ok(Reply::Cancelled | Reply::Granted(_))), "{answer:?}");
+        until(async || lab.holding().await == 0).await;
+    }
+    // Nor are they remembered for longer than they must.
+    let long_after = crate::clock::local() + 2 * tombstone;
+    lab.quorum().leases.sweep(long_after);
+    assert!(!lab.quorum().leases.is_to_be_swept());
+}

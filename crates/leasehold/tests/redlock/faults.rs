@@ -1,0 +1,177 @@
+//! Any minority gone, frozen or slow; then more than that.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+use leasehold_servers::{Pauses, undisturbed, until};
+
+use crate::nodes::{Nodes, holds};
+
+/// Slow nodes take 2 s, and one that does not answer is given up after 1 s: whoever waits for either takes longer than this.
+const SOON: Duration = Duration::from_millis(800);
+
+/// Takes locks without waiting for those nodes that fail.
+async fn is_taken_at_once(client: &Client) {
+    undisturbed(SOON / 4, async || {
+        for number in 0..5 {
+            let began = Instant::now();
+            let guard = client.mutex(format!("a{number}")).try_lock().await.unwrap().expect("nobody has it");
+            let took = began.elapsed();
+            guard.release().await.unwrap();
+            if began.elapsed() > SOON {
+                return Err(format!("taken in {took:?}, given back by {:?}", began.elapsed()));
+            }
+        }
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_of_five_that_are_killed_are_not_missed_and_come_back_empty_to_a_lease_that_is_held() {
+    let mut nodes = Nodes::start(5);
+    let client = nodes.client().await;
+    is_taken_at_once(&client).await;
+    nodes.stop([1, 3]);
+    is_taken_at_once(&client).await;
+    is_taken_at_once(&nodes.client().await).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let others = client.mutex("b").lock().await.unwrap();
+    nodes.start_again([1, 3]);
+    until(async || nodes.holding("a").await == 5).await;
+    assert!(guard.is_held() && others.is_held());
+    // What comes to hold the lease knows its token.
+    for server in &nodes.0 {
+        let single = Client::connect(&server.url()).await.unwrap();
+        assert!(single.mutex("a").inspect().await.unwrap().last_token.unwrap() >= guard.token());
+    }
+    guard.release().await.unwrap();
+    others.release().await.unwrap();
+    until(async || nodes.holding("a").await + nodes.holding("b").await == 0).await;
+}
+
+#[tokio::test]
+async fn two_of_five_that_are_frozen_are_not_waited_for_and_are_told_what_they_missed() {
+    let nodes = Nodes::start(5);
+    let client = nodes.client().await;
+    let before = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    until(async || nodes.holding("a").await == 5).await;
+    for node in [0, 4] {
+        nodes.0[node].signal("STOP");
+    }
+    is_taken_at_once(&client).await;
+    is_taken_at_once(&nodes.client().await).await;
+    before.release().await.unwrap();
+    let after = client.mutex("b").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    for node in [0, 4] {
+        nodes.0[node].signal("CONT");
+    }
+    until(async || nodes.holding("a").await == 0).await;
+    until(async || {
+        after.renew().await.unwrap();
+        nodes.holding("b").await == 5
+    })
+    .await;
+    after.release().await.unwrap();
+    until(async || nodes.holding("b").await == 0).await;
+}
+
+#[tokio::test]
+async fn two_of_five_that_are_slow_are_not_waited_for() {
+    let nodes = Nodes::start(5);
+    let (client, proxies) = nodes.client_through_proxies(3, "").await;
+    is_taken_at_once(&client).await;
+    for proxy in &proxies {
+        proxy.delay_replies(Duration::from_secs(2));
+    }
+    is_taken_at_once(&client).await;
+    for proxy in &proxies {
+        proxy.delay_requests(Duration::from_secs(2));
+        proxy.delay_replies(Duration::ZERO);
+    }
+    is_taken_at_once(&client).await;
+    for proxy in &proxies {
+        proxy.delay_requests(Duration::ZERO);
+        proxy.cut();
+    }
+    let guard = client.mutex("a").lock().await.unwrap();
+    until(async || {
+        guard.renew().await.unwrap();
+        nodes.holding("a").await == 5
+    })
+    .await;
+    guard.release().await.unwrap();
+    for number in 0..5 {
+        until(async || nodes.holding(&format!("a{number}")).await == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn without_a_quorum_it_is_said_which_node_said_what_and_nothing_is_left() {
+    let mut nodes = Nodes::start(5);
+    let client = nodes.client().await;
+    let held = client.mutex("h").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    nodes.stop([0, 1]);
+    nodes.0[2].signal("STOP");
+    let began = Instant::now();
+    let pauses = Pauses::watch();
+    for attempt in 0..4 {
+        let mutex = client.mutex("a").ttl(Duration::from_secs(600));
+        let error = match attempt % 2 {
+            0 => mutex.try_lock().await.unwrap_err(),
+            _ => mutex.lock().await.unwrap_err(),
+        };
+        let said = error.to_string();
+        assert!(error.is_unavailable() && said.contains("no quorum: 2 of 5 nodes answered"), "{said}");
+        for server in &nodes.0 {
+            assert!(said.contains(&server.port().to_string()), "{said} does not name {}", server.port());
+        }
+    }
+    // Each within the time that a node is given to answer.
+    assert!(began.elapsed() < Duration::from_secs(20) + 8 * pauses.longest(), "{:?}", began.elapsed());
+    for node in [3, 4] {
+        until(async || !holds(&nodes.0[node], "a").await).await;
+    }
+    // Nobody knows that it is lost, and nothing of it is given back.
+    let error = held.renew().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("2 of 5 nodes renewed it"), "{error}");
+    assert!(held.is_held() && holds(&nodes.0[3], "h").await);
+    nodes.0[2].signal("CONT");
+    until(async || held.renew().await.is_ok()).await;
+    until(async || !holds(&nodes.0[2], "a").await).await;
+    nodes.start_again([0, 1]);
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+#[tokio::test]
+async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
+    let mut nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(1)).lock().await.unwrap();
+    nodes.stop([0, 1]);
+    let began = Instant::now();
+    assert_eq!(guard.lost().await, leasehold::Loss::Expired);
+    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(guard.release().await.is_err());
+}
+
+#[tokio::test]
+async fn tokens_rise_while_one_after_the_other_is_started_again_empty() {
+    let mut nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    let mut last = None;
+    for round in 0..9 {
+        let mut taken = None;
+        until(async || {
+            taken = client.mutex("a").try_lock().await.ok().flatten();
+            taken.is_some()
+        })
+        .await;
+        let guard = taken.unwrap();
+        assert!(Some(guard.token()) > last, "{} is not above {last:?}", guard.token());
+        last = Some(guard.token());
+        drop(guard);
+        nodes.stop([round % 3]);
+        nodes.start_again([round % 3]);
+    }
+}

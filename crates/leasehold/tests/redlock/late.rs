@@ -1,0 +1,127 @@
+//! Answers that come after the outcome is certain, and callers that don't wait for it.
+
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold_servers::{Server, until};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::nodes::{Nodes, has_granted, holds};
+
+/// Later than the others, and soon enough to be heard.
+const LATE: Duration = Duration::from_millis(300);
+
+#[tokio::test]
+async fn a_node_that_grants_it_late_keeps_it_is_renewed_and_gives_it_back() {
+    let nodes = Nodes::start(3);
+    let (client, proxies) = nodes.client_through_proxies(2, "").await;
+    until_connected(&client, &nodes.0[2]).await;
+    proxies[0].delay_requests(LATE);
+    let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    until(async || holds(&nodes.0[2], "a").await).await;
+    let single = Client::connect(&nodes.0[2].url()).await.unwrap();
+    // For longer than what was granted.
+    until(async || {
+        let view = single.mutex("a").inspect().await.unwrap();
+        view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
+    })
+    .await;
+    assert!(guard.is_held() && holds(&nodes.0[2], "a").await);
+    guard.release().await.unwrap();
+    until(async || nodes.holding("a").await == 0).await;
+}
+
+#[tokio::test]
+async fn what_a_node_grants_to_an_attempt_that_failed_is_given_back() {
+    let nodes = Nodes::start(3);
+    let (client, proxies) = nodes.client_through_proxies(2, "").await;
+    until_connected(&client, &nodes.0[2]).await;
+    let mut singles = Vec::new();
+    for (name, server) in [("a", 0), ("a", 1), ("b", 0), ("b", 1)] {
+        let single = Client::connect(&nodes.0[server].url()).await.unwrap();
+        singles.push(single.mutex(name).lock().await.unwrap());
+    }
+    let is_left = async |name: &str| {
+        // Long enough that it does not go by itself.
+        let mutex = client.mutex(name).ttl(Duration::from_secs(600));
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        until(async || has_granted(&nodes.0[2], name).await).await;
+        until(async || !holds(&nodes.0[2], name).await).await;
+    };
+    proxies[0].delay_replies(LATE);
+    is_left("a").await;
+    proxies[0].delay_replies(Duration::ZERO);
+    proxies[0].delay_requests(LATE);
+    is_left("b").await;
+}
+
+#[test]
+fn what_a_node_grants_late_is_given_back_though_the_caller_s_runtime_has_ended() {
+    let nodes = Nodes::start(3);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (own, other) = (runtime(), runtime());
+    let (_client, _proxies, _singles) = own.block_on(async {
+        let (client, proxies) = nodes.client_through_proxies(2, "").await;
+        until_connected(&client, &nodes.0[2]).await;
+        let mut singles = Vec::new();
+        for server in &nodes.0[..2] {
+            let single = Client::connect(&server.url()).await.unwrap();
+            singles.push(single.mutex("a").lock().await.unwrap());
+        }
+        proxies[0].delay_replies(LATE);
+        let mutex = client.mutex("a").ttl(Duration::from_secs(600));
+        assert!(mutex.try_lock().await.unwrap().is_none());
+        (client, proxies, singles)
+    });
+    drop(own);
+    other.block_on(async {
+        until(async || has_granted(&nodes.0[2], "a").await).await;
+        until(async || !holds(&nodes.0[2], "a").await).await;
+    });
+}
+
+/// A node that is not connected yet is not asked.
+async fn until_connected(client: &Client, node: &Server) {
+    until(async || {
+        client.mutex("connected").lock().await.unwrap().release().await.unwrap();
+        has_granted(node, "connected").await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn futures_that_are_dropped_at_any_point_leave_nothing_at_any_node() {
+    const NAMES: [&str; 2] = ["a", "b"];
+    let nodes = Nodes::start(5);
+    let (one, proxies) = nodes.client_through_proxies(3, "").await;
+    let other = nodes.client().await;
+    proxies[0].delay_requests(Duration::from_millis(7));
+    proxies[1].delay_replies(Duration::from_millis(25));
+    let mut tasks = JoinSet::new();
+    for number in 0..120_u64 {
+        let client = if number % 2 == 0 { one.clone() } else { other.clone() };
+        tasks.spawn(async move {
+            // Longer than the test waits: nothing goes by itself.
+            let name = NAMES[usize::try_from(number / 2 % 2).unwrap()];
+            let mutex = client.mutex(name).ttl(Duration::from_secs(600));
+            let patience = Duration::from_micros(number * 397 % 40_000);
+            let _ = timeout(patience, async {
+                let guard =
+                    if number % 3 == 0 { mutex.try_lock().await } else { mutex.lock().await.map(Some) };
+                if let Ok(Some(guard)) = guard {
+                    let _ = guard.release().await;
+                }
+            })
+            .await;
+        });
+        if number % 8 == 7 {
+            while tasks.join_next().await.is_some() {}
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+    for name in NAMES {
+        until(async || nodes.holding(name).await + nodes.in_turn(name) == 0).await;
+        other.mutex(name).lock().await.unwrap().release().await.unwrap();
+    }
+}

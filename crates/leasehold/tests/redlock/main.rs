@@ -1,0 +1,180 @@
+//! Several servers that vote: what holds while any minority of them fails, and what is said when more do.
+
+mod faults;
+mod late;
+mod nodes;
+mod restarts;
+mod ways;
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
+use leasehold_servers::until;
+use nodes::{Nodes, holds};
+
+#[tokio::test]
+async fn a_lock_is_taken_at_all_nodes_and_given_back_at_all() {
+    let nodes = Nodes::start(5);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let guard = one.mutex("a").lock().await.unwrap();
+    until(async || nodes.holding("a").await == 5).await;
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    let token = guard.token();
+    guard.release().await.unwrap();
+    until(async || nodes.holding("a").await == 0).await;
+    let guard = other.mutex("a").try_lock().await.unwrap().unwrap();
+    assert!(guard.token() > token);
+}
+
+#[tokio::test]
+async fn whoever_waits_gets_it_when_it_is_given_back() {
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let guard = one.mutex("a").lock().await.unwrap();
+    let waiter = tokio::spawn(async move { other.mutex("a").lock().await.map(|guard| guard.token()) });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiter.is_finished());
+    let token = guard.token();
+    let began = Instant::now();
+    guard.release().await.unwrap();
+    assert!(waiter.await.unwrap().unwrap() > token);
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn kinds_that_do_not_compose_with_a_quorum_are_refused() {
+    let nodes = Nodes::start(1);
+    let client = nodes.client().await;
+    let is_refused = |error: Error| error.is_unsupported() && error.to_string().contains("quorum");
+    assert!(is_refused(client.semaphore("a", 2).acquire(1).await.unwrap_err()));
+    assert!(is_refused(client.rw_lock("a").read().await.unwrap_err()));
+    assert!(is_refused(client.latch("a", 1).wait().await.unwrap_err()));
+    assert!(is_refused(client.reentrant("a", "me").lock().await.unwrap_err()));
+    client.election("a").campaign().await.unwrap().release().await.unwrap();
+    let redlock = Redlock::builder().node(nodes.0[0].url()).connect().await.unwrap();
+    redlock.mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn two_clients_that_name_the_nodes_in_another_order_exclude_each_other_and_wait_in_one_queue() {
+    let nodes = Nodes::start(3);
+    let mut reversed: Vec<String> = nodes.urls();
+    reversed.reverse();
+    let one = nodes.client().await;
+    let other = Client::connect(&format!("redlock:{}", reversed.join(" "))).await.unwrap();
+    let guard = one.mutex("a").lock().await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    let waiting: Vec<_> = [one, other]
+        .map(|client| tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await }))
+        .into();
+    until(async || nodes.in_turn("a") == 1).await;
+    assert_eq!(nodes.0.iter().map(|server| usize::from(nodes::has_queue(server, "a"))).sum::<usize>(), 1);
+    guard.release().await.unwrap();
+    for waiter in waiting {
+        waiter.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_has_a_turn_also_where_the_longest_ttl_is_short() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client_with("longest_ttl_ms=2000").await;
+    let mutex = client.mutex("a").ttl(Duration::from_secs(2));
+    let guard = mutex.lock().await.unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
+    until(async || nodes.in_turn("a") == 1).await;
+    guard.release().await.unwrap();
+    waiting.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_within_a_lock_a_set_an_election_and_a_period_need_nothing_else() {
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let tasks = [one.clone(), other.clone()].map(|client| {
+        tokio::spawn(async move {
+            for _ in 0..5 {
+                let outer = client.mutex("a").lock().await.unwrap();
+                // The names of queues are nobody's but the queues'.
+                let inner = client.mutex("mutex:a").lock().await.unwrap();
+                let set = MutexSet::new([client.mutex("c"), client.mutex("b")]).lock().await.unwrap();
+                set.release().await.unwrap();
+                inner.release().await.unwrap();
+                outer.release().await.unwrap();
+            }
+        })
+    });
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let leader = one.election("a").campaign().await.unwrap();
+    assert!(other.election("a").try_campaign().await.unwrap().is_none());
+    // A node that granted it after the quorum may have given it a higher one.
+    assert!(other.election("a").leader().await.unwrap().unwrap().token >= leader.token());
+    let period = Duration::from_secs(600);
+    one.once_per("p", period).start().await.unwrap().unwrap().release().await.unwrap();
+    assert!(other.once_per("p", period).start().await.unwrap().is_none());
+}
+
+#[test]
+fn it_needs_no_runtime_of_the_caller_s_and_outlasts_one_that_ends() {
+    let nodes = Nodes::start(3);
+    let client = blocking::Client::connect(&nodes.url()).unwrap();
+    client.mutex("a").lock().unwrap().release().unwrap();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let own = runtime();
+    let (client, guard) = own.block_on(async {
+        let client = nodes.client().await;
+        let guard = client.mutex("b").ttl(Duration::from_secs(2)).lock().await.unwrap();
+        (client, guard)
+    });
+    drop(own);
+    // Longer than its ttl: the client's own thread renews it.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2_500) {
+        assert!(guard.is_held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    runtime().block_on(async {
+        guard.release().await.unwrap();
+        client.mutex("b").lock().await.unwrap().release().await.unwrap();
+        assert_eq!(nodes.holding("b").await, 0);
+    });
+}
+
+#[tokio::test]
+async fn closing_ends_whoever_waits_and_leaves_nothing() {
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let guard = one.mutex("a").lock().await.unwrap();
+    let held = other.mutex("b").lock().await.unwrap();
+    let waiter = {
+        let other = other.clone();
+        tokio::spawn(async move { other.mutex("a").lock().await.map(drop) })
+    };
+    until(async || nodes.in_turn("a") == 1).await;
+    other.close().await.unwrap();
+    assert!(waiter.await.unwrap().is_err());
+    assert_eq!(held.lost().await, Loss::Closed);
+    guard.release().await.unwrap();
+    until(async || nodes.holding("a").await + nodes.holding("b").await + nodes.in_turn("a") == 0).await;
+}
+
+#[tokio::test]
+async fn what_is_taken_away_is_lost_and_given_back_at_nodes_that_kept_it() {
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let guard = one.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    until(async || nodes.holding("a").await == 3).await;
+    nodes.0[2].signal("STOP");
+    assert_eq!(other.mutex("a").force_release().await.unwrap().len(), 1);
+    assert_eq!(guard.lost().await, Loss::Gone);
+    assert!(other.mutex("a").inspect().await.unwrap().holders.is_empty(), "no quorum has granted it");
+    nodes.0[2].signal("CONT");
+    assert!(holds(&nodes.0[2], "a").await);
+    drop(guard);
+    until(async || !holds(&nodes.0[2], "a").await).await;
+    let guard = one.mutex("a").lock().await.unwrap();
+    assert_eq!(other.mutex("a").force_release().await.unwrap().len(), 1);
+    assert_eq!(guard.lost().await, Loss::Gone);
+}

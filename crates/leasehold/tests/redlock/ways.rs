@@ -1,0 +1,108 @@
+//! Each node reached in its own way, and what is wrong with the ways.
+
+use leasehold::{Client, Redlock, RedlockBuilder};
+use leasehold_servers::{Certificates, Proxy, Sentinels, Server, until};
+
+use crate::nodes::url;
+
+#[tokio::test]
+async fn nodes_by_tls_with_passwords_of_their_own_and_behind_sentinels_vote_together() {
+    let files = Certificates::new();
+    let encrypted = Server::builder().tls(&files.server, &files.authority).password("first").start();
+    let plain = Server::builder().password("second").start();
+    let mut sentinels = Sentinels::start();
+    let nodes = [
+        format!("{}?ca={}", encrypted.url(), files.authority.display()),
+        plain.url(),
+        sentinels.url(Sentinels::SERVICE),
+    ];
+    let client = Client::connect(&url(&nodes, "")).await.unwrap();
+    let redlock = nodes.iter().fold(Redlock::builder(), RedlockBuilder::node).connect().await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    assert!(redlock.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    // One group's failover is a minority's.
+    sentinels.kill_master();
+    let guard = redlock.mutex("a").lock().await.unwrap();
+    guard.release().await.unwrap();
+    until(async || {
+        let single = Client::connect(&nodes[2]).await;
+        single.is_ok() && client.mutex("a").try_lock().await.is_ok_and(|taken| taken.is_some())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn errors_name_each_node_and_no_password() {
+    let servers: Vec<Server> =
+        ["right0", "right1", "right2"].map(|word| Server::builder().password(word).start()).into();
+    let nodes: Vec<String> = servers.iter().map(|server| server.url().replace("right", "s3cret")).collect();
+    let error = Client::connect(&url(&nodes, "")).await.unwrap_err();
+    assert!(error.is_unavailable());
+    let mut said = vec![format!("{error} {error:?}")];
+    // One of them is right about its password, and that is not enough.
+    let nodes = [servers[0].url(), nodes[1].clone(), nodes[2].clone()];
+    said.push(format!("{:?}", Client::connect(&url(&nodes, "")).await.unwrap_err()));
+    let builder = nodes.iter().fold(Redlock::builder(), RedlockBuilder::node);
+    said.push(format!("{builder:?} {:?}", builder.clone().connect().await.unwrap_err()));
+    // A quorum is right, and is changed later.
+    let nodes = [servers[0].url(), servers[1].url(), nodes[2].clone()];
+    let client = Client::connect(&url(&nodes, "")).await.unwrap();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    servers[0].run(&["CONFIG", "SET", "requirepass", "n3w"]);
+    let mut admin = admin_of(&servers[0]);
+    for what in ["normal", "pubsub"] {
+        let _: i64 = redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg(what).query(&mut admin).unwrap();
+    }
+    let mut last = String::new();
+    until(async || {
+        last = client
+            .mutex("a")
+            .try_lock()
+            .await
+            .map_or_else(|error| format!("{error} {error:?}"), |_| String::new());
+        last.contains("no quorum")
+    })
+    .await;
+    said.push(last);
+    for said in &said {
+        assert!(!said.contains("s3cret") && !said.contains("right") && !said.contains("n3w"), "{said}");
+    }
+    for server in &servers {
+        assert!(
+            said.iter().all(|said| said.contains("3 nodes") || said.contains(&server.port().to_string())),
+            "{said:?}"
+        );
+    }
+}
+
+fn admin_of(server: &Server) -> redis::Connection {
+    let url = format!("redis+unix://{}?pass=n3w", server.socket().display());
+    redis::Client::open(url).unwrap().get_connection().unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_is_named_twice_has_one_vote_whenever_that_turns_out() {
+    let (one, mut other) = (Server::on_port(), Server::on_port());
+    let nodes = [one.url(), one.socket_url(), other.url()];
+    let connected = Client::connect(&url(&nodes, "")).await;
+    // Two of the three may be heard of first that are not the same.
+    if let Err(error) = &connected {
+        assert!(error.is_invalid() && error.to_string().contains("the same server"), "{error}");
+    }
+    let proxy = Proxy::before(&one);
+    proxy.refuse(true);
+    let client = Client::connect(&url(&[one.url(), proxy.url(), other.url()], "")).await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    other.stop();
+    proxy.refuse(false);
+    until(async || {
+        let error = client.mutex("b").try_lock().await.expect_err("one server is no quorum of three");
+        error.to_string().contains("the same server")
+    })
+    .await;
+    let error = guard.renew().await.unwrap_err();
+    assert!(error.to_string().contains("of 3 nodes renewed it"), "{error}");
+    other.start();
+    until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
+}
