@@ -110,9 +110,9 @@ schedule, and each was run once more straight through on an empty server, with t
 cargo run --release -p recipes -- list
 cargo run --release -p recipes -- run set-nx-px         # a few clients, step by step, on a Redis of its own
 cargo run --release -p recipes -- explore timestamp-getset --getset-nil failed
-cargo run --release -p recipes -- flash-sale            # what each costs under load
-cargo run --release -p recipes -- lottery
 ```
+
+What they cost under load is in [recipes-under-load.md](recipes-under-load.md).
 
 `✓` holds in every schedule. `✗` breaks, and nothing else had to break before. `~` breaks only after something else has. A letter
 says what has to be wrong for it: `c` clocks that differ by more than a lease, `r` a master that restarts without its data,

@@ -325,7 +325,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         known: &[named("reader A deletes reader B's key", Check::FreesOnlyOwn)],
-        remark: "keys on different cluster nodes",
+        remark: "keys on different cluster nodes: no script and no transaction can have both",
         answer: "`RwLock`: each reader has a lease of its own, in one table under one hash tag",
         variants: TWO_KEYS,
         has_readers: true,
