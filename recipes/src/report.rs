@@ -68,7 +68,7 @@ pub fn files(verdicts: &Verdicts) -> Files {
         page.recipe(of_row[0].0, of_row);
     }
     for (own, verdict) in &verdicts.own {
-        page.own(own.id, own.title, verdict);
+        page.own(*own, verdict);
     }
     page.files()
 }
@@ -130,6 +130,8 @@ What the columns mean:
 - **own only**: no step of one client frees what another one holds, or has begun to hold.
 - **can release**: whoever releases before its lease has passed finds its lock.
 - **nothing left**: when nobody has died and all are through, the lock can be had.
+- **gets word**: nobody waits for word while nobody holds, nobody has died, and nobody is about to do anything. Most recipes don't
+  wait, and ask again and again.
 - **fencing**: holders get numbers, and each is higher than all before it.
 ";
 
@@ -137,7 +139,7 @@ impl Page {
     fn recipe(&mut self, row: &Row, verdicts: &[(&Row, &Variant, Verdict)]) {
         let (_, _, usual) = &verdicts[0];
         for (_, variant, verdict) in verdicts {
-            self.line(&name(row, variant), verdict, false);
+            self.line(&name(row, variant), verdict, false, row.waits);
         }
         let _ = writeln!(self.sections, "\n## `{}`\n\n- Takes it: {}.", row.id, row.acquire);
         let _ = writeln!(self.sections, "- Frees it: {}.", row.release);
@@ -204,21 +206,23 @@ impl Page {
         }
     }
 
-    fn own(&mut self, id: &str, title: &str, verdict: &Verdict) {
-        self.line(&format!("leasehold, {title}"), verdict, true);
+    fn own(&mut self, own: Own, verdict: &Verdict) {
+        let Own { id, title, waits, .. } = own;
+        self.line(&format!("leasehold, {title}"), verdict, true, waits);
         let _ = writeln!(self.sections, "\n## `{id}`: leasehold's {title}\n\n{}.", looked(verdict));
         for finding in &verdict.findings {
             let _ = writeln!(self.sections, "\n```text\n{}```", timeline::text(&finding.violation));
         }
     }
 
-    fn line(&mut self, name: &str, verdict: &Verdict, is_fenced: bool) {
+    fn line(&mut self, name: &str, verdict: &Verdict, is_fenced: bool, waits: bool) {
         let name = if name.contains('`') { name.to_owned() } else { format!("`{name}`") };
         let _ = write!(self.table, "| {name} |");
         for check in Check::ALL {
             let marks: Vec<_> = verdict.of(check).map(mark).collect();
             let cell = match (check, marks.is_empty()) {
                 (Check::Fenced, true) if !is_fenced => "none".to_owned(),
+                (Check::Woken, true) if !waits => "asks".to_owned(),
                 (_, true) => "✓".to_owned(),
                 _ => marks.join(" "),
             };
@@ -229,8 +233,8 @@ impl Page {
 
     fn files(self) -> Files {
         let mut page = HEAD.to_owned();
-        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | fencing |\n";
-        page += "|---|---|---|---|---|---|---|---|\n";
+        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | gets word | fencing |\n";
+        page += "|---|---|---|---|---|---|---|---|---|\n";
         page += &self.table;
         page += MEANING;
         page += "\n## What was found that is not told of them\n\n";
