@@ -102,9 +102,10 @@ struct Page {
 const HEAD: &str = "# The published recipes, and what breaks them
 
 This page is written by `cargo run --release -p recipes -- report`, which runs every recipe as it was published, on a real
-Redis, in every interleaving of the steps of two and of three clients. A client may be late or die between any two of its
-steps; time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a shortest
-schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
+Redis, in every interleaving of the steps of two and of three clients. Any of them may be late before any of its steps. Of two
+clients each tries twice, one may die between two steps, and time may pass twice; of three each tries once, and time may pass once. All
+may die at any moment. Time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a
+shortest schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
 
 ```sh
 cargo run --release -p recipes -- list
