@@ -92,8 +92,8 @@ struct Page {
     /// The table's lines.
     table: String,
     sections: String,
-    /// What was found that nobody had told of.
-    untold: String,
+    /// What was found that nobody had told of: what breaks, and where.
+    untold: BTreeMap<(Check, Fault), Vec<String>>,
     /// What was told of, and is not so.
     unfound: String,
     pictures: Files,
@@ -151,8 +151,11 @@ impl Page {
         for (_, variant, verdict) in verdicts {
             let own: Vec<_> = verdict.findings.iter().filter(|found| is_new(found, variant, usual)).collect();
             if !variant.switches.is_empty() {
-                let same =
-                    if own.is_empty() { " breaks what the usual way breaks, and nothing else" } else { "" };
+                let same = if own.is_empty() {
+                    "; it breaks what the usual way breaks, and nothing else"
+                } else {
+                    ""
+                };
                 let _ = writeln!(
                     self.sections,
                     "\n### With `{}`\n\n{}{same}.",
@@ -160,7 +163,8 @@ impl Page {
                     looked(verdict)
                 );
             } else {
-                let _ = writeln!(self.sections, "- {}.", looked(verdict));
+                let holds = holding(verdict, row.waits);
+                let _ = writeln!(self.sections, "- What holds: {holds}.\n- {}.", looked(verdict));
             }
             for finding in own {
                 self.finding(row, variant, finding);
@@ -194,15 +198,8 @@ impl Page {
         for finding in verdict.findings.iter().filter(|finding| finding.is_root()) {
             let is_told = known.iter().any(|named| shows(finding, named));
             if !is_told && is_new(finding, variant, usual) {
-                let when =
-                    if finding.fault == Fault::None { String::new() } else { format!(", {}", finding.fault) };
-                let file = picture_of(row, variant, finding);
-                let _ = writeln!(
-                    self.untold,
-                    "- `{}` breaks *{}*{when}: [how]({file}).",
-                    name(row, variant),
-                    finding.check()
-                );
+                let link = format!("[`{}`]({})", name(row, variant), picture_of(row, variant, finding));
+                self.untold.entry((finding.check(), finding.fault)).or_default().push(link);
             }
         }
     }
@@ -239,7 +236,10 @@ impl Page {
         page += &self.table;
         page += MEANING;
         page += "\n## What was found that is not told of them\n\n";
-        page += &self.untold;
+        for ((check, fault), links) in &self.untold {
+            let when = if *fault == Fault::None { String::new() } else { format!(", {fault}") };
+            let _ = writeln!(page, "- *{check}* breaks{when}: {}.", links.join(", "));
+        }
         page += "\n## What is told of them and was not found\n\n";
         page += if self.unfound.is_empty() {
             "Nothing: every trouble that a schedule can show was found.\n"
@@ -280,6 +280,12 @@ fn mark(finding: &Finding) -> String {
         Fault::SameOwner => "o",
     };
     format!("{sign}{letter}")
+}
+
+fn holding(verdict: &Verdict, waits: bool) -> String {
+    let applies = |check: &Check| *check != Check::Fenced && (waits || *check != Check::Woken);
+    let holds = Check::ALL.into_iter().filter(applies).filter(|check| verdict.of(*check).next().is_none());
+    holds.map(|check| check.to_string()).collect::<Vec<_>>().join("; ")
 }
 
 fn looked(verdict: &Verdict) -> String {
