@@ -68,7 +68,7 @@ pub fn files(verdicts: &Verdicts) -> Files {
         page.recipe(of_row[0].0, of_row);
     }
     for (own, verdict) in &verdicts.own {
-        page.own(own.id, own.title, verdict);
+        page.own(*own, verdict);
     }
     page.files()
 }
@@ -92,8 +92,8 @@ struct Page {
     /// The table's lines.
     table: String,
     sections: String,
-    /// What was found that nobody had told of.
-    untold: String,
+    /// What was found that nobody had told of: what breaks, and where.
+    untold: BTreeMap<(Check, Fault), Vec<String>>,
     /// What was told of, and is not so.
     unfound: String,
     pictures: Files,
@@ -102,17 +102,18 @@ struct Page {
 const HEAD: &str = "# The published recipes, and what breaks them
 
 This page is written by `cargo run --release -p recipes -- report`, which runs every recipe as it was published, on a real
-Redis, in every interleaving of the steps of two and of three clients. A client may be late or die between any two of its
-steps; time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a shortest
-schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
+Redis, in every interleaving of the steps of two and of three clients. Any of them may be late before any of its steps. Of two
+clients each tries twice, one may die between two steps, and time may pass twice; of three each tries once, and time may pass once. All
+may die at any moment. Time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a
+shortest schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
 
 ```sh
 cargo run --release -p recipes -- list
 cargo run --release -p recipes -- run set-nx-px         # a few clients, step by step, on a Redis of its own
 cargo run --release -p recipes -- explore timestamp-getset --getset-nil failed
-cargo run --release -p recipes -- flash-sale            # what each costs under load
-cargo run --release -p recipes -- lottery
 ```
+
+What they cost under load is in [recipes-under-load.md](recipes-under-load.md).
 
 `✓` holds in every schedule. `✗` breaks, and nothing else had to break before. `~` breaks only after something else has. A letter
 says what has to be wrong for it: `c` clocks that differ by more than a lease, `r` a master that restarts without its data,
@@ -130,6 +131,8 @@ What the columns mean:
 - **own only**: no step of one client frees what another one holds, or has begun to hold.
 - **can release**: whoever releases before its lease has passed finds its lock.
 - **nothing left**: when nobody has died and all are through, the lock can be had.
+- **gets word**: nobody waits for word while nobody holds, nobody has died, and nobody is about to do anything. Most recipes don't
+  wait, and ask again and again.
 - **fencing**: holders get numbers, and each is higher than all before it.
 ";
 
@@ -137,7 +140,7 @@ impl Page {
     fn recipe(&mut self, row: &Row, verdicts: &[(&Row, &Variant, Verdict)]) {
         let (_, _, usual) = &verdicts[0];
         for (_, variant, verdict) in verdicts {
-            self.line(&name(row, variant), verdict, false);
+            self.line(&name(row, variant), verdict, false, row.waits);
         }
         let _ = writeln!(self.sections, "\n## `{}`\n\n- Takes it: {}.", row.id, row.acquire);
         let _ = writeln!(self.sections, "- Frees it: {}.", row.release);
@@ -148,8 +151,11 @@ impl Page {
         for (_, variant, verdict) in verdicts {
             let own: Vec<_> = verdict.findings.iter().filter(|found| is_new(found, variant, usual)).collect();
             if !variant.switches.is_empty() {
-                let same =
-                    if own.is_empty() { " breaks what the usual way breaks, and nothing else" } else { "" };
+                let same = if own.is_empty() {
+                    "; it breaks what the usual way breaks, and nothing else"
+                } else {
+                    ""
+                };
                 let _ = writeln!(
                     self.sections,
                     "\n### With `{}`\n\n{}{same}.",
@@ -157,7 +163,8 @@ impl Page {
                     looked(verdict)
                 );
             } else {
-                let _ = writeln!(self.sections, "- {}.", looked(verdict));
+                let holds = holding(verdict, row.waits);
+                let _ = writeln!(self.sections, "- What holds: {holds}.\n- {}.", looked(verdict));
             }
             for finding in own {
                 self.finding(row, variant, finding);
@@ -191,34 +198,29 @@ impl Page {
         for finding in verdict.findings.iter().filter(|finding| finding.is_root()) {
             let is_told = known.iter().any(|named| shows(finding, named));
             if !is_told && is_new(finding, variant, usual) {
-                let when =
-                    if finding.fault == Fault::None { String::new() } else { format!(", {}", finding.fault) };
-                let file = picture_of(row, variant, finding);
-                let _ = writeln!(
-                    self.untold,
-                    "- `{}` breaks *{}*{when}: [how]({file}).",
-                    name(row, variant),
-                    finding.check()
-                );
+                let link = format!("[`{}`]({})", name(row, variant), picture_of(row, variant, finding));
+                self.untold.entry((finding.check(), finding.fault)).or_default().push(link);
             }
         }
     }
 
-    fn own(&mut self, id: &str, title: &str, verdict: &Verdict) {
-        self.line(&format!("leasehold, {title}"), verdict, true);
+    fn own(&mut self, own: Own, verdict: &Verdict) {
+        let Own { id, title, waits, .. } = own;
+        self.line(&format!("leasehold, {title}"), verdict, true, waits);
         let _ = writeln!(self.sections, "\n## `{id}`: leasehold's {title}\n\n{}.", looked(verdict));
         for finding in &verdict.findings {
             let _ = writeln!(self.sections, "\n```text\n{}```", timeline::text(&finding.violation));
         }
     }
 
-    fn line(&mut self, name: &str, verdict: &Verdict, is_fenced: bool) {
+    fn line(&mut self, name: &str, verdict: &Verdict, is_fenced: bool, waits: bool) {
         let name = if name.contains('`') { name.to_owned() } else { format!("`{name}`") };
         let _ = write!(self.table, "| {name} |");
         for check in Check::ALL {
             let marks: Vec<_> = verdict.of(check).map(mark).collect();
             let cell = match (check, marks.is_empty()) {
                 (Check::Fenced, true) if !is_fenced => "none".to_owned(),
+                (Check::Woken, true) if !waits => "asks".to_owned(),
                 (_, true) => "✓".to_owned(),
                 _ => marks.join(" "),
             };
@@ -229,12 +231,15 @@ impl Page {
 
     fn files(self) -> Files {
         let mut page = HEAD.to_owned();
-        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | fencing |\n";
-        page += "|---|---|---|---|---|---|---|---|\n";
+        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | gets word | fencing |\n";
+        page += "|---|---|---|---|---|---|---|---|---|\n";
         page += &self.table;
         page += MEANING;
         page += "\n## What was found that is not told of them\n\n";
-        page += &self.untold;
+        for ((check, fault), links) in &self.untold {
+            let when = if *fault == Fault::None { String::new() } else { format!(", {fault}") };
+            let _ = writeln!(page, "- *{check}* breaks{when}: {}.", links.join(", "));
+        }
         page += "\n## What is told of them and was not found\n\n";
         page += if self.unfound.is_empty() {
             "Nothing: every trouble that a schedule can show was found.\n"
@@ -275,6 +280,12 @@ fn mark(finding: &Finding) -> String {
         Fault::SameOwner => "o",
     };
     format!("{sign}{letter}")
+}
+
+fn holding(verdict: &Verdict, waits: bool) -> String {
+    let applies = |check: &Check| *check != Check::Fenced && (waits || *check != Check::Woken);
+    let holds = Check::ALL.into_iter().filter(applies).filter(|check| verdict.of(*check).next().is_none());
+    holds.map(|check| check.to_string()).collect::<Vec<_>>().join("; ")
 }
 
 fn looked(verdict: &Verdict) -> String {

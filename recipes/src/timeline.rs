@@ -20,6 +20,7 @@ pub fn ending(check: Check) -> &'static str {
         Check::FreesOnlyOwn => "That freed what another client holds: somebody else gets it at once.",
         Check::CanRelease => "Its lease still runs, and what it holds can't be released.",
         Check::NothingLeft => "Nobody holds it, nobody has died, and nobody can have it.",
+        Check::Woken => "Nobody holds it, and yet somebody waits for word.",
         Check::Fenced => "The token does not rise.",
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use recipes::explorer::Check;
-use recipes::recipes::leasehold::{OWN, releasing_anything};
+use recipes::recipes::leasehold::{OWN, releasing_anything, telling_nobody};
 use recipes::recipes::{ROWS, Row, Variant};
 use recipes::report::{self, Verdicts, examine_all};
 use recipes::verdict::{Finding, Verdict, examine};
@@ -124,6 +124,13 @@ fn a_release_of_leasehold_s_that_does_not_compare_is_caught() {
         let verdict = examine(&own.subject(releasing_anything), &own.scenarios());
         assert!(verdict.of(Check::FreesOnlyOwn).any(Finding::is_root), "{}", own.id);
     }
+}
+
+#[test]
+fn a_grant_of_leasehold_s_that_is_told_to_nobody_is_caught() {
+    let own = OWN[0];
+    let verdict = examine(&own.subject(telling_nobody), &own.scenarios());
+    assert!(verdict.of(Check::Woken).any(Finding::is_root));
 }
 
 #[test]

@@ -24,10 +24,13 @@ const NO_SPAN_MS: i64 = 30 * 24 * 3_600 * 1_000;
 /// Everything in one server, sorted by key.
 const LOOK: &str = "local keys = redis.call('KEYS', '*')
     table.sort(keys)
+    local time = redis.call('TIME')
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
     local all = {}
     for i, key in ipairs(keys) do
       if key ~= 'lab:clock' then
-        all[#all + 1] = { key, redis.call('PTTL', key), redis.call('PEXPIRETIME', key), redis.call('DUMP', key) }
+        local left = redis.call('PTTL', key)
+        all[#all + 1] = { key, left, now + left, redis.call('DUMP', key) }
       end
     end
     return all";
@@ -320,7 +323,8 @@ fn entries(looked: Value) -> Vec<Entry> {
     let seen: Vec<Seen> = redis::from_redis_value(looked).expect("what a server contains");
     let ends = |left_ms: i64, end_ms: i64| match u64::try_from(left_ms) {
         Err(_) => Ends::Never,
-        Ok(_) if left_ms > NO_SPAN_MS => Ends::At(u64::try_from(end_ms).unwrap_or(0)),
+        // Points of time are whole seconds here, and are read a millisecond or two beside them.
+        Ok(_) if left_ms > NO_SPAN_MS => Ends::At((u64::try_from(end_ms).unwrap_or(0) + 500) / 1_000 * 1_000),
         // What has passed since it was said is less than a second.
         Ok(left) => Ends::In(left.div_ceil(1_000)),
     };

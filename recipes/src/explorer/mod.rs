@@ -7,6 +7,7 @@
 mod desk;
 mod event;
 mod lab;
+mod probe;
 mod scenario;
 mod search;
 mod state;

@@ -25,19 +25,22 @@ pub enum Check {
     CanRelease,
     /// When nobody has died, and all are through, the lock can be had.
     NothingLeft,
+    /// Nobody waits for word while nobody holds, nobody has died, and nobody is about to do anything.
+    Woken,
     /// Each holder's number is higher than all before it.
     Fenced,
 }
 
 impl Check {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::OneHolder,
         Self::KnowsItsEnd,
         Self::FreeAgain,
         Self::FreesOnlyOwn,
         Self::CanRelease,
         Self::NothingLeft,
+        Self::Woken,
         Self::Fenced,
     ];
 }
@@ -51,6 +54,7 @@ impl fmt::Display for Check {
             Self::FreesOnlyOwn => "nobody frees another's lock",
             Self::CanRelease => "the holder can release what it holds",
             Self::NothingLeft => "what nobody holds can be had",
+            Self::Woken => "whoever waits gets word",
             Self::Fenced => "fencing tokens rise",
         })
     }

@@ -152,6 +152,9 @@ impl Search<'_> {
         if is_over && !self.is_free(after) {
             broken.push(Check::NothingLeft);
         }
+        if after.deaths == 0 && self.stage.waits_in_vain(after) {
+            broken.push(Check::Woken);
+        }
         broken.sort();
         broken.dedup();
     }

@@ -51,11 +51,11 @@ pub(super) enum Phase {
 
 #[derive(Clone, Debug)]
 pub(super) struct Client {
-    standing: Standing,
+    pub(super) standing: Standing,
     pub(super) phase: Phase,
     /// When it began to ask last.
-    asked: u64,
-    mail: Vec<Vec<u8>>,
+    pub(super) asked: u64,
+    pub(super) mail: Vec<Vec<u8>>,
     channels: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl Client {
 
 /// The highest tokens so far. Readers need not be told from each other.
 #[derive(Clone, Copy, Debug, Default, Hash)]
-struct Tokens {
+pub(super) struct Tokens {
     readers: Option<u64>,
     writers: Option<u64>,
 }
@@ -92,7 +92,7 @@ pub(super) struct State {
     passes: u8,
     pub(super) deaths: u8,
     breaks: u8,
-    last_tokens: Tokens,
+    pub(super) last_tokens: Tokens,
     /// What the way here broke first: what comes after may follow from it.
     pub(super) broken: Option<Check>,
 }
@@ -121,7 +121,7 @@ impl Stage<'_> {
         }
     }
 
-    fn client(&self, who: usize, now: u64) -> Client {
+    pub(super) fn client(&self, who: usize, now: u64) -> Client {
         let program = self.program(who);
         let (standing, _) = Standing::begin(&program, NAMES[who], self.clock(who, now));
         Client { standing, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
@@ -146,18 +146,27 @@ impl Stage<'_> {
         CLIENTS_START + Duration::from_secs(now + ahead) + Duration::from_millis(own)
     }
 
+    /// Whether nobody is in or about to do anything, and yet somebody waits.
+    pub(super) fn waits_in_vain(&self, state: &State) -> bool {
+        let mut clients = state.clients.iter().enumerate();
+        clients.all(|(who, client)| client.phase == Phase::Outside && !self.can_step(state, who))
+            && state.clients.iter().any(|client| !client.is_done())
+    }
+
+    fn can_step(&self, state: &State, who: usize) -> bool {
+        let client = &state.clients[who];
+        match &client.standing.next {
+            _ if client.phase == Phase::Gone => false,
+            Some(Op::Receive(until)) => !client.mail.is_empty() || self.clock(who, state.now) >= *until,
+            next => next.is_some(),
+        }
+    }
+
     /// What may happen next.
     pub(super) fn choices(&self, state: &State) -> Vec<Choice> {
-        let mut choices = Vec::new();
-        for (who, client) in state.clients.iter().enumerate() {
-            let can_step = match &client.standing.next {
-                Some(Op::Receive(until)) => !client.mail.is_empty() || self.clock(who, state.now) >= *until,
-                next => next.is_some(),
-            };
-            if can_step && client.phase != Phase::Gone {
-                choices.push(Choice::Step(who));
-            }
-        }
+        let everybody = 0..state.clients.len();
+        let steps = everybody.filter(|who| self.can_step(state, *who)).map(Choice::Step);
+        let mut choices: Vec<_> = steps.collect();
         let is_over = state.clients.iter().all(|client| client.is_done());
         if is_over {
             return choices;
@@ -221,7 +230,7 @@ impl Stage<'_> {
         }
     }
 
-    fn step(&self, lab: &mut Lab, mut state: State, who: usize) -> (State, Event, Broken) {
+    pub(super) fn step(&self, lab: &mut Lab, mut state: State, who: usize) -> (State, Event, Broken) {
         let client = Rc::make_mut(&mut state.clients[who]);
         if let Phase::Inside { since, valid_until, leaves: true } = client.phase {
             client.phase = Phase::Leaving { since, valid_until };
@@ -343,42 +352,6 @@ impl Stage<'_> {
 
     fn is_valid(&self, who: usize, until: Option<Duration>, now: u64) -> bool {
         until.is_none_or(|until| self.clock(who, now) < until)
-    }
-
-    /// Whether somebody else could take it at once, and what that one did. The others are there, and do nothing.
-    pub(super) fn probe(&self, lab: &mut Lab, state: &State) -> (bool, Vec<Event>) {
-        let mut state = state.clone();
-        state.last_tokens = Tokens::default();
-        while state.clients.len() <= PROBE {
-            let mut client = self.client(PROBE, state.now);
-            client.standing.next = client.standing.next.filter(|_| state.clients.len() == PROBE);
-            state.clients.push(Rc::new(client));
-        }
-        let mut events = Vec::new();
-        while state.clients[PROBE].standing.next.is_some() {
-            let (next, event, _) = self.step(lab, state, PROBE);
-            state = next;
-            events.push(event);
-            if matches!(state.clients[PROBE].phase, Phase::Inside { .. }) {
-                return (true, events);
-            }
-        }
-        (false, events)
-    }
-
-    /// Whether this client, if only it goes on, comes to hold in the try that it is at.
-    pub(super) fn will_hold(&self, lab: &mut Lab, state: &State, who: usize) -> bool {
-        let asked = state.clients[who].asked;
-        let was_outside = state.clients[who].phase == Phase::Outside;
-        let mut state = state.clone();
-        while state.clients[who].phase == Phase::Outside && !state.clients[who].is_done() {
-            let waits = matches!(state.clients[who].standing.next, Some(Op::Receive(_)));
-            if waits && state.clients[who].mail.is_empty() {
-                return false;
-            }
-            (state, _, _) = self.step(lab, state, who);
-        }
-        was_outside && matches!(state.clients[who].phase, Phase::Inside { since, .. } if since == asked)
     }
 
     /// Two states with the same number are the same.

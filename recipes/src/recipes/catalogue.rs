@@ -7,7 +7,7 @@ use super::hash_pubsub::HashPubsub;
 use super::local_count::LocalCount;
 use super::lua_setnx_expire::LuaSetnxExpire;
 use super::lua_setnx_token::LuaSetnxToken;
-use super::plays::plays;
+use super::plays::{Traits, plays};
 use super::redlock::{MASTERS, Redlock};
 use super::reentrant_hash::ReentrantHash;
 use super::rw_hash::{self, RwHash};
@@ -102,6 +102,8 @@ pub struct Row {
     pub renews: bool,
     /// Whether a holder may enter again.
     pub reenters: bool,
+    /// Whether it waits for word that the lock is free. The others ask again and again.
+    pub waits: bool,
     /// How many servers it needs.
     pub nodes: usize,
     /// What may be wrong.
@@ -126,6 +128,7 @@ impl Row {
             has_readers: false,
             renews: false,
             reenters: false,
+            waits: false,
             nodes: 1,
             faults: &[],
         }
@@ -147,7 +150,14 @@ impl Row {
     /// In which scenarios it is explored.
     #[must_use]
     pub fn scenarios(&self) -> Vec<Scenario> {
-        let mut all = plays(self.has_readers, self.renews, self.reenters, &self.passes(), self.faults);
+        let mut all = plays(&Traits {
+            has_readers: self.has_readers,
+            renews: self.renews,
+            reenters: self.reenters,
+            waits: self.waits,
+            passes: &self.passes(),
+            faults: self.faults,
+        });
         if self.nodes > 1 {
             all.iter_mut().for_each(|scenario| scenario.most_states = MOST_STATES_OF_MANY);
         }
@@ -300,6 +310,7 @@ pub static ROWS: &[Row] = &[
         answer: "`Mutex`: the release itself hands the lock to the first in the queue, and wakes nobody else",
         renews: true,
         reenters: true,
+        waits: true,
         ..Row::new(
             "hash-pubsub",
             "the hash, a watchdog, waiting on a channel",
@@ -325,7 +336,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         known: &[named("reader A deletes reader B's key", Check::FreesOnlyOwn)],
-        remark: "keys on different cluster nodes",
+        remark: "keys on different cluster nodes: no script and no transaction can have both",
         answer: "`RwLock`: each reader has a lease of its own, in one table under one hash tag",
         variants: TWO_KEYS,
         has_readers: true,

@@ -15,7 +15,7 @@ use leasehold_core::{
 };
 use redis::{RedisResult, Value};
 
-use super::plays::plays;
+use super::plays::{Traits, plays};
 use crate::explorer::{CLOCK, Fault, MakeClient, NAMES, PROBE, Scenario, Subject};
 use crate::recipe::{Recipe, Role};
 use crate::redis::{Hold, Redis, Said, Text, misuse};
@@ -36,7 +36,8 @@ pub struct Own {
     kind: Kind,
     /// Whether its holders are named.
     has_owners: bool,
-    waits: bool,
+    /// Whether it queues, and waits for word.
+    pub waits: bool,
 }
 
 /// Scripts as they are.
@@ -49,6 +50,12 @@ pub fn unaltered(script: &str) -> String {
 #[must_use]
 pub fn releasing_anything(script: &str) -> String {
     script.replace("if form == 1 and id == ARGV[1] and ends > now and", "if form == 1 and ends > now and")
+}
+
+/// Grants that are told where nobody listens: what the explorer must catch too.
+#[must_use]
+pub fn telling_nobody(script: &str) -> String {
+    script.replace("redis.call(PUBLISH, ", "redis.call(PUBLISH, 'nobody' .. ")
 }
 
 /// What is driven.
@@ -99,7 +106,15 @@ impl Own {
     #[must_use]
     pub fn scenarios(self) -> Vec<Scenario> {
         let faults = &[Fault::ClocksDiffer];
-        plays(self.kind == Kind::ReadWrite, true, self.has_owners, &[6, 12], faults)
+        plays(&Traits {
+            has_readers: self.kind == Kind::ReadWrite,
+            renews: true,
+            reenters: self.has_owners,
+            // It does in each try.
+            waits: false,
+            passes: &[6, 12],
+            faults,
+        })
     }
 }
 
