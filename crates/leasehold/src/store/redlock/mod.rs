@@ -17,8 +17,9 @@ mod node;
 mod rounds;
 mod view;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -77,6 +78,8 @@ struct Quorum {
     inbox: Weak<dyn Inbox>,
     /// The client's own.
     runtime: Handle,
+    /// At which node each of this client's attempts waits for its turn, or has it.
+    turns: Mutex<HashMap<Acquisition, usize>>,
     /// Some node may not have heard of a release.
     in_debt: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
@@ -120,6 +123,7 @@ impl Redlock {
                 longest_ttl: url.longest_ttl,
                 inbox,
                 runtime: Handle::current(),
+                turns: Mutex::default(),
                 in_debt: Notify::new(),
                 young_until: AtomicU64::new(0),
             }
@@ -283,8 +287,35 @@ impl Quorum {
 
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
     async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
-        let node = self.queue_node(&resource);
-        self.nodes[node].clone().call_one(resource, command, None).await
+        let acquisition = match &command {
+            Command::Acquire(acquire) => Some(acquire.acquisition),
+            Command::Renew(renew) => Some(renew.acquisition),
+            Command::Release(release) => Some(release.acquisition),
+            Command::Inspect | Command::ForceRelease => None,
+        };
+        let known = acquisition.and_then(|acquisition| self.turns().get(&acquisition).copied());
+        // Whoever waits goes where the others are; what was given there is given back there.
+        let goes_on =
+            |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_up();
+        let node = known.filter(goes_on).unwrap_or_else(|| self.queue_node(&resource));
+        let answered = self.nodes[node].clone().call_one(resource, command, None).await;
+        if let Some(acquisition) = acquisition {
+            match &answered {
+                Ok(Answer { reply: Reply::Granted(_) | Reply::Queued(_), .. }) => {
+                    self.turns().insert(acquisition, node);
+                }
+                Ok(Answer { reply: Reply::Renewed { .. }, .. }) => {}
+                Err(error) if error.failure == Failure::Unknown => {
+                    self.turns().entry(acquisition).or_insert(node);
+                }
+                _ => drop(self.turns().remove(&acquisition)),
+            }
+        }
+        answered
+    }
+
+    fn turns(&self) -> MutexGuard<'_, HashMap<Acquisition, usize>> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn queue_node(&self, resource: &Resource) -> usize {
