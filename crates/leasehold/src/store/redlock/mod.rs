@@ -12,14 +12,16 @@
 //! after a random pause.
 
 mod doctor;
+mod keeping;
 mod leases;
 mod node;
-mod rounds;
+mod taking;
+mod turns;
 mod view;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -39,6 +41,7 @@ use crate::examination::Examination;
 use crate::url::RedlockUrl;
 use leases::Leases;
 use node::Node;
+use turns::is_queue;
 
 /// The shortest time that a node is given to answer.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
@@ -284,56 +287,6 @@ impl Quorum {
             Command::ForceRelease => self.force_release(resource).await,
         }
     }
-
-    /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
-    async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
-        let acquisition = match &command {
-            Command::Acquire(acquire) => Some(acquire.acquisition),
-            Command::Renew(renew) => Some(renew.acquisition),
-            Command::Release(release) => Some(release.acquisition),
-            Command::Inspect | Command::ForceRelease => None,
-        };
-        let known = acquisition.and_then(|acquisition| self.turns().get(&acquisition).copied());
-        // Whoever waits goes where the others are; what was given there is given back there.
-        let goes_on =
-            |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_up();
-        let node = known.filter(goes_on).unwrap_or_else(|| self.queue_node(&resource));
-        let answered = self.nodes[node].clone().call_one(resource, command, None).await;
-        if let Some(acquisition) = acquisition {
-            match &answered {
-                Ok(Answer { reply: Reply::Granted(_) | Reply::Queued(_), .. }) => {
-                    self.turns().insert(acquisition, node);
-                }
-                Ok(Answer { reply: Reply::Renewed { .. }, .. }) => {}
-                Err(error) if error.failure == Failure::Unknown => {
-                    self.turns().entry(acquisition).or_insert(node);
-                }
-                _ => drop(self.turns().remove(&acquisition)),
-            }
-        }
-        answered
-    }
-
-    fn turns(&self) -> MutexGuard<'_, HashMap<Acquisition, usize>> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn queue_node(&self, resource: &Resource) -> usize {
-        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-        let mut hasher = DefaultHasher::new();
-        resource.name.as_str().hash(&mut hasher);
-        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
-        // Everybody goes by the addresses, in whatever order they were given.
-        order.sort_by(|a, b| self.nodes[*a].name.cmp(&self.nodes[*b].name));
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder of a small number")]
-        let first = (hasher.finish() % order.len() as u64) as usize;
-        order.rotate_left(first);
-        order.iter().copied().find(|node| self.nodes[*node].store.is_up()).unwrap_or(order[0])
-    }
-}
-
-fn is_queue(resource: &Resource) -> bool {
-    resource.kind == Kind::Queue
 }
 
 /// By a clock that all commands to this store are answered by, though the nodes have others.

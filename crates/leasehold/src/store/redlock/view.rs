@@ -11,8 +11,9 @@ use leasehold_core::{
 };
 use tokio::time::timeout;
 
-use super::rounds::TOMBSTONE;
-use super::{Quorum, is_queue};
+use super::Quorum;
+use super::keeping::TOMBSTONE;
+use super::turns::is_queue;
 use crate::store::queue_of;
 use crate::store::{Answered, Store as _, StoreError};
 
