@@ -6,6 +6,7 @@ pub mod bare;
 pub mod handoff;
 pub mod local;
 pub mod pair;
+pub mod peers;
 pub mod renewals;
 pub mod report;
 pub mod rounds;
