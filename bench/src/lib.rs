@@ -3,6 +3,7 @@
 //! ratio.
 
 pub mod bare;
+pub mod compare;
 pub mod handoff;
 pub mod local;
 pub mod pair;

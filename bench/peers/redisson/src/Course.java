@@ -127,7 +127,8 @@ final class Course {
         }
         tasks.forEach(Thread::start);
         for (Task task : tasks) {
-            task.join(Math.max(1, (order.endNs - System.nanoTime()) / 1_000_000));
+            // Rounded up: nobody is called back before the end.
+            task.join(Math.max(1, (order.endNs - System.nanoTime()) / 1_000_000 + 1));
         }
         boolean isSpent = !callBack(tasks);
         if (counter != null) {
