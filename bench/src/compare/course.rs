@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_bench_peer::clock::now_ns;
 use leasehold_bench_peer::counter::Counter;
@@ -121,12 +121,12 @@ fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
 /// Again, if the machine was slower just then.
 fn undisturbed(bench: &mut Bench, stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
-        let was_slow = bench.calibration.is_slow();
+        let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
         let found = once(stage, row, work)?;
         if !was_slow && !bench.calibration.is_slow() {
             return Ok(found);
         }
-        if repeat == REPEATS || !bench.may_repeat(work.span) {
+        if repeat == REPEATS || !bench.may_repeat(began.elapsed()) {
             bench.results.disturbed += 1;
             return Ok(found);
         }

@@ -35,7 +35,12 @@ pub struct Course {
 pub fn figures(mut turns: Vec<Turn>, course: Course, counter: Option<u64>) -> Figures {
     turns.sort_by_key(|turn| turn.entered);
     let mut found = Figures::new();
-    let mut put = |name: &str, value: f64| found.insert(name.to_owned(), value);
+    // What can't be told, such as the fairness of no turn at all, is left out.
+    let mut put = |name: &str, value: f64| {
+        if value.is_finite() {
+            found.insert(name.to_owned(), value);
+        }
+    };
     let seconds = nanos(course.end_ns.saturating_sub(course.start_ns)) / 1e9;
     let in_time = turns.iter().filter(|turn| turn.entered <= course.end_ns).count();
     put("turns", count(in_time));
@@ -199,6 +204,12 @@ mod tests {
         let found = of(&turns, COURSE, 2);
         assert_eq!(found["wait_max"], 10.0);
         assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
+    }
+
+    #[test]
+    fn a_run_without_a_turn_has_figures_all_the_same() {
+        let found = of(&[], COURSE, 0);
+        assert_eq!((found["rate"], found["wait_max"], found.get("jain")), (0.0, 10.0, None));
     }
 
     #[test]

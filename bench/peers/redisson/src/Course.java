@@ -20,6 +20,8 @@ final class Course {
     private final AtomicInteger failures = new AtomicInteger();
     private final AtomicReference<String> failure = new AtomicReference<>();
     private FileChannel counter;
+    /** The log is being written: whoever is granted the lock now was not called back in time, and leaves again. */
+    private volatile boolean isOver;
 
     Course(Peer.Order order) {
         this.order = order;
@@ -64,6 +66,10 @@ final class Course {
                     }
                     failed(error);
                     continue;
+                }
+                if (isOver) {
+                    lock.give(isShared);
+                    return;
                 }
                 long entered = System.nanoTime();
                 enter();
@@ -131,6 +137,7 @@ final class Course {
             task.join(Math.max(1, (order.endNs - System.nanoTime()) / 1_000_000 + 1));
         }
         boolean isSpent = !callBack(tasks);
+        isOver = true;
         if (counter != null) {
             counter.close();
         }
