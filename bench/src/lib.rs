@@ -6,6 +6,7 @@ pub mod bare;
 pub mod compare;
 pub mod handoff;
 pub mod local;
+pub mod page;
 pub mod pair;
 pub mod peers;
 pub mod renewals;

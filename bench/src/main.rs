@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use leasehold_bench::compare::scenarios::Scenario;
 use leasehold_bench::compare::{self, Options};
+use leasehold_bench::page;
 use leasehold_bench::peers::{self, Peer};
 use leasehold_bench::report::Report;
 use leasehold_bench::{handoff, local, pair, renewals, server_cost};
@@ -46,6 +47,12 @@ enum Command {
         /// Where the results go [default: target/bench/run.json].
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
+    },
+    /// Write docs/benchmarks.md from what `compare` found.
+    Report {
+        /// What it found [default: target/bench/run.json].
+        #[arg(long, value_name = "PATH")]
+        from: Option<PathBuf>,
     },
     /// Be one of the peers that are part of this program.
     #[command(hide = true)]
@@ -106,6 +113,12 @@ fn obey(command: Command) {
             let path = output.clone();
             let results = compare::run(Options { is_quick: quick, scenarios, programs: only, output }, true);
             println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());
+        }
+        Command::Report { from } => {
+            if let Err(error) = page::publish(&from.unwrap_or_else(compare::output)) {
+                eprintln!("leasehold-bench: {error}");
+                std::process::exit(1);
+            }
         }
         Command::Peer { peer } => peers::run(peer),
     }

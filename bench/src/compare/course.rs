@@ -55,8 +55,7 @@ pub(crate) fn run(bench: &mut Bench, group: &Group) {
 }
 
 fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> Cell {
-    let mut rows: Vec<RowResult> =
-        group.rows.iter().map(|row| RowResult { row: row.name.to_owned(), ..RowResult::default() }).collect();
+    let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
     let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
     // The first round warms up. It counts commands, and nothing else.
     for round in 0..=work.rounds {
@@ -84,7 +83,7 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
                 }
                 Ok((mut found, failure)) => {
                     found.append(&mut warm.clone());
-                    result.rounds.push(found);
+                    result.push(found);
                     result.failure = result.failure.take().or(failure);
                 }
                 Err(why) => {

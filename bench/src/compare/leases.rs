@@ -34,9 +34,9 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
                 continue;
             }
             bench.progress(&format!("(f) {count} leases: {}", row.name));
-            let mut result = RowResult { row: row.name.to_owned(), ..RowResult::default() };
+            let mut result = RowResult::of(row.name);
             match once(row, *count, span) {
-                Ok(found) => result.rounds.push(found),
+                Ok(found) => result.push(found),
                 Err(why) => result.missing = Some(why),
             }
             cell.rows.push(result);

@@ -84,12 +84,25 @@ pub struct RowResult {
     /// The first failure that its library reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// What was found in each round.
+    /// What was found, a number for each round that found it.
     #[serde(default)]
-    pub rounds: Vec<Figures>,
+    pub figures: BTreeMap<String, Vec<f64>>,
 }
 
 impl RowResult {
+    /// Of this row, and nothing yet.
+    #[must_use]
+    pub fn of(row: &str) -> Self {
+        Self { row: row.to_owned(), ..Self::default() }
+    }
+
+    /// Adds a round.
+    pub fn push(&mut self, round: Figures) {
+        for (name, value) in round {
+            self.figures.entry(name).or_default().push(rounded(value));
+        }
+    }
+
     /// The median over the rounds.
     #[must_use]
     pub fn median(&self, figure: &str) -> Option<f64> {
@@ -115,8 +128,13 @@ impl RowResult {
     }
 
     fn all(&self, figure: &str) -> Vec<f64> {
-        self.rounds.iter().filter_map(|round| round.get(figure).copied()).collect()
+        self.figures.get(figure).cloned().unwrap_or_default()
     }
+}
+
+/// Five digits say more than the machine can.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 impl Results {
@@ -139,5 +157,30 @@ impl Results {
             std::fs::create_dir_all(folder)?;
         }
         std::fs::write(path, serde_json::to_vec(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_told_by_their_median_and_spread() {
+        let mut row = RowResult::of("x");
+        for rate in [3.0, 1.000_000_1, 2.0] {
+            row.push(Figures::from([("rate".to_owned(), rate)]));
+        }
+        assert_eq!((row.median("rate"), row.spread("rate")), (Some(2.0), Some((1.0, 3.0))));
+        assert_eq!(row.median("jain"), None);
+        assert!(!row.is_broken());
+    }
+
+    #[test]
+    fn one_round_in_which_a_lock_let_two_in_breaks_it() {
+        let mut row = RowResult::of("x");
+        for overlaps in [0.0, 0.0, 1.0] {
+            row.push(Figures::from([("overlaps".to_owned(), overlaps)]));
+        }
+        assert!(row.is_broken());
     }
 }

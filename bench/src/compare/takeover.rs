@@ -25,8 +25,7 @@ const NAME: &str = "bench:takeover";
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     let rows: Vec<Row> =
         catalog::contended().into_iter().filter(|row| bench.takes_part(row.program)).collect();
-    let mut results: Vec<RowResult> =
-        rows.iter().map(|row| RowResult { row: row.name.to_owned(), ..RowResult::default() }).collect();
+    let mut results: Vec<RowResult> = rows.iter().map(|row| RowResult::of(row.name)).collect();
     let rounds = if scale.is_quick { 1 } else { 5 };
     for round in 1..=rounds {
         bench.progress(&format!("(e) a killed holder, round {round} of {rounds}"));
@@ -38,7 +37,7 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
         });
         for (result, found) in results.iter_mut().zip(found) {
             match found {
-                Ok(seconds) => result.rounds.push(Figures::from([
+                Ok(seconds) => result.push(Figures::from([
                     ("takeover".to_owned(), seconds),
                     ("of_ttl".to_owned(), seconds / TTL.as_secs_f64()),
                 ])),
