@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use leasehold_bench_peer::clock::now_ns;
+use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::counter::Counter;
 use leasehold_bench_peer::protocol::{Answer, Order, Run};
 use leasehold_bench_peer::turn;
@@ -22,6 +23,8 @@ const TTL: Duration = Duration::from_secs(10);
 /// Until all tasks stand ready: so long, and so much more for each of them.
 const READY: Duration = Duration::from_millis(30);
 const READY_EACH: Duration = Duration::from_micros(300);
+/// So many come in a crowd, which has to settle before it counts.
+const CROWD: u32 = 100;
 /// How often a run is repeated in which the machine was slow.
 const REPEATS: u32 = 2;
 /// The least that a warm-up takes: the Java machine has to compile first.
@@ -110,18 +113,14 @@ fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
     let span = work.span.max(WARM_UP);
-    let (mut found, failure) = once(stage, row, &Work { span, ..work.clone() })?;
-    let sent: u64 = listeners.iter().map(Listener::sent).sum();
-    let turns = found.get("turns").copied().unwrap_or(0.0).max(1.0);
-    found.insert("sent".into(), f64::from(u32::try_from(sent).unwrap_or(u32::MAX)) / turns);
-    Ok((found, failure))
+    once(stage, row, &Work { span, ..work.clone() }, &listeners)
 }
 
 /// Again, if the machine was slower just then.
 fn undisturbed(bench: &mut Bench, stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
         let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
-        let found = once(stage, row, work)?;
+        let found = once(stage, row, work, &[])?;
         if !was_slow && !bench.calibration.is_slow() {
             return Ok(found);
         }
@@ -157,47 +156,64 @@ impl Files {
 }
 
 /// One run of one row.
-fn once(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
+fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Result<Found, String> {
     let files = Files::new()?;
     let processes = u32::try_from(stage.processes.len()).unwrap_or(1);
-    let all_tasks = work.tasks * processes;
     let counts = work.rule == Rule::Exclusive && row.lock != "ping";
     let counter = Counter::create(&files.counter()).map_err(|error| error.to_string())?;
     let start_ns = now_ns() + nanos(READY + READY_EACH * work.tasks);
-    let end_ns = start_ns + nanos(work.span);
-    let order = |process: u32| Run {
-        lock: row.lock.to_owned(),
-        is_tuned: row.is_tuned,
-        name: format!("bench:{start_ns}"),
-        own_names: work.rule == Rule::Alone,
-        tasks: work.tasks,
-        first_task: process * work.tasks,
-        all_tasks,
-        hold_us: u64::try_from(work.hold.as_micros()).unwrap_or(0),
-        start_ns,
-        end_ns,
-        turns: 0,
-        reads_percent: work.reads_percent,
-        permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
-        counter: if counts { files.counter().display().to_string() } else { String::new() },
-        log: files.log(process).display().to_string(),
-    };
-    let before = Used::now(&stage.servers, &stage.pids());
-    let answers = stage.ask_all(|process, _| Order::Run(order(process)), work.span)?;
+    let lead = if work.tasks >= CROWD { work.span / 2 } else { Duration::ZERO };
+    let from_ns = start_ns + nanos(lead);
+    let end_ns = from_ns + nanos(work.span);
+    let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
+    stage.tell_all(|process, _| Order::Run(order(row, work, course, process, &files)))?;
+    sleep(until(from_ns));
+    let (before, sent) = (Used::now(&stage.servers, &stage.pids()), sent(listeners));
+    sleep(until(end_ns));
+    let sent = self::sent(listeners) - sent;
     let used = Used::now(&stage.servers, &stage.pids()).since(before);
+    let answers = stage.answers(work.span)?;
     let mut turns = Vec::new();
     for process in 0..processes {
         turns.extend(turn::read(&files.log(process)).map_err(|error| format!("its log: {error}"))?);
     }
     let counter = counts.then(|| counter.get().unwrap_or(0));
-    let course = Course { start_ns, end_ns, tasks: all_tasks, rule: work.rule };
     let mut found = figures(turns, course, counter);
     cost(&mut found, used);
+    let turns = found.get("turns").copied().unwrap_or(0.0);
+    if !listeners.is_empty() && turns > 0.0 {
+        found.insert("sent".into(), sent / turns);
+    }
     let failures: u64 = answers.iter().map(|answer| answer.failures).sum();
     found.insert("failures".into(), f64::from(u32::try_from(failures).unwrap_or(u32::MAX)));
     let failure = answers.iter().find_map(|answer: &Answer| answer.failure.clone());
     stage.renew(&answers)?;
     Ok((found, failure))
+}
+
+fn order(row: Row, work: &Work, course: Course, process: u32, files: &Files) -> Run {
+    let counts = work.rule == Rule::Exclusive && row.lock != "ping";
+    Run {
+        lock: row.lock.to_owned(),
+        is_tuned: row.is_tuned,
+        name: format!("bench:{}", course.start_ns),
+        own_names: work.rule == Rule::Alone,
+        tasks: work.tasks,
+        first_task: process * work.tasks,
+        all_tasks: course.tasks,
+        hold_us: u64::try_from(work.hold.as_micros()).unwrap_or(0),
+        start_ns: course.start_ns,
+        end_ns: course.end_ns,
+        turns: 0,
+        reads_percent: work.reads_percent,
+        permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
+        counter: if counts { files.counter().display().to_string() } else { String::new() },
+        log: files.log(process).display().to_string(),
+    }
+}
+
+fn sent(listeners: &[Listener]) -> f64 {
+    listeners.iter().map(|listener| f64::from(u32::try_from(listener.sent()).unwrap_or(u32::MAX))).sum()
 }
 
 /// What it cost for each acquisition. Processor times are in microseconds.

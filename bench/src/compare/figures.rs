@@ -22,6 +22,8 @@ pub enum Rule {
 pub struct Course {
     /// When it began, on the clock of the logs.
     pub start_ns: u64,
+    /// From when on it counts: a crowd that comes all at once is another matter than one that stands there.
+    pub from_ns: u64,
     /// When nobody asked any more.
     pub end_ns: u64,
     /// How many tasks, in all processes.
@@ -32,8 +34,10 @@ pub struct Course {
 
 /// The figures of one run. Latencies are in microseconds.
 #[must_use]
-pub fn figures(mut turns: Vec<Turn>, course: Course, counter: Option<u64>) -> Figures {
-    turns.sort_by_key(|turn| turn.entered);
+pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figures {
+    all.sort_by_key(|turn| turn.entered);
+    let counts = |turn: &&Turn| (course.from_ns..=course.end_ns).contains(&turn.entered);
+    let turns: Vec<Turn> = all.iter().filter(counts).copied().collect();
     let mut found = Figures::new();
     // What can't be told, such as the fairness of no turn at all, is left out.
     let mut put = |name: &str, value: f64| {
@@ -41,13 +45,11 @@ pub fn figures(mut turns: Vec<Turn>, course: Course, counter: Option<u64>) -> Fi
             found.insert(name.to_owned(), value);
         }
     };
-    let seconds = nanos(course.end_ns.saturating_sub(course.start_ns)) / 1e9;
-    let in_time = turns.iter().filter(|turn| turn.entered <= course.end_ns).count();
-    put("turns", count(in_time));
-    put("rate", count(in_time) / seconds);
+    put("turns", count(turns.len()));
+    put("rate", count(turns.len()) / (nanos(course.end_ns.saturating_sub(course.from_ns)) / 1e9));
     for (name, times) in [
         ("pair", turns.iter().map(|turn| turn.done - turn.asked).collect()),
-        ("wait", waits(&turns, course)),
+        ("wait", waits(&all, &turns, course)),
         ("handover", if course.rule == Rule::Exclusive { hand_overs(&turns) } else { Vec::new() }),
     ] {
         let mut times: Vec<u64> = times;
@@ -62,15 +64,14 @@ pub fn figures(mut turns: Vec<Turn>, course: Course, counter: Option<u64>) -> Fi
     put("jain", jain(&served));
     put("least", served.iter().copied().fold(f64::INFINITY, f64::min));
     put("most", served.iter().copied().fold(0.0, f64::max));
-    put("overlaps", count(overlaps(&turns, course.rule)));
+    // Whether it is broken is asked of every turn, also of those that don't count.
+    put("overlaps", count(overlaps(&all, course.rule)));
     if let Some(counter) = counter {
-        let writes = turns.iter().filter(|turn| !turn.is_shared).count();
+        let writes = all.iter().filter(|turn| !turn.is_shared).count();
         put("lost_counts", count(writes) - nanos(counter));
     }
-    if !turns.is_empty() {
-        let inside: u64 = turns.iter().map(|turn| turn.left - turn.entered).sum();
-        put("hold", nanos(inside) / 1e3 / count(turns.len()));
-    }
+    let inside: u64 = turns.iter().map(|turn| turn.left - turn.entered).sum();
+    put("hold", nanos(inside) / 1e3 / count(turns.len()));
     found
 }
 
@@ -83,13 +84,10 @@ fn hand_overs(turns: &[Turn]) -> Vec<u64> {
 }
 
 /// How long tasks waited. Whoever still waits at the end has waited at least until then.
-fn waits(turns: &[Turn], course: Course) -> Vec<u64> {
+fn waits(all: &[Turn], turns: &[Turn], course: Course) -> Vec<u64> {
     let mut last: HashMap<u32, u64> = (0..course.tasks).map(|task| (task, course.start_ns)).collect();
-    let mut waits = Vec::with_capacity(turns.len());
-    for turn in turns {
-        waits.push(turn.entered - turn.asked);
-        last.insert(turn.task, turn.done);
-    }
+    last.extend(all.iter().map(|turn| (turn.task, turn.done)));
+    let mut waits: Vec<u64> = turns.iter().map(|turn| turn.entered - turn.asked).collect();
     let longest = last.values().map(|last| course.end_ns.saturating_sub(*last)).max();
     // Only if it is the longest: one that had just asked says nothing.
     waits.extend(longest.filter(|longest| waits.iter().all(|wait| wait < longest)));
@@ -159,7 +157,8 @@ fn nanos(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const COURSE: Course = Course { start_ns: 0, end_ns: 10_000, tasks: 2, rule: Rule::Exclusive };
+    const COURSE: Course =
+        Course { start_ns: 0, from_ns: 0, end_ns: 10_000, tasks: 2, rule: Rule::Exclusive };
 
     fn turn(task: u32, asked: u64, entered: u64, left: u64) -> Turn {
         Turn { task, is_shared: false, asked, entered, left, done: left + 10 }
@@ -204,6 +203,14 @@ mod tests {
         let found = of(&turns, COURSE, 2);
         assert_eq!(found["wait_max"], 10.0);
         assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
+    }
+
+    #[test]
+    fn turns_before_it_counts_are_checked_and_not_counted() {
+        let course = Course { from_ns: 5_000, ..COURSE };
+        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 1_500, 2_500), turn(0, 2_100, 6_000, 7_000)];
+        let found = of(&turns, course, 3);
+        assert_eq!((found["turns"], found["most"], found["overlaps"]), (1.0, 1.0, 1.0));
     }
 
     #[test]

@@ -17,11 +17,15 @@ const TTL: Duration = Duration::from_secs(30);
 const TAKING: Duration = Duration::from_secs(300);
 const ASKING: Duration = Duration::from_secs(60);
 
-/// Everybody once for each number of leases, one after the other.
+/// So many keep no processor busy, and everybody may hold them at the same time.
+const FEW: u32 = 10_000;
+
+/// Everybody once for each number of leases.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
-    let counts: &[u32] = if scale.is_quick { &[10_000] } else { &[10_000, 100_000] };
-    // Twice a third of the ttl, and a bit, or twice the ttl.
+    let counts: &[u32] = if scale.is_quick { &[FEW] } else { &[FEW, 100_000] };
+    // Long enough for one renewal at a third of the ttl, or for several.
     let span = Duration::from_secs(if scale.is_quick { 12 } else { 60 });
+    let rows: Vec<Row> = RENEWING.into_iter().filter(|row| bench.takes_part(row.program)).collect();
     for count in counts {
         let mut cell = Cell {
             scenario: "f".into(),
@@ -29,20 +33,33 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
             size: *count,
             ..Cell::default()
         };
-        for row in RENEWING {
-            if !bench.takes_part(row.program) {
-                continue;
-            }
-            bench.progress(&format!("(f) {count} leases: {}", row.name));
-            let mut result = RowResult::of(row.name);
-            match once(row, *count, span) {
-                Ok(found) => result.push(found),
-                Err(why) => result.missing = Some(why),
-            }
-            cell.rows.push(result);
+        let at_once = if *count <= FEW { rows.len().max(1) } else { 1 };
+        for some in rows.chunks(at_once) {
+            let names: Vec<&str> = some.iter().map(|row| row.name).collect();
+            bench.progress(&format!("(f) {count} leases: {}", names.join(", ")));
+            cell.rows.extend(together(some, *count, span));
         }
         bench.found(cell);
     }
+}
+
+fn together(rows: &[Row], count: u32, span: Duration) -> Vec<RowResult> {
+    thread::scope(|scope| {
+        let all: Vec<_> = rows.iter().map(|row| scope.spawn(move || once(*row, count, span))).collect();
+        let found =
+            all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())));
+        rows.iter()
+            .zip(found)
+            .map(|(row, found)| {
+                let mut result = RowResult::of(row.name);
+                match found {
+                    Ok(found) => result.push(found),
+                    Err(why) => result.missing = Some(why),
+                }
+                result
+            })
+            .collect()
+    })
 }
 
 fn once(row: Row, count: u32, span: Duration) -> Result<Figures, String> {
@@ -50,12 +67,14 @@ fn once(row: Row, count: u32, span: Duration) -> Result<Figures, String> {
     let mut stage = Stage::set(row.program, (1, 1), way, TTL)?;
     let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
     let began = Instant::now();
-    stage.ask_all(|_, _| Order::Hold(hold.clone()), TAKING)?;
+    stage.tell_all(|_, _| Order::Hold(hold.clone()))?;
+    stage.answers(TAKING)?;
     let taking = began.elapsed();
     let before = Used::now(&stage.servers, &stage.pids());
     thread::sleep(span);
     let used = Used::now(&stage.servers, &stage.pids()).since(before);
-    let held = stage.ask_all(|_, _| Order::Held, ASKING)?.first().map_or(0, |answer| answer.held);
+    stage.tell_all(|_, _| Order::Held)?;
+    let held = stage.answers(ASKING)?.first().map_or(0, |answer| answer.held);
     let seconds = span.as_secs_f64();
     Ok(Figures::from([
         ("taking".to_owned(), taking.as_secs_f64()),

@@ -169,8 +169,11 @@ impl Scale {
     fn clients(self) -> Vec<Group> {
         let together = self.pick(vec![2, 100, 1_000], vec![2, 10, 100, 1_000]);
         let apart = self.pick(vec![2], vec![2, 8]);
-        let holds = |clients: u32| -> Vec<u64> {
-            if self.is_quick && clients > 100 { vec![0] } else { self.pick(vec![0, 1], vec![0, 1, 10]) }
+        let holds = |size: u32| match (self.is_quick, size) {
+            (false, _) => vec![0, 1, 10],
+            (true, 1_000) => vec![0],
+            (true, 100) => vec![1],
+            (true, _) => vec![0, 1],
         };
         let group = |clients: u32, processes: u32| {
             let is_short = self.is_quick && clients > 100;
@@ -189,7 +192,7 @@ impl Scale {
                 }
                 work
             };
-            let cells = holds(clients).into_iter().map(cell).collect();
+            let cells = holds(clients * processes).into_iter().map(cell).collect();
             Group { scenario: Scenario::C, rows, processes, clients, way: NEAR, cells }
         };
         let together = together.into_iter().map(|clients| group(clients, 1));

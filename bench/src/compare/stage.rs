@@ -55,7 +55,8 @@ impl Stage {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let open = Open { urls, clients, ttl_ms };
         let mut stage = Self { program, processes, servers, _proxies: proxies, open };
-        stage.ask_all(|_, open| Order::Open(open.clone()), OPENING)?;
+        stage.tell_all(|_, open| Order::Open(open.clone()))?;
+        stage.answers(OPENING)?;
         Ok(stage)
     }
 
@@ -64,14 +65,17 @@ impl Stage {
     /// # Errors
     ///
     /// The first thing that is wrong.
-    pub(crate) fn ask_all(
-        &mut self,
-        order: impl Fn(u32, &Open) -> Order,
-        within: Duration,
-    ) -> Result<Vec<Answer>, String> {
-        for (number, process) in (0..).zip(&mut self.processes) {
-            process.tell(&order(number, &self.open))?;
-        }
+    pub(crate) fn tell_all(&mut self, order: impl Fn(u32, &Open) -> Order) -> Result<(), String> {
+        let mut all = (0..).zip(&mut self.processes);
+        all.try_for_each(|(number, process)| process.tell(&order(number, &self.open)))
+    }
+
+    /// Their answers.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn answers(&self, within: Duration) -> Result<Vec<Answer>, String> {
         self.processes.iter().map(|process| process.answer(within)).collect()
     }
 
