@@ -31,8 +31,9 @@ fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
     let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
     let is_there = |program| matches!(results.peers[program], Presence::There(_));
     assert!(is_there("leasehold") && is_there("bounds"));
-    assert_eq!(results.cells.len(), 5);
+    assert_eq!(results.cells.len(), 6);
     for (cell, row) in results.cells.iter().zip([
+        "leasehold",
         "leasehold",
         "leasehold Semaphore",
         "leasehold Semaphore",

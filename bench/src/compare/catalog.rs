@@ -116,6 +116,31 @@ pub const QUORUM: [Row; 5] = [
     row("rslock", "rslock", "mutex", EXTENDS, "as it comes"),
 ];
 
+/// Locks on stores of other kinds, a class of their own.
+pub const OTHER_STORES: [Row; 3] = [
+    row(
+        "etcd concurrency.Mutex",
+        "etcd",
+        "mutex",
+        ALL,
+        "etcd, one node; every lock is written to its log and synced",
+    ),
+    row(
+        "Curator InterProcessMutex",
+        "curator",
+        "mutex",
+        Promises { is_fenced: false, ..ALL },
+        "ZooKeeper, one node; every lock is written to its log and synced",
+    ),
+    row(
+        "PostgreSQL advisory lock",
+        "postgres",
+        "mutex",
+        Promises { is_fenced: false, ..ALL },
+        "in PostgreSQL's memory; the connection holds it",
+    ),
+];
+
 /// Those that renew by themselves.
 pub const RENEWING: [Row; 4] = [LEASEHOLD, MUTEXES[0], MUTEXES[4], MUTEXES[5]];
 
@@ -146,5 +171,6 @@ pub fn all() -> Vec<Row> {
         .chain(READ_WRITE)
         .chain(SEMAPHORES)
         .chain(QUORUM.into_iter().take(2))
+        .chain(OTHER_STORES)
         .collect()
 }

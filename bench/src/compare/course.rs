@@ -168,10 +168,10 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
     stage.tell_all(|process, _| Order::Run(order(row, work, course, process, &files)))?;
     sleep(until(from_ns));
-    let (before, sent) = (Used::now(&stage.servers, &stage.pids()), sent(listeners));
+    let (before, sent) = (stage.used(), sent(listeners));
     sleep(until(end_ns));
     let sent = self::sent(listeners) - sent;
-    let used = Used::now(&stage.servers, &stage.pids()).since(before);
+    let used = stage.used().since(before);
     let answers = stage.answers(work.span)?;
     let mut turns = Vec::new();
     for process in 0..processes {
@@ -179,7 +179,7 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     }
     let counter = counts.then(|| counter.get().unwrap_or(0));
     let mut found = figures(turns, course, counter);
-    cost(&mut found, used);
+    cost(&mut found, used, !stage.servers.is_empty());
     let turns = found.get("turns").copied().unwrap_or(0.0);
     if !listeners.is_empty() && turns > 0.0 {
         found.insert("sent".into(), sent / turns);
@@ -217,10 +217,12 @@ fn sent(listeners: &[Listener]) -> f64 {
 }
 
 /// What it cost for each acquisition. Processor times are in microseconds.
-fn cost(found: &mut Figures, used: Used) {
+fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
     let Some(turns) = found.get("turns").copied().filter(|turns| *turns > 0.0) else { return };
-    found.insert("calls".into(), used.calls / turns);
-    found.insert("bytes".into(), used.bytes / turns);
+    if is_on_redis {
+        found.insert("calls".into(), used.calls / turns);
+        found.insert("bytes".into(), used.bytes / turns);
+    }
     found.insert("server_us".into(), used.server * 1e6 / turns);
     found.insert("client_us".into(), used.peers * 1e6 / turns);
 }

@@ -7,9 +7,8 @@ use leasehold_bench_peer::protocol::{Hold, Order};
 
 use super::Bench;
 use super::catalog::{RENEWING, Row};
-use super::meter::Used;
 use super::results::{Cell, Figures, RowResult};
-use super::scenarios::{Scale, Way};
+use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -63,16 +62,15 @@ fn together(rows: &[Row], count: u32, span: Duration) -> Vec<RowResult> {
 }
 
 fn once(row: Row, count: u32, span: Duration) -> Result<Figures, String> {
-    let way = Way { servers: 1, delay: Duration::ZERO };
-    let mut stage = Stage::set(row.program, (1, 1), way, TTL)?;
+    let mut stage = Stage::set(row.program, (1, 1), NEAR, TTL)?;
     let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
     let began = Instant::now();
     stage.tell_all(|_, _| Order::Hold(hold.clone()))?;
     stage.answers(TAKING)?;
     let taking = began.elapsed();
-    let before = Used::now(&stage.servers, &stage.pids());
+    let before = stage.used();
     thread::sleep(span);
-    let used = Used::now(&stage.servers, &stage.pids()).since(before);
+    let used = stage.used().since(before);
     stage.tell_all(|_, _| Order::Held)?;
     let held = stage.answers(ASKING)?.first().map_or(0, |answer| answer.held);
     let seconds = span.as_secs_f64();

@@ -24,10 +24,10 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// By these servers and processes.
-    #[must_use]
-    pub(crate) fn now(servers: &[Server], pids: &[u32]) -> Self {
+    /// By these servers, a store of another kind, and these processes.
+    pub(crate) fn now(servers: &[Server], store: Option<u32>, pids: &[u32]) -> Self {
         let mut used = Self { peers: pids.iter().map(|pid| process_seconds(*pid)).sum(), ..Self::default() };
+        used.server = store.map_or(0.0, family_seconds);
         for server in servers {
             let Ok(info) = server.query::<String>(&["INFO", "everything"]) else { continue };
             // The answer itself is not counted in it, but will be in the next one.
@@ -64,6 +64,18 @@ fn process_seconds(pid: u32) -> f64 {
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
     let ticks: f64 = [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<f64>().ok()).sum();
     ticks * 0.01
+}
+
+/// The same, with the processes that it has started: PostgreSQL has one for each connection.
+fn family_seconds(pid: u32) -> f64 {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_child = |other: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{other}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+        parent.and_then(|parent| parent.parse().ok()) == Some(pid)
+    };
+    process_seconds(pid) + pids.filter(is_child).map(process_seconds).sum::<f64>()
 }
 
 /// Counts the commands that clients send, without those that scripts call. It slows the server down, so it listens to the

@@ -14,6 +14,7 @@ pub mod process;
 pub mod results;
 pub mod scenarios;
 mod stage;
+pub mod store;
 mod takeover;
 
 use std::path::{Path, PathBuf};

@@ -103,7 +103,8 @@ pub struct Work {
     pub rounds: u32,
 }
 
-const NEAR: Way = Way { servers: 1, delay: Duration::ZERO };
+/// A server on this machine.
+pub const NEAR: Way = Way { servers: 1, delay: Duration::ZERO };
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +137,7 @@ impl Scale {
     #[must_use]
     pub fn groups(self, scenario: Scenario) -> Vec<Group> {
         match scenario {
-            Scenario::A => vec![self.alone()],
+            Scenario::A => vec![self.alone(), self.alone_elsewhere()],
             Scenario::B => vec![self.own_names()],
             Scenario::C => self.clients(),
             Scenario::D => vec![self.tasks()],
@@ -153,6 +154,20 @@ impl Scale {
         work.rounds = self.pick(2, 7);
         let rows = catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain());
         Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+    }
+
+    /// The same on stores of other kinds, with leasehold beside them.
+    fn alone_elsewhere(self) -> Group {
+        let work = self.work("on stores of other kinds, one after the other".into(), 1, Rule::Exclusive, 0);
+        let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
+        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+    }
+
+    fn clients_elsewhere(self) -> Group {
+        let title = "on stores of other kinds, 10 clients, hold 1 ms";
+        let work = self.work(title.into(), 10, Rule::Exclusive, 1);
+        let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
+        Group { scenario: Scenario::C, rows, processes: 1, clients: 10, way: NEAR, cells: vec![work] }
     }
 
     fn own_names(self) -> Group {
@@ -196,7 +211,8 @@ impl Scale {
             Group { scenario: Scenario::C, rows, processes, clients, way: NEAR, cells }
         };
         let together = together.into_iter().map(|clients| group(clients, 1));
-        together.chain(apart.into_iter().map(|processes| group(1, processes))).collect()
+        let apart = apart.into_iter().map(|processes| group(1, processes));
+        together.chain(apart).chain([self.clients_elsewhere()]).collect()
     }
 
     fn tasks(self) -> Group {

@@ -5,8 +5,10 @@ use std::time::Duration;
 use leasehold_bench_peer::protocol::{Answer, Open, Order};
 use leasehold_servers::{Proxy, Server};
 
+use super::meter::Used;
 use super::process::Process;
 use super::scenarios::Way;
+use super::store::{Kind, Store};
 
 /// What connecting a thousand clients may take.
 const OPENING: Duration = Duration::from_secs(120);
@@ -16,8 +18,10 @@ pub(crate) struct Stage {
     program: &'static str,
     /// Its processes.
     pub(crate) processes: Vec<Process>,
-    /// Its servers.
+    /// Its servers,
     pub(crate) servers: Vec<Server>,
+    /// or the one of another kind.
+    store: Option<Store>,
     /// The network in front of them, if it is slow. It lives as long as they do.
     _proxies: Vec<Proxy>,
     open: Open,
@@ -37,7 +41,9 @@ impl Stage {
     ) -> Result<Self, String> {
         let started: Result<Vec<Process>, String> = (0..processes).map(|_| Process::start(program)).collect();
         let processes = started?;
-        let servers: Vec<Server> = (0..way.servers).map(|_| Server::on_port()).collect();
+        let store = Kind::of(program).map(Store::start).transpose()?;
+        let count = if store.is_some() { 0 } else { way.servers };
+        let servers: Vec<Server> = (0..count).map(|_| Server::on_port()).collect();
         let mut proxies = Vec::new();
         if !way.delay.is_zero() {
             for server in &servers {
@@ -47,14 +53,16 @@ impl Stage {
                 proxies.push(proxy);
             }
         }
-        let urls = if proxies.is_empty() {
+        let urls = if let Some(store) = &store {
+            vec![store.url.clone()]
+        } else if proxies.is_empty() {
             servers.iter().map(Server::url).collect()
         } else {
             proxies.iter().map(Proxy::url).collect()
         };
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let open = Open { urls, clients, ttl_ms };
-        let mut stage = Self { program, processes, servers, _proxies: proxies, open };
+        let mut stage = Self { program, processes, servers, store, _proxies: proxies, open };
         stage.tell_all(|_, open| Order::Open(open.clone()))?;
         stage.answers(OPENING)?;
         Ok(stage)
@@ -111,9 +119,9 @@ impl Stage {
         }
     }
 
-    /// Its processes' ids.
-    #[must_use]
-    pub(crate) fn pids(&self) -> Vec<u32> {
-        self.processes.iter().map(Process::pid).collect()
+    /// What it has used so far.
+    pub(crate) fn used(&self) -> Used {
+        let pids: Vec<u32> = self.processes.iter().map(Process::pid).collect();
+        Used::now(&self.servers, self.store.as_ref().map(Store::pid), &pids)
     }
 }

@@ -4,15 +4,14 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold_bench_peer::clock::now_ns;
-use leasehold_bench_peer::protocol::{Hold, Open, Order, Run};
+use leasehold_bench_peer::protocol::{Hold, Order, Run};
 use leasehold_bench_peer::turn;
-use leasehold_servers::Server;
 
 use super::Bench;
 use super::catalog::{self, Row};
-use super::process::Process;
 use super::results::{Cell, Figures, RowResult};
-use super::scenarios::Scale;
+use super::scenarios::{NEAR, Scale};
+use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(4);
 /// Nobody is waited for any longer.
@@ -23,8 +22,8 @@ const NAME: &str = "bench:takeover";
 
 /// All rows at the same time, since all that they do is wait.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
-    let rows: Vec<Row> =
-        catalog::contended().into_iter().filter(|row| bench.takes_part(row.program)).collect();
+    let rows = catalog::contended().into_iter().chain(catalog::OTHER_STORES);
+    let rows: Vec<Row> = rows.filter(|row| bench.takes_part(row.program)).collect();
     let mut results: Vec<RowResult> = rows.iter().map(|row| RowResult::of(row.name)).collect();
     let rounds = if scale.is_quick { 1 } else { 5 };
     for round in 1..=rounds {
@@ -51,15 +50,10 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
 
 /// Seconds from the kill to the next critical section.
 fn once(row: Row) -> Result<f64, String> {
-    let server = Server::on_port();
+    let mut stage = Stage::set(row.program, (2, 1), NEAR, TTL)?;
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
-    let ttl_ms = u64::try_from(TTL.as_millis()).unwrap_or(u64::MAX);
-    let open = Order::Open(Open { urls: vec![server.url()], clients: 1, ttl_ms });
-    let mut holder = Process::start(row.program)?;
-    let mut next = Process::start(row.program)?;
-    holder.ask(&open, LIMIT)?;
-    next.ask(&open, LIMIT)?;
     let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
+    let [holder, next] = stage.processes.as_mut_slice() else { return Err("it takes two".into()) };
     holder.ask(&Order::Hold(Hold { lock: lock.clone(), is_tuned, name: NAME.into(), count: 1 }), LIMIT)?;
     let start_ns = now_ns();
     next.tell(&Order::Run(Run {

@@ -59,7 +59,8 @@ fn line(row: &RowResult, bound: Option<&RowResult>, columns: &[Column]) -> Strin
     let is_own = known(row).is_some_and(|row| row.program == "leasehold");
     let mut line = if is_own { format!("| **{}** |", row.row) } else { format!("| {} |", row.row) };
     if let Some(why) = &row.missing {
-        let _ = write!(line, " *missing: {}* |", why.replace('|', "\\|"));
+        let why = why.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+        let _ = write!(line, " *missing: {why}* |");
         return line + &" |".repeat(columns.len() - 1) + "\n";
     }
     for (index, column) in columns.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use crate::compare::catalog::{self, Row};
 use crate::compare::results::{Cell, Results, RowResult};
+use crate::compare::store::Kind;
 
 use super::columns::{Better, Column, of};
 
@@ -58,7 +59,8 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
     let (mut class, mut others): (Option<Rival<'_>>, Option<Rival<'_>>) = (None, None);
     for row in &cell.rows {
         let (Some(known), Some(figure)) = (known(row), row.median(column.figure)) else { continue };
-        if row.row == own.row || row.is_broken() {
+        // On other stores they pay for other promises.
+        if row.row == own.row || row.is_broken() || Kind::of(known.program).is_some() {
             continue;
         }
         if known.program == "bounds" {

@@ -3,6 +3,7 @@ import io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.netty.channel.nio.NioIoHandler;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.redisson.Redisson;
@@ -14,16 +15,24 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 import org.redisson.config.SingleServerConfig;
 
-/** One client of the library: a RedissonClient for each server. */
-final class Client {
+/** Redisson as a peer: a RedissonClient for each server. */
+final class RedissonPeer implements Client {
     /** Where there are many clients they share their threads, since each would bring dozens of its own. */
     private static final int SHARED_THREADS = 16;
     private static EventLoopGroup sharedLoops;
     private static ExecutorService sharedExecutor;
 
-    private final List<RedissonClient> servers = new ArrayList<>();
+    /** Whoever holds for the peer itself: an id that no thread of a run has. */
+    private static final long HOLDER = -1;
 
-    Client(Peer.Order order) {
+    private final List<RedissonClient> servers = new ArrayList<>();
+    private final List<RLock> held = new ArrayList<>();
+
+    public static void main(String[] arguments) throws Exception {
+        Peer.serve("Redisson " + Redisson.class.getPackage().getImplementationVersion(), RedissonPeer::new);
+    }
+
+    private RedissonPeer(Peer.Order order) {
         for (String url : order.urls) {
             Config config = new Config();
             config.setLockWatchdogTimeout(order.ttlMs);
@@ -48,8 +57,8 @@ final class Client {
         config.setEventLoopGroup(sharedLoops).setExecutor(sharedExecutor);
     }
 
-    /** One task's way to the lock of this name. */
-    Lock lock(Peer.Order order, String name) {
+    @Override
+    public Lock lock(Peer.Order order, String name) {
         return switch (order.lock) {
             case "read-write" -> new ReadWrite(servers.get(0).getReadWriteLock(name));
             case "semaphore" -> {
@@ -61,7 +70,7 @@ final class Client {
         };
     }
 
-    RLock mutex(String kind, String name) {
+    private RLock mutex(String kind, String name) {
         RedissonClient first = servers.get(0);
         return switch (kind) {
             case "mutex" -> {
@@ -81,15 +90,32 @@ final class Client {
         return new RedissonRedLock(servers.stream().map(server -> server.getLock(name)).toArray(RLock[]::new));
     }
 
-    void close() {
-        servers.forEach(RedissonClient::shutdown);
+    @Override
+    public CompletionStage<?> hold(Peer.Order order, String name) {
+        RLock lock = mutex(order.lock, name);
+        held.add(lock);
+        return lock.lockAsync(HOLDER);
     }
 
-    /** What a task takes and gives back. */
-    interface Lock {
-        void take(boolean isShared) throws InterruptedException;
+    /** Some hundred at a time. */
+    @Override
+    public int stillHeld() throws Exception {
+        int count = 0;
+        for (int first = 0; first < held.size(); first += Peer.AT_ONCE) {
+            List<CompletionStage<Boolean>> some = new ArrayList<>();
+            for (RLock lock : held.subList(first, Math.min(held.size(), first + Peer.AT_ONCE))) {
+                some.add(lock.isLockedAsync());
+            }
+            for (CompletionStage<Boolean> one : some) {
+                count += one.toCompletableFuture().get() ? 1 : 0;
+            }
+        }
+        return count;
+    }
 
-        void give(boolean isShared);
+    @Override
+    public void close() {
+        servers.forEach(RedissonClient::shutdown);
     }
 
     private record Mutex(RLock lock) implements Lock {

@@ -47,19 +47,21 @@ final class Course {
             try {
                 sleepUntil(order.startNs);
                 takeTurns();
-            } catch (InterruptedException end) {
+            } catch (Exception end) {
                 // The run is over, and it still waited.
             }
         }
 
-        private void takeTurns() throws InterruptedException {
+        private void takeTurns() throws Exception {
             int turn = 0;
             while (System.nanoTime() < order.endNs && (order.turns == 0 || turn < order.turns)) {
                 boolean isShared = Math.floorMod(turn * 37 + number * 61, 100) < order.readsPercent;
                 long asked = System.nanoTime();
                 try {
                     lock.take(isShared);
-                } catch (RuntimeException error) {
+                } catch (InterruptedException end) {
+                    throw end;
+                } catch (Exception error) {
                     // Interrupted, it may say so in its own way.
                     if (System.nanoTime() >= order.endNs) {
                         return;
@@ -78,7 +80,7 @@ final class Course {
                     work(isShared);
                     left = System.nanoTime();
                     lock.give(isShared);
-                } catch (RuntimeException | IOException error) {
+                } catch (Exception error) {
                     left = System.nanoTime();
                     failed(error);
                 } finally {
@@ -121,7 +123,7 @@ final class Course {
         }
     }
 
-    void run(List<Client> clients, Map<String, Object> answer) throws IOException, InterruptedException {
+    void run(List<Client> clients, Map<String, Object> answer) throws Exception {
         if (!order.counter.isEmpty()) {
             counter = FileChannel.open(Path.of(order.counter), StandardOpenOption.READ, StandardOpenOption.WRITE);
         }

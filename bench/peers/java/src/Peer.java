@@ -8,10 +8,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletionStage;
-import org.redisson.Redisson;
-import org.redisson.api.RLock;
 
-/** Redisson as a peer of the benchmark; bench/peers/README.md says what the orders mean. */
+/** What the peers in Java share: the protocol, whose orders bench/peers/README.md explains. */
 public final class Peer {
     /** An order; each uses some of the fields. */
     static final class Order {
@@ -41,22 +39,31 @@ public final class Peer {
         }
     }
 
-    private static final int AT_ONCE = 500;
-    /** Whoever holds for the peer itself: an id that no thread of a run has. */
-    private static final long HOLDER = -1;
+    /** So many questions are on the way at the same time. */
+    static final int AT_ONCE = 500;
 
+    /** Connects a client. */
+    interface Opening {
+        Client open(Order order) throws Exception;
+    }
+
+    private final Opening opening;
     private final List<Client> clients = new ArrayList<>();
-    private final List<RLock> held = new ArrayList<>();
 
-    public static void main(String[] arguments) throws Exception {
+    private Peer(Opening opening) {
+        this.opening = opening;
+    }
+
+    /** Carries out orders until there are no more. */
+    static void serve(String library, Opening opening) throws Exception {
         ObjectMapper json = new ObjectMapper();
         json.setPropertyNamingStrategy(PropertyNamingStrategies.SNAKE_CASE);
         json.configure(DeserializationFeature.FAIL_ON_UNKNOWN_PROPERTIES, false);
         Map<String, Object> hello = new LinkedHashMap<>();
-        hello.put("library", "Redisson " + Redisson.class.getPackage().getImplementationVersion());
+        hello.put("library", library);
         hello.put("runtime", "Java " + Runtime.version());
         System.out.println(json.writeValueAsString(hello));
-        Peer peer = new Peer();
+        Peer peer = new Peer(opening);
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
         for (String line = orders.readLine(); line != null; line = orders.readLine()) {
             Map<String, Object> answer = new LinkedHashMap<>();
@@ -67,7 +74,7 @@ public final class Peer {
             }
             System.out.println(json.writeValueAsString(answer));
         }
-        // Its threads would keep the program alive.
+        // The libraries' threads would keep the program alive.
         System.exit(0);
     }
 
@@ -82,29 +89,25 @@ public final class Peer {
         }
     }
 
-    private void open(Order order) {
+    private void open(Order order) throws Exception {
         close();
         for (int number = 0; number < order.clients; number++) {
-            clients.add(new Client(order));
+            clients.add(opening.open(order));
         }
     }
 
     private void close() {
         clients.forEach(Client::close);
         clients.clear();
-        held.clear();
     }
 
-    /** Some hundred at a time. */
     private void hold(Order order) throws Exception {
-        List<CompletionStage<Void>> some = new ArrayList<>();
+        List<CompletionStage<?>> some = new ArrayList<>();
         for (int number = 0; number < order.count; number++) {
-            String name = order.nameOf(number, order.count == 1);
-            RLock lock = clients.get(number % clients.size()).mutex(order.lock, name);
-            held.add(lock);
-            some.add(lock.lockAsync(HOLDER));
+            Client client = clients.get(number % clients.size());
+            some.add(client.hold(order, order.nameOf(number, order.count == 1)));
             if (some.size() == AT_ONCE || number + 1 == order.count) {
-                for (CompletionStage<Void> one : some) {
+                for (CompletionStage<?> one : some) {
                     one.toCompletableFuture().get();
                 }
                 some.clear();
@@ -114,14 +117,8 @@ public final class Peer {
 
     private int stillHeld() throws Exception {
         int count = 0;
-        for (int first = 0; first < held.size(); first += AT_ONCE) {
-            List<CompletionStage<Boolean>> some = new ArrayList<>();
-            for (RLock lock : held.subList(first, Math.min(held.size(), first + AT_ONCE))) {
-                some.add(lock.isLockedAsync());
-            }
-            for (CompletionStage<Boolean> one : some) {
-                count += one.toCompletableFuture().get() ? 1 : 0;
-            }
+        for (Client client : clients) {
+            count += client.stillHeld();
         }
         return count;
     }
