@@ -98,8 +98,14 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
             }
         }
     }
-    let (title, series) = (work.title.clone(), work.series.clone());
-    Cell { scenario: group.scenario.letter().to_owned(), title, size: work.size, series, rows }
+    Cell {
+        scenario: group.scenario.letter().to_owned(),
+        title: work.title.clone(),
+        size: work.size,
+        series: work.series.clone(),
+        is_contended: work.rule != Rule::Alone && work.tasks * group.processes > 1,
+        rows,
+    }
 }
 
 /// What a run found, and the first failure that its library reported.

@@ -11,7 +11,6 @@ use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
-const TTL: Duration = Duration::from_secs(30);
 /// Taking all of them.
 const TAKING: Duration = Duration::from_secs(300);
 const ASKING: Duration = Duration::from_secs(60);
@@ -22,13 +21,14 @@ const FEW: u32 = 10_000;
 /// Everybody once for each number of leases.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     let counts: &[u32] = if scale.is_quick { &[FEW] } else { &[FEW, 100_000] };
-    // Long enough for one renewal at a third of the ttl, or for several.
-    let span = Duration::from_secs(if scale.is_quick { 12 } else { 60 });
+    // Some renew at a third of the ttl, some half a second before its end: the span has room for at least one of each.
+    let (ttl, span) = if scale.is_quick { (15, 16) } else { (30, 60) };
+    let (ttl, span) = (Duration::from_secs(ttl), Duration::from_secs(span));
     let rows: Vec<Row> = RENEWING.into_iter().filter(|row| bench.takes_part(row.program)).collect();
     for count in counts {
         let mut cell = Cell {
             scenario: "f".into(),
-            title: format!("{count} leases with a ttl of {} s, for {} s", TTL.as_secs(), span.as_secs()),
+            title: format!("{count} leases with a ttl of {} s, for {} s", ttl.as_secs(), span.as_secs()),
             size: *count,
             ..Cell::default()
         };
@@ -36,15 +36,15 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
         for some in rows.chunks(at_once) {
             let names: Vec<&str> = some.iter().map(|row| row.name).collect();
             bench.progress(&format!("(f) {count} leases: {}", names.join(", ")));
-            cell.rows.extend(together(some, *count, span));
+            cell.rows.extend(together(some, *count, ttl, span));
         }
         bench.found(cell);
     }
 }
 
-fn together(rows: &[Row], count: u32, span: Duration) -> Vec<RowResult> {
+fn together(rows: &[Row], count: u32, ttl: Duration, span: Duration) -> Vec<RowResult> {
     thread::scope(|scope| {
-        let all: Vec<_> = rows.iter().map(|row| scope.spawn(move || once(*row, count, span))).collect();
+        let all: Vec<_> = rows.iter().map(|row| scope.spawn(move || once(*row, count, ttl, span))).collect();
         let found =
             all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())));
         rows.iter()
@@ -61,8 +61,8 @@ fn together(rows: &[Row], count: u32, span: Duration) -> Vec<RowResult> {
     })
 }
 
-fn once(row: Row, count: u32, span: Duration) -> Result<Figures, String> {
-    let mut stage = Stage::set(row.program, (1, 1), NEAR, TTL)?;
+fn once(row: Row, count: u32, ttl: Duration, span: Duration) -> Result<Figures, String> {
+    let mut stage = Stage::set(row.program, (1, 1), NEAR, ttl)?;
     let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
     let began = Instant::now();
     stage.tell_all(|_, _| Order::Hold(hold.clone()))?;

@@ -69,6 +69,9 @@ pub struct Cell {
     pub size: u32,
     /// Which cells of the scenario belong to one line of a plot.
     pub series: String,
+    /// Whether tasks want the same lock.
+    #[serde(default)]
+    pub is_contended: bool,
     /// Everybody.
     pub rows: Vec<RowResult>,
 }

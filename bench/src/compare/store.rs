@@ -60,7 +60,7 @@ impl Store {
         let errors = log.try_clone().map_err(|error| error.to_string())?;
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
-        let mut store = Self { process, url, folder: folder };
+        let mut store = Self { process, url, folder };
         let limit = Instant::now() + STARTING;
         loop {
             let log = std::fs::read_to_string(store.folder.path().join("log")).unwrap_or_default();

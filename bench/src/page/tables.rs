@@ -16,7 +16,7 @@ pub(super) fn participants(results: &Results) -> String {
     for (program, presence) in &results.peers {
         let _ = match presence {
             Presence::There(hello) => writeln!(page, "| {program} | {} | {} |", hello.library, hello.runtime),
-            Presence::Missing { missing } => writeln!(page, "| {program} | *missing: {missing}* | |"),
+            Presence::Missing { missing } => writeln!(page, "| {program} | *missing: {}* | |", flat(missing)),
         };
     }
     page += "\n| row | renews by itself | waiters are told | first come, first served | fencing tokens | how it is set |\n\
@@ -59,8 +59,7 @@ fn line(row: &RowResult, bound: Option<&RowResult>, columns: &[Column]) -> Strin
     let is_own = known(row).is_some_and(|row| row.program == "leasehold");
     let mut line = if is_own { format!("| **{}** |", row.row) } else { format!("| {} |", row.row) };
     if let Some(why) = &row.missing {
-        let why = why.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
-        let _ = write!(line, " *missing: {why}* |");
+        let _ = write!(line, " *missing: {}* |", flat(why));
         return line + &" |".repeat(columns.len() - 1) + "\n";
     }
     for (index, column) in columns.iter().enumerate() {
@@ -71,6 +70,11 @@ fn line(row: &RowResult, bound: Option<&RowResult>, columns: &[Column]) -> Strin
         let _ = write!(line, " {words} |");
     }
     line + "\n"
+}
+
+/// On one line, and without what ends a table's field.
+fn flat(why: &str) -> String {
+    why.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
 fn place(row: &RowResult, bound: Option<&RowResult>, column: Column) -> String {

@@ -1,6 +1,6 @@
 //! Where leasehold is not the best: found by comparing, not by choosing.
 
-use crate::compare::catalog::{self, Row};
+use crate::compare::catalog::{self, Promises, Row};
 use crate::compare::results::{Cell, Results, RowResult};
 use crate::compare::store::Kind;
 
@@ -29,7 +29,7 @@ pub(super) struct Behind {
 /// What leasehold is behind of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Verdict {
-    /// The best of those that do the same: they renew, and whoever waits is told.
+    /// The best of those that do the same: they renew, whoever waits is told, and the first to come is the first served.
     pub(super) class: Vec<Behind>,
     /// The best of all others, whatever they leave out.
     pub(super) others: Vec<Behind>,
@@ -69,8 +69,7 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
             }
             continue;
         }
-        // A semaphore that polls nothing and renews nothing is compared all the same: there is no other.
-        let does_the_same = known.promises.is_told && (known.promises.renews || cell.scenario == "h");
+        let does_the_same = is_of_class(known.promises, cell);
         let place = if does_the_same { &mut class } else { &mut others };
         if place.is_none_or(|(_, best)| is_better(column, figure, best)) {
             *place = Some((row, figure));
@@ -80,6 +79,16 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
         if let Some(rival) = rival {
             note(list, cell, column, figure, rival, CLASS);
         }
+    }
+}
+
+/// Whether it does what leasehold does, as far as the cell asks for it. To be first come, first served costs nothing where
+/// nobody waits; of readers and writers, and of semaphores, there is only one other; and over a quorum nobody is told.
+fn is_of_class(promises: Promises, cell: &Cell) -> bool {
+    match cell.scenario.as_str() {
+        "g" | "h" => promises.is_told,
+        "i" => promises.renews,
+        _ => promises.is_told && promises.renews && (promises.is_fair || !cell.is_contended),
     }
 }
 
@@ -127,7 +136,7 @@ mod tests {
     }
 
     fn of_rows(rows: Vec<RowResult>) -> Verdict {
-        let cell = Cell { scenario: "c".into(), title: "x".into(), rows, ..Cell::default() };
+        let cell = Cell { scenario: "c".into(), is_contended: true, rows, ..Cell::default() };
         verdict(&Results { cells: vec![cell], ..Results::default() })
     }
 
@@ -135,20 +144,24 @@ mod tests {
     fn whoever_is_a_tenth_better_and_does_the_same_is_named() {
         let found = of_rows(vec![
             row("leasehold", 100.0, 0.0),
-            row("Redisson RLock", 120.0, 0.0),
+            row("Redisson RFairLock", 120.0, 0.0),
+            row("Redisson RLock", 130.0, 0.0),
             row("redsync", 300.0, 0.0),
             row("PUBLISH to the next", 131.0, 0.0),
         ]);
         let named = |list: &[Behind]| list.iter().map(|one| one.other.clone()).collect::<Vec<_>>();
-        assert_eq!(named(&found.class), ["Redisson RLock: 120"]);
+        assert_eq!(named(&found.class), ["Redisson RFairLock: 120"]);
         assert_eq!(named(&found.others), ["redsync: 300"]);
         assert_eq!(named(&found.bound), ["PUBLISH to the next: 131"]);
     }
 
     #[test]
     fn nobody_is_behind_a_lock_that_is_broken_or_hardly_better() {
-        let rows =
-            vec![row("leasehold", 100.0, 0.0), row("Redisson RLock", 900.0, 1.0), row("redsync", 109.0, 0.0)];
+        let rows = vec![
+            row("leasehold", 100.0, 0.0),
+            row("Redisson RFairLock", 900.0, 1.0),
+            row("redsync", 109.0, 0.0),
+        ];
         assert_eq!(of_rows(rows), Verdict::default());
     }
 }

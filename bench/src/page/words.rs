@@ -37,8 +37,8 @@ pub(super) const SCENARIOS: [About; 10] = [
     about(
         "e",
         "A holder is killed",
-        "Its process is ended at once while another one waits. A renewing holder is killed at any point of its lease; one that does \
-         not renew soon after it took it.",
+        "Its process is ended at once, half a second after it took the lock, while another one waits. On Redis the lock is the \
+         next one's when the lease has run out; nobody can know any sooner.",
     ),
     about(
         "f",
@@ -96,12 +96,14 @@ pub(super) fn verdict(verdict: &Verdict) -> String {
     let mut page = String::from("\n## Where leasehold is not the best\n");
     let parts = [
         (
-            "More than a tenth behind the first of those that renew, and tell whoever waits:",
-            "Nowhere is it more than a tenth behind the first of those that renew, and tell whoever waits.",
+            "More than a tenth behind the first of those that do the same: they renew, tell whoever waits, and where clients compete serve \
+             the first to come first:",
+            "Nowhere is it more than a tenth behind the first of those that do the same: renew, tell whoever waits, and where clients \
+             compete serve the first to come first.",
             &verdict.class,
         ),
         (
-            "More than a tenth behind the first of the others, which leave one or the other out:",
+            "More than a tenth behind the first of the others, which leave something of that out:",
             "Nowhere is it more than a tenth behind the first of the others.",
             &verdict.others,
         ),
