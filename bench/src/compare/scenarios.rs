@@ -118,6 +118,11 @@ impl Scale {
         if self.is_quick { quick } else { full }
     }
 
+    /// The mutexes that compete for one lock; at a first look as they come, otherwise also tuned.
+    fn competing(self) -> Vec<Row> {
+        self.pick(catalog::plain(), catalog::contended())
+    }
+
     fn work(self, title: String, tasks: u32, rule: Rule, hold_ms: u64) -> Work {
         Work {
             title,
@@ -191,9 +196,7 @@ impl Scale {
             (true, _) => vec![0, 1],
         };
         let group = |clients: u32, processes: u32| {
-            let is_short = self.is_quick && clients > 100;
-            let rows = if is_short { catalog::plain() } else { catalog::contended() };
-            let rows = catalog::with(&[catalog::PUBLISH], rows);
+            let rows = catalog::with(&[catalog::PUBLISH], self.competing());
             let who = if processes > 1 { "processes" } else { "clients" };
             let cell = |hold: u64| {
                 let size = clients * processes;
@@ -217,7 +220,7 @@ impl Scale {
 
     fn tasks(self) -> Group {
         let work = self.work("1,000 tasks of one client".into(), 1_000, Rule::Exclusive, 0);
-        let rows = catalog::with(&[catalog::LOCAL], catalog::contended());
+        let rows = catalog::with(&[catalog::LOCAL], self.competing());
         Group { scenario: Scenario::D, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
     }
 
@@ -268,7 +271,7 @@ impl Scale {
             let rows = if clients == 1 {
                 catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain())
             } else {
-                catalog::with(&[catalog::PUBLISH], catalog::contended())
+                catalog::with(&[catalog::PUBLISH], self.competing())
             };
             let way = Way { servers: 1, delay: Duration::from_millis(delay) };
             Group { scenario: Scenario::J, rows, processes: 1, clients, way, cells: vec![work] }
