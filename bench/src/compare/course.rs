@@ -25,6 +25,8 @@ const READY: Duration = Duration::from_millis(30);
 const READY_EACH: Duration = Duration::from_micros(300);
 /// So many come in a crowd, which has to settle before it counts.
 const CROWD: u32 = 100;
+/// The first time, that takes it longer: clients make connections that they had no use for before.
+const COLD: Duration = Duration::from_secs(2);
 /// How often a run is repeated in which the machine was slow.
 const REPEATS: u32 = 2;
 /// The least that a warm-up takes: the Java machine has to compile first.
@@ -168,7 +170,11 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     let counts = work.rule == Rule::Exclusive && row.lock != "ping";
     let counter = Counter::create(&files.counter()).map_err(|error| error.to_string())?;
     let start_ns = now_ns() + nanos(READY + READY_EACH * work.tasks);
-    let lead = if work.tasks >= CROWD { work.span / 2 } else { Duration::ZERO };
+    let lead = match work.tasks {
+        CROWD.. if listeners.is_empty() => work.span / 2,
+        CROWD.. => COLD.max(work.span / 2),
+        _ => Duration::ZERO,
+    };
     let from_ns = start_ns + nanos(lead);
     let end_ns = from_ns + nanos(work.span);
     let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };

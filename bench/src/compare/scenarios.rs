@@ -251,7 +251,10 @@ impl Scale {
                 let state = if one_is_stopped { "one stopped" } else { "all healthy" };
                 let who = if clients == 1 { "one client".into() } else { format!("{clients} clients") };
                 let title = format!("{servers} servers, {state}, {who}");
-                Work { one_is_stopped, ..self.work(title, clients, Rule::Exclusive, 0) }
+                let work = self.work(title, clients, Rule::Exclusive, 0);
+                // Some wait for the one that does not answer, each time.
+                let span = if one_is_stopped { work.span * 2 } else { work.span };
+                Work { one_is_stopped, span, ..work }
             };
             let way = Way { servers, delay: Duration::ZERO };
             let (rows, cells) = (catalog::QUORUM.to_vec(), vec![cell(false), cell(true)]);

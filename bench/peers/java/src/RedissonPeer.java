@@ -36,6 +36,8 @@ final class RedissonPeer implements Client {
         for (String url : order.urls) {
             Config config = new Config();
             config.setLockWatchdogTimeout(order.ttlMs);
+            // A server that is down is part of the work of a quorum.
+            config.setLazyInitialization(order.urls.size() > 1);
             SingleServerConfig server = config.useSingleServer().setAddress(url);
             if (order.clients > 1) {
                 share(config);
