@@ -41,7 +41,7 @@ enum Command {
         /// A first look, within five minutes instead of an hour.
         #[arg(long)]
         quick: bool,
-        /// Only these programs: the folders of bench/peers, leasehold, bounds.
+        /// Only these programs: leasehold, bounds, and what bench/setup names.
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
         only: Vec<String>,
         /// Where the results go [default: target/bench/run.json].

@@ -20,7 +20,7 @@ pub struct Promises {
 pub struct Row {
     /// What it is called.
     pub name: &'static str,
-    /// Which peer it is, by its folder.
+    /// Which peer it is, by the name that `bench/setup` gives it.
     pub program: &'static str,
     /// Which kind of lock, as the peer knows it.
     pub lock: &'static str,

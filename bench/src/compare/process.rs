@@ -49,7 +49,7 @@ fn command(program: &str) -> Result<Command, String> {
 }
 
 impl Process {
-    /// Starts a peer, by the name of its folder.
+    /// Starts a peer, by the name that `bench/setup` gives it.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ pub struct Results {
     pub is_quick: bool,
     /// How long it took.
     pub minutes: f64,
-    /// Who took part, by folder.
+    /// Who took part, by program.
     pub peers: BTreeMap<String, Presence>,
     /// Runs of one row that were thrown away since the machine was slower just then.
     pub discarded: u32,
