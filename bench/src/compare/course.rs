@@ -25,7 +25,8 @@ const READY: Duration = Duration::from_millis(30);
 const READY_EACH: Duration = Duration::from_micros(300);
 /// So many come in a crowd, which has to settle before it counts.
 const CROWD: u32 = 100;
-/// The first time, that takes it longer: clients make connections that they had no use for before.
+/// The first time, that takes so many clients longer: they make connections that they had no use for before.
+const COLD_CROWD: u32 = 1_000;
 const COLD: Duration = Duration::from_secs(2);
 /// How often a run is repeated in which the machine was slow.
 const REPEATS: u32 = 2;
@@ -170,11 +171,7 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     let counts = work.rule == Rule::Exclusive && row.lock != "ping";
     let counter = Counter::create(&files.counter()).map_err(|error| error.to_string())?;
     let start_ns = now_ns() + nanos(READY + READY_EACH * work.tasks);
-    let lead = match work.tasks {
-        CROWD.. if listeners.is_empty() => work.span / 2,
-        CROWD.. => COLD.max(work.span / 2),
-        _ => Duration::ZERO,
-    };
+    let lead = lead(work, !listeners.is_empty());
     let from_ns = start_ns + nanos(lead);
     let end_ns = from_ns + nanos(work.span);
     let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
@@ -201,6 +198,12 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     let failure = answers.iter().find_map(|answer: &Answer| answer.failure.clone());
     stage.renew(&answers)?;
     Ok((found, failure))
+}
+
+/// How long a crowd stands there before it counts.
+fn lead(work: &Work, is_warm_up: bool) -> Duration {
+    let lead = if work.tasks >= CROWD { work.span / 2 } else { Duration::ZERO };
+    if is_warm_up && work.size >= COLD_CROWD && work.rule == Rule::Exclusive { lead.max(COLD) } else { lead }
 }
 
 fn order(row: Row, work: &Work, course: Course, process: u32, files: &Files) -> Run {
