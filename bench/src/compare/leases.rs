@@ -11,8 +11,8 @@ use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
-/// Taking all of them.
-const TAKING: Duration = Duration::from_secs(300);
+/// Taking all of them, and as much again that every answer is given: whoever takes longer is stuck.
+const TAKING: Duration = Duration::from_secs(60);
 const ASKING: Duration = Duration::from_secs(60);
 
 /// So many keep no processor busy, and everybody may hold them at the same time.

@@ -103,7 +103,7 @@ pub(super) fn of(scenario: &str) -> Vec<Column> {
         "b" => vec![chief(RATE), PAIR, PAIR_P99, SENT, BYTES, SERVER, CLIENT],
         "c" => vec![
             chief(RATE),
-            HAND_OVER,
+            chief(HAND_OVER),
             HAND_OVER_P99,
             HAND_OVER_MAX,
             LONGEST,
