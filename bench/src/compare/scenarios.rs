@@ -156,7 +156,7 @@ impl Scale {
 
     fn alone(self) -> Group {
         let mut work = self.work("one after the other".into(), 1, Rule::Exclusive, 0);
-        work.rounds = self.pick(2, 7);
+        work.rounds = self.pick(3, 7);
         let rows = catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain());
         Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
     }
