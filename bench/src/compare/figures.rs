@@ -86,7 +86,7 @@ fn hand_overs(turns: &[Turn]) -> Vec<u64> {
 /// How long tasks waited. Whoever still waits at the end has waited at least until then.
 fn waits(all: &[Turn], turns: &[Turn], course: Course) -> Vec<u64> {
     let mut last: HashMap<u32, u64> = (0..course.tasks).map(|task| (task, course.start_ns)).collect();
-    last.extend(all.iter().map(|turn| (turn.task, turn.done)));
+    last.extend(all.iter().filter(|turn| turn.entered <= course.end_ns).map(|turn| (turn.task, turn.done)));
     let mut waits: Vec<u64> = turns.iter().map(|turn| turn.entered - turn.asked).collect();
     let longest = last.values().map(|last| course.end_ns.saturating_sub(*last)).max();
     // Only if it is the longest: one that had just asked says nothing.
@@ -202,6 +202,9 @@ mod tests {
         let turns = [turn(0, 0, 100, 200), turn(0, 210, 300, 400)];
         let found = of(&turns, COURSE, 2);
         assert_eq!(found["wait_max"], 10.0);
+        // Also if it gets it just when all is over.
+        let late = [turns[0], turns[1], turn(1, 0, 10_001, 10_002)];
+        assert_eq!(of(&late, COURSE, 3)["wait_max"], 10.0);
         assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
     }
 
