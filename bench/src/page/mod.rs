@@ -27,7 +27,11 @@ pub fn publish(from: &Path) -> io::Result<()> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs");
     let (page, pictures) = write(&results);
     let folder = docs.join("benchmarks");
-    fs::create_dir_all(&folder)?;
+    // Pictures of an earlier run that this one does not have.
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => fs::create_dir_all(&folder)?,
+    }
     for (name, picture) in pictures {
         fs::write(folder.join(name), picture)?;
     }
