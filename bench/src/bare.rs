@@ -17,6 +17,9 @@ pub async fn connection(url: &str) -> MultiplexedConnection {
     client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
 }
 
+/// What says whose it is.
+const VALUE: &str = "7a1f9c52b0d34e68";
+
 /// What most libraries do: SET NX PX with a token, and a script that compares and deletes.
 #[derive(Clone)]
 pub struct Bare {
@@ -40,12 +43,35 @@ impl Bare {
     ///
     /// When the server answers anything else than it should.
     pub async fn pair(&mut self, name: &str) {
+        self.take(name).await.expect("it is free");
+        self.give(name).await.expect("it is held");
+    }
+
+    /// The lock.
+    ///
+    /// # Errors
+    ///
+    /// When somebody else has it, or the server does not answer.
+    pub async fn take(&mut self, name: &str) -> redis::RedisResult<()> {
         let mut set = redis::cmd("SET");
-        set.arg(name).arg("7a1f9c52b0d34e68").arg("NX").arg("PX").arg(10_000);
-        let _: String = set.query_async(&mut self.connection).await.expect("it is free");
-        let call =
-            self.delete.key(name).arg("7a1f9c52b0d34e68").invoke_async::<i64>(&mut self.connection).await;
-        assert_eq!(call.expect("answers"), 1);
+        set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(10_000);
+        let _: String = set.query_async(&mut self.connection).await?;
+        Ok(())
+    }
+
+    /// Its release.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer.
+    ///
+    /// # Panics
+    ///
+    /// When it was not held.
+    pub async fn give(&mut self, name: &str) -> redis::RedisResult<()> {
+        let deleted = self.delete.key(name).arg(VALUE).invoke_async::<i64>(&mut self.connection).await?;
+        assert_eq!(deleted, 1);
+        Ok(())
     }
 }
 

@@ -3,9 +3,12 @@
 //! ratio.
 
 pub mod bare;
+pub mod compare;
 pub mod handoff;
 pub mod local;
+pub mod page;
 pub mod pair;
+pub mod peers;
 pub mod redlock;
 pub mod renewals;
 pub mod report;

@@ -1,15 +1,23 @@
 //! `leasehold-bench`: what is claimed about speed on Redis, measured against the same work without a lock library, in
 //! turn, on servers of its own.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
+use leasehold_bench::compare::scenarios::Scenario;
+use leasehold_bench::compare::{self, Options};
+use leasehold_bench::page;
+use leasehold_bench::peers::{self, Peer};
 use leasehold_bench::report::Report;
 use leasehold_bench::{handoff, local, pair, redlock, renewals, server_cost};
 
 /// Measures leasehold on Redis, as ratios within one run.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// What to measure; everything when nothing is named.
     parts: Vec<Part>,
     /// One JSON value instead of text.
@@ -21,6 +29,34 @@ struct Args {
     /// Be the other process of `handoff`.
     #[arg(long, hide = true, value_name = "URL")]
     peer: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The same work by every lock library that `bench/setup` has built, side by side.
+    Compare {
+        /// Only these scenarios.
+        #[arg(value_enum)]
+        scenarios: Vec<Scenario>,
+        /// A first look, within five minutes instead of an hour.
+        #[arg(long)]
+        quick: bool,
+        /// Only these programs: leasehold, bounds, and what bench/setup names.
+        #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
+        only: Vec<String>,
+        /// Where the results go [default: target/bench/run.json].
+        #[arg(long, value_name = "PATH")]
+        output: Option<PathBuf>,
+    },
+    /// Write docs/benchmarks.md from what `compare` found.
+    Report {
+        /// What it found [default: target/bench/run.json].
+        #[arg(long, value_name = "PATH")]
+        from: Option<PathBuf>,
+    },
+    /// Be one of the peers that are part of this program.
+    #[command(hide = true)]
+    Peer { peer: Peer },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +79,9 @@ enum Part {
 
 fn main() {
     let args = Args::parse();
+    if let Some(command) = args.command {
+        return obey(command);
+    }
     if let Some(url) = args.peer {
         return handoff::peer(&url);
     }
@@ -70,4 +109,22 @@ fn main() {
         renewals::run(&mut report, Duration::from_secs(args.seconds));
     }
     report.end();
+}
+
+fn obey(command: Command) {
+    match command {
+        Command::Compare { scenarios, quick, only, output } => {
+            let output = output.unwrap_or_else(compare::output);
+            let path = output.clone();
+            let results = compare::run(Options { is_quick: quick, scenarios, programs: only, output }, true);
+            println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());
+        }
+        Command::Report { from } => {
+            if let Err(error) = page::publish(&from.unwrap_or_else(compare::output)) {
+                eprintln!("leasehold-bench: {error}");
+                std::process::exit(1);
+            }
+        }
+        Command::Peer { peer } => peers::run(peer),
+    }
 }

@@ -1,0 +1,66 @@
+// PostgreSQL's advisory locks as a peer, over pgx: pg_advisory_lock on a connection of the client's own. The lock is the session's
+// and has no ttl; whoever dies loses it with the connection.
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/jackc/pgx/v5"
+
+	"leasehold/bench/work"
+)
+
+type client struct {
+	url        string
+	connection *pgx.Conn
+}
+
+type lock struct {
+	connection *pgx.Conn
+	key        int64
+}
+
+func main() {
+	work.Serve("pgx "+work.Version("github.com/jackc/pgx/v5"), open)
+}
+
+func open(order *work.Order) (work.Client, error) {
+	c := &client{url: order.URLs[0]}
+	return c, c.connect()
+}
+
+func (c *client) connect() (err error) {
+	c.connection, err = pgx.Connect(context.Background(), c.url)
+	return err
+}
+
+func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
+	if run.Lock != "mutex" {
+		return nil, fmt.Errorf("PostgreSQL has no lock that is called %s", run.Lock)
+	}
+	// Whoever was called back while it waited has lost its connection: so pgx ends what the server is busy with.
+	if c.connection.IsClosed() {
+		if err := c.connect(); err != nil {
+			return nil, err
+		}
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(name))
+	return &lock{c.connection, int64(hash.Sum64())}, nil
+}
+
+func (c *client) Close() { _ = c.connection.Close(context.Background()) }
+
+func (l *lock) Take(ctx context.Context) error {
+	_, err := l.connection.Exec(ctx, "SELECT pg_advisory_lock($1)", l.key)
+	return err
+}
+
+func (l *lock) Give() error {
+	_, err := l.connection.Exec(context.Background(), "SELECT pg_advisory_unlock($1)", l.key)
+	return err
+}
+
+func (l *lock) IsHeld() bool { return !l.connection.IsClosed() }

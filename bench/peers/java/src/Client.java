@@ -1,0 +1,23 @@
+import java.util.concurrent.CompletionStage;
+
+/** One client of a library, with connections of its own. */
+interface Client {
+    /** One task's way to the lock of this name. */
+    Lock lock(Peer.Order order, String name) throws Exception;
+
+    /** Takes the lock, and keeps it. */
+    CompletionStage<?> hold(Peer.Order order, String name) throws Exception;
+
+    /** How many of those are still held, as far as the library knows. */
+    int stillHeld() throws Exception;
+
+    void close();
+
+    /** What a task takes and gives back. */
+    interface Lock {
+        /** Waits until it has it, or is interrupted. */
+        void take(boolean isShared) throws Exception;
+
+        void give(boolean isShared) throws Exception;
+    }
+}

@@ -1,0 +1,168 @@
+"""redis-py's Lock as a peer of the benchmark; bench/peers/README.md says what the orders mean.
+
+A thread per task, and a connection for each, as its documentation has it. It polls every 100 ms; tuned, every 5 ms.
+"""
+
+import json
+import os
+import platform
+import struct
+import sys
+import threading
+import time
+
+import redis
+
+
+class Client:
+    """One client of the library, with a pool of its own, which has as many connections as there are threads."""
+
+    def __init__(self, order):
+        if len(order["urls"]) > 1:
+            raise ValueError("redis-py has no quorum of independent servers")
+        # It allows 100 connections unless told otherwise, and fails when a thread more wants one.
+        self.redis = redis.Redis.from_url(order["urls"][0], max_connections=2_000 if order["clients"] == 1 else 1)
+        self.redis.ping()
+        self.ttl = order["ttl_ms"] / 1000
+
+    def lock(self, order, name):
+        if order["lock"] != "mutex":
+            raise ValueError("redis-py has only a mutex")
+        polling = {"sleep": 0.005} if order["is_tuned"] else {}
+        return self.redis.lock(name, timeout=self.ttl, **polling)
+
+
+class Course:
+    """What the threads of one run share."""
+
+    def __init__(self, order):
+        self.order = order
+        self.is_over = False
+        self.failures = 0
+        self.failure = None
+        self.inside = 0
+        self.guard = threading.Lock()
+        self.turns = []
+        self.counter = os.open(order["counter"], os.O_RDWR) if order["counter"] else None
+
+    def failed(self, error):
+        with self.guard:
+            self.failures += 1
+            self.failure = self.failure or str(error)
+        time.sleep(0.001)
+
+    def section(self):
+        if self.counter is not None:
+            (count,) = struct.unpack("<Q", os.pread(self.counter, 8, 0))
+        if self.order["hold_us"]:
+            time.sleep(self.order["hold_us"] / 1e6)
+        if self.counter is not None:
+            os.pwrite(self.counter, struct.pack("<Q", count + 1), 0)
+
+    def take_turns(self, lock, task):
+        order, now = self.order, time.monotonic_ns
+        time.sleep(max(0, order["start_ns"] - now()) / 1e9)
+        turn = 0
+        while now() < order["end_ns"] and (order["turns"] == 0 or turn < order["turns"]):
+            asked = now()
+            try:
+                lock.acquire()
+            except redis.RedisError as error:
+                self.failed(error)
+                continue
+            # The run may be over, and its log written.
+            if self.is_over:
+                return
+            entered = now()
+            with self.guard:
+                self.inside += 1
+            self.section()
+            left = now()
+            try:
+                lock.release()
+            except redis.RedisError as error:
+                self.failed(error)
+            self.turns.append((task, 0, asked, entered, left, now()))
+            with self.guard:
+                self.inside -= 1
+            turn += 1
+
+
+class Peer:
+    """Its clients, and what `hold` took."""
+
+    def __init__(self):
+        self.clients = []
+        self.held = []
+
+    def open(self, order):
+        self.close(order)
+        self.clients = [Client(order) for _ in range(order["clients"])]
+        return {}
+
+    def close(self, _):
+        for client in self.clients:
+            client.redis.close()
+        self.clients, self.held = [], []
+        return {}
+
+    def lock(self, order, number, name):
+        return self.clients[number % len(self.clients)].lock(order, name)
+
+    def run(self, order):
+        course = Course(order)
+        threads = []
+        for number in range(order["tasks"]):
+            name = f"{order['name']}:{number}" if order["own_names"] else order["name"]
+            work = (self.lock(order, number, name), order["first_task"] + number)
+            threads.append(threading.Thread(target=course.take_turns, args=work, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0, order["end_ns"] - time.monotonic_ns()) / 1e9)
+        limit = time.monotonic() + 0.5
+        while course.inside > 0 and time.monotonic() < limit:
+            time.sleep(0.001)
+        course.is_over = True
+        with open(order["log"], "wb") as log:
+            log.write(b"".join(struct.pack("<IIQQQQ", *turn) for turn in list(course.turns)))
+        # There is no way to call back an attempt.
+        is_spent = any(thread.is_alive() for thread in threads)
+        return {"failures": course.failures, "failure": course.failure, "is_spent": is_spent}
+
+    def hold(self, order):
+        for number in range(order["count"]):
+            name = order["name"] if order["count"] == 1 else f"{order['name']}:{number}"
+            lock = self.lock(order, number, name)
+            lock.acquire()
+            self.held.append(lock)
+        return {}
+
+    def still_held(self, _):
+        return {"held": sum(lock.owned() for lock in self.held)}
+
+
+def main():
+    peer = Peer()
+    orders = {
+        "open": peer.open,
+        "run": peer.run,
+        "hold": peer.hold,
+        "held": peer.still_held,
+        "close": peer.close,
+    }
+    hello = {"library": f"redis-py {redis.__version__}", "runtime": f"CPython {platform.python_version()}"}
+    print(json.dumps(hello), flush=True)
+    for line in sys.stdin:
+        try:
+            order = json.loads(line)
+            if order["order"] not in orders:
+                raise ValueError(f"no order is called {order['order']!r}")
+            answer = orders[order["order"]](order)
+        except Exception as error:  # Whatever it is, the driver hears of it, and the next order may do better.
+            answer = {"error": str(error) or repr(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+// redlock 5 over ioredis as a peer of the benchmark; bench/peers/README.md says what the orders mean.
+//
+// It gives up after 10 retries; here it tries for as long as the driver wants, at the pace that it comes with, or, tuned,
+// every 5 ms.
+import { closeSync, openSync, readFileSync, readSync, writeFileSync, writeSync } from "node:fs";
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+import { Redis } from "ioredis";
+import Redlock from "redlock";
+
+const require = createRequire(import.meta.url);
+const now = () => Number(process.hrtime.bigint());
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const say = (value) => process.stdout.write(JSON.stringify(value) + "\n");
+const version = (name) => {
+  const path = require.resolve(name);
+  const folder = path.slice(0, path.lastIndexOf(`/node_modules/${name}/`)) + `/node_modules/${name}`;
+  return JSON.parse(readFileSync(`${folder}/package.json`)).version.replace(/^v/, "");
+};
+
+/** Clients, each with a connection of its own to every server. */
+let clients = [];
+/** What `hold` took, by name. */
+let held = new Map();
+let ttl = 10_000;
+
+class Client {
+  constructor(urls) {
+    this.connections = urls.map((url) => new Redis(url, { maxRetriesPerRequest: 0 }));
+    for (const connection of this.connections) connection.on("error", () => {});
+    const forever = { retryCount: -1 };
+    this.plain = new Redlock(this.connections, forever);
+    this.tuned = new Redlock(this.connections, { ...forever, retryDelay: 5, retryJitter: 5 });
+    for (const redlock of [this.plain, this.tuned]) redlock.on("error", () => {});
+  }
+
+  ready() {
+    const isQuorum = this.connections.length > 1;
+    return Promise.all(this.connections.map((one) => one.ping().catch((error) => {
+      // A server that is down is part of the work of a quorum.
+      if (!isQuorum) throw error;
+    })));
+  }
+
+  redlock(order) {
+    if (order.lock !== "mutex") throw new Error("redlock has only a mutex");
+    return order.is_tuned ? this.tuned : this.plain;
+  }
+
+  close() {
+    for (const connection of this.connections) connection.disconnect();
+  }
+}
+
+async function open(order) {
+  close();
+  ttl = order.ttl_ms;
+  for (let number = 0; number < order.clients; number++) clients.push(new Client(order.urls));
+  await Promise.all(clients.map((client) => client.ready()));
+  return {};
+}
+
+function close() {
+  for (const client of clients) client.close();
+  clients = [];
+  held = new Map();
+  return {};
+}
+
+async function run(order) {
+  const turns = [];
+  const state = { failures: 0, inside: 0, waiting: 0 };
+  const counter = order.counter ? openSync(order.counter, "r+") : undefined;
+  const bytes = Buffer.alloc(8);
+
+  const failed = async (error) => {
+    state.failures++;
+    state.failure ??= String(error.message);
+    await sleep(1);
+  };
+  const section = async () => {
+    let count;
+    if (counter !== undefined) {
+      readSync(counter, bytes, 0, 8, 0);
+      count = bytes.readBigUInt64LE();
+    }
+    if (order.hold_us > 0) await sleep(order.hold_us / 1000);
+    if (counter !== undefined) {
+      bytes.writeBigUInt64LE(count + 1n);
+      writeSync(counter, bytes, 0, 8, 0);
+    }
+  };
+  const takeTurns = async (redlock, name, task) => {
+    for (let turn = 0; now() < order.end_ns && (order.turns === 0 || turn < order.turns); ) {
+      const asked = now();
+      let lock;
+      state.waiting++;
+      try {
+        lock = await redlock.acquire([name], ttl);
+      } catch (error) {
+        await failed(error);
+        continue;
+      } finally {
+        state.waiting--;
+      }
+      // The run may be over, and its log written.
+      if (state.isOver) return;
+      const entered = now();
+      state.inside++;
+      await section();
+      const left = now();
+      try {
+        await lock.release();
+      } catch (error) {
+        await failed(error);
+      }
+      state.inside--;
+      turns.push([task, asked, entered, left, now()]);
+      turn++;
+    }
+  };
+
+  const tasks = Array.from({ length: order.tasks }, (_, number) => ({
+    redlock: clients[number % clients.length].redlock(order),
+    name: order.own_names ? `${order.name}:${number}` : order.name,
+    number: order.first_task + number,
+  }));
+  await sleep(Math.max(0, (order.start_ns - now()) / 1e6));
+  const all = Promise.all(tasks.map((task) => takeTurns(task.redlock, task.name, task.number)));
+  await Promise.race([all, sleep(Math.max(0, (order.end_ns - now()) / 1e6))]);
+  for (const limit = now() + 5e8; state.inside > 0 && now() < limit; ) await sleep(1);
+  state.isOver = true;
+  if (counter !== undefined) closeSync(counter);
+
+  const log = Buffer.alloc(turns.length * 40);
+  turns.forEach(([task, ...moments], index) => {
+    log.writeUInt32LE(task, index * 40);
+    moments.forEach((moment, place) => log.writeBigUInt64LE(BigInt(moment), index * 40 + 8 + place * 8));
+  });
+  writeFileSync(order.log, log);
+  // There is no way to call back an attempt.
+  return { failures: state.failures, failure: state.failure, is_spent: state.waiting > 0 };
+}
+
+/** With `using`, which extends for as long as the work takes. */
+async function hold(order) {
+  const atOnce = 500;
+  for (let first = 0; first < order.count; first += atOnce) {
+    const some = [];
+    for (let number = first; number < Math.min(order.count, first + atOnce); number++) {
+      const name = order.count === 1 ? order.name : `${order.name}:${number}`;
+      const redlock = clients[number % clients.length].redlock(order);
+      some.push(new Promise((resolve, reject) => {
+        redlock.using([name], ttl, (signal) => {
+          held.set(name, signal);
+          resolve();
+          return new Promise(() => {});
+        }).catch((error) => {
+          held.delete(name);
+          reject(error);
+        });
+      }));
+    }
+    await Promise.all(some);
+  }
+  return {};
+}
+
+const orders = {
+  open,
+  run,
+  hold,
+  held: () => ({ held: [...held.values()].filter((signal) => !signal.aborted).length }),
+  close,
+};
+
+say({ library: `redlock ${version("redlock")}, ioredis ${version("ioredis")}`, runtime: `Node.js ${process.versions.node}` });
+for await (const line of createInterface({ input: process.stdin })) {
+  try {
+    const order = JSON.parse(line);
+    if (!Object.hasOwn(orders, order.order)) throw new Error(`no order is called "${order.order}"`);
+    say(await orders[order.order](order));
+  } catch (error) {
+    say({ error: String(error.message) });
+  }
+}
+process.exit(0);

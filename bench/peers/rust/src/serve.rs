@@ -1,0 +1,274 @@
+//! A peer's life: it says who it is, and carries out orders until there are no more.
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::{JoinSet, LocalSet, spawn_local};
+use tokio::time::{sleep, timeout};
+
+use crate::clock::{now_ns, until};
+use crate::counter::Counter;
+use crate::protocol::{Answer, Hello, Hold, Open, Order, Run};
+use crate::turn::{Turn, write};
+
+/// Why something did not work, for people.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// After a failure a task pauses, so that a library that fails at once does not keep the processor busy.
+const PAUSE: Duration = Duration::from_millis(1);
+/// So long after the end a task that holds the lock has to be done with it.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// A lock library, as the loop needs it.
+pub trait Library: 'static {
+    /// One client, with connections of its own.
+    type Client: 'static;
+    /// One task's way to one lock.
+    type Lock: Lock;
+
+    /// Who this is.
+    fn hello(&self) -> Hello;
+
+    /// Connects one of the clients that the order asks for.
+    ///
+    /// # Errors
+    ///
+    /// When that can't be done.
+    fn connect(&self, open: &Open, number: u32) -> impl Future<Output = Result<Self::Client, Failure>>;
+
+    /// The lock of this name, for one task.
+    ///
+    /// # Errors
+    ///
+    /// When the library has no such lock.
+    fn lock(&self, client: &Self::Client, run: &Run, name: &str, task: u32) -> Result<Self::Lock, Failure>;
+}
+
+/// What is taken and given back.
+pub trait Lock: 'static {
+    /// What is had while it is held.
+    type Held: 'static;
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    ///
+    /// When the library gives up.
+    fn take(&mut self, is_shared: bool) -> impl Future<Output = Result<Self::Held, Failure>>;
+
+    /// Gives it back, and knows.
+    ///
+    /// # Errors
+    ///
+    /// When the library can't, or it was lost.
+    fn give(&mut self, held: Self::Held) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Whether it is still held, as far as the library knows.
+    fn is_held(held: &Self::Held) -> bool {
+        let _ = held;
+        true
+    }
+}
+
+/// Carries out orders from standard input until it ends.
+///
+/// # Panics
+///
+/// When the system gives no runtime, or standard output is closed.
+pub fn serve<L: Library>(library: L) {
+    println!("{}", serde_json::to_string(&library.hello()).expect("it is JSON"));
+    let (order, mut orders) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if order.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, async move {
+        let mut peer = Peer { library: Rc::new(library), clients: Vec::new(), held: Vec::new() };
+        while let Some(line) = orders.recv().await {
+            let answer = match peer.obey(&line).await {
+                Ok(answer) => answer,
+                Err(failure) => Answer { error: Some(failure.to_string()), ..Answer::default() },
+            };
+            println!("{}", serde_json::to_string(&answer).expect("it is JSON"));
+        }
+    });
+}
+
+struct Peer<L: Library> {
+    library: Rc<L>,
+    clients: Vec<Rc<L::Client>>,
+    /// What `hold` took.
+    held: Vec<<L::Lock as Lock>::Held>,
+}
+
+impl<L: Library> Peer<L> {
+    async fn obey(&mut self, line: &str) -> Result<Answer, Failure> {
+        match serde_json::from_str(line)? {
+            Order::Open(open) => self.open(&open).await,
+            Order::Run(run) => self.run(run).await,
+            Order::Hold(hold) => self.hold(hold).await,
+            Order::Held => {
+                let held = self.held.iter().filter(|held| L::Lock::is_held(held)).count();
+                Ok(Answer { held: u32::try_from(held)?, ..Answer::default() })
+            }
+            Order::Close => {
+                self.held.clear();
+                self.clients.clear();
+                Ok(Answer::default())
+            }
+        }
+    }
+
+    async fn open(&mut self, open: &Open) -> Result<Answer, Failure> {
+        self.clients.clear();
+        for number in 0..open.clients {
+            self.clients.push(Rc::new(self.library.connect(open, number).await?));
+        }
+        Ok(Answer::default())
+    }
+
+    async fn run(&self, run: Run) -> Result<Answer, Failure> {
+        let course = Rc::new(Course::new(run)?);
+        let run = &course.run;
+        let mut tasks = JoinSet::new();
+        for number in 0..run.tasks {
+            let client = &self.clients[number as usize % self.clients.len().max(1)];
+            let name = if run.own_names { format!("{}:{number}", run.name) } else { run.name.clone() };
+            let task = run.first_task + number;
+            let lock = self.library.lock(client, run, &name, task)?;
+            tasks.spawn_local(take_turns(Rc::clone(&course), lock, task));
+        }
+        // A library that panics ends its task only; the turns that are missing will show.
+        let _ = timeout(until(run.end_ns), async { while tasks.join_next().await.is_some() {} }).await;
+        let is_left = async {
+            while course.inside.get() > 0 {
+                sleep(PAUSE).await;
+            }
+        };
+        let _ = timeout(GRACE, is_left).await;
+        tasks.shutdown().await;
+        write(Path::new(&run.log), &course.turns.borrow())?;
+        let failure = course.failure.borrow().clone();
+        Ok(Answer { failures: course.failures.get(), failure, ..Answer::default() })
+    }
+
+    /// A few hundred at a time: fast, and still answered within any client's patience.
+    async fn hold(&mut self, hold: Hold) -> Result<Answer, Failure> {
+        const AT_ONCE: u32 = 500;
+        let run = Run { lock: hold.lock, is_tuned: hold.is_tuned, permits: 1, ..Run::default() };
+        for first in (0..hold.count).step_by(AT_ONCE as usize) {
+            let mut taken = Vec::new();
+            for number in first..hold.count.min(first + AT_ONCE) {
+                let name =
+                    if hold.count == 1 { hold.name.clone() } else { format!("{}:{number}", hold.name) };
+                let client = &self.clients[number as usize % self.clients.len().max(1)];
+                let mut lock = self.library.lock(client, &run, &name, number)?;
+                taken.push(spawn_local(async move {
+                    lock.take(false).await.map_err(|failure| failure.to_string())
+                }));
+            }
+            for task in taken {
+                self.held.push(task.await??);
+            }
+        }
+        Ok(Answer::default())
+    }
+}
+
+/// What the tasks of one run share.
+struct Course {
+    run: Run,
+    counter: Option<Counter>,
+    turns: RefCell<Vec<Turn>>,
+    /// How many are inside, or on the way out.
+    inside: Cell<u32>,
+    failures: Cell<u64>,
+    failure: RefCell<Option<String>>,
+}
+
+impl Course {
+    fn new(run: Run) -> Result<Self, Failure> {
+        let counter =
+            if run.counter.is_empty() { None } else { Some(Counter::open(Path::new(&run.counter))?) };
+        Ok(Self {
+            run,
+            counter,
+            turns: RefCell::default(),
+            inside: Cell::new(0),
+            failures: Cell::new(0),
+            failure: RefCell::default(),
+        })
+    }
+
+    async fn failed(&self, failure: &Failure) {
+        self.failures.set(self.failures.get() + 1);
+        self.failure.borrow_mut().get_or_insert_with(|| failure.to_string());
+        sleep(PAUSE).await;
+    }
+}
+
+/// Which turns read: spread evenly, and at another point for each task.
+fn is_read(percent: u32, task: u32, turn: u32) -> bool {
+    (turn.wrapping_mul(37).wrapping_add(task.wrapping_mul(61))) % 100 < percent
+}
+
+async fn take_turns<L: Lock>(course: Rc<Course>, mut lock: L, task: u32) {
+    let run = &course.run;
+    sleep(until(run.start_ns)).await;
+    let mut turn = 0;
+    while now_ns() < run.end_ns && (run.turns == 0 || turn < run.turns) {
+        let is_shared = is_read(run.reads_percent, task, turn);
+        let asked = now_ns();
+        let held = match lock.take(is_shared).await {
+            Ok(held) => held,
+            Err(failure) => {
+                course.failed(&failure).await;
+                continue;
+            }
+        };
+        let entered = now_ns();
+        course.inside.set(course.inside.get() + 1);
+        let counter = course.counter.as_ref().filter(|_| !is_shared);
+        let count = counter.map(Counter::get);
+        wait(run.hold_us).await;
+        if let (Some(counter), Some(Ok(count))) = (counter, count) {
+            counter.set(count + 1).expect("the file can be written to");
+        }
+        let left = now_ns();
+        let given = lock.give(held).await;
+        course.inside.set(course.inside.get() - 1);
+        course.turns.borrow_mut().push(Turn { task, is_shared, asked, entered, left, done: now_ns() });
+        if let Err(failure) = given {
+            course.failed(&failure).await;
+        }
+        turn += 1;
+    }
+}
+
+/// On a thread, since the runtime's own timers count in whole milliseconds.
+async fn wait(us: u64) {
+    if us > 0 {
+        let slept = tokio::task::spawn_blocking(move || std::thread::sleep(Duration::from_micros(us)));
+        let _ = slept.await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_of_a_hundred_turns_read() {
+        for percent in [0, 50, 90, 100] {
+            let reads = (0..100).filter(|turn| is_read(percent, 3, *turn)).count();
+            assert_eq!(reads, percent as usize);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Who takes part: every row of the tables, and what it promises.
+
+use serde::{Deserialize, Serialize};
+
+/// What a row does for its users. Rows are compared with those that do the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promises {
+    /// A lease is renewed while its holder lives, without the caller's doing.
+    pub renews: bool,
+    /// Whoever waits is told, and does not ask again and again.
+    pub is_told: bool,
+    /// First come, first served.
+    pub is_fair: bool,
+    /// Every grant has a number that only rises.
+    pub is_fenced: bool,
+}
+
+/// A row of the tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// What it is called.
+    pub name: &'static str,
+    /// Which peer it is, by the name that `bench/setup` gives it.
+    pub program: &'static str,
+    /// Which kind of lock, as the peer knows it.
+    pub lock: &'static str,
+    /// With the settings that suit it best.
+    pub is_tuned: bool,
+    /// What it does for its users.
+    pub promises: Promises,
+    /// How it is set, for the readers of the tables.
+    pub note: &'static str,
+}
+
+const ALL: Promises = Promises { renews: true, is_told: true, is_fair: true, is_fenced: true };
+const TOLD: Promises = Promises { renews: true, is_told: true, is_fair: false, is_fenced: false };
+const POLLS: Promises = Promises { renews: false, is_told: false, is_fair: false, is_fenced: false };
+const EXTENDS: Promises = Promises { renews: true, ..POLLS };
+
+const fn row(
+    name: &'static str,
+    program: &'static str,
+    lock: &'static str,
+    promises: Promises,
+    note: &'static str,
+) -> Row {
+    Row { name, program, lock, is_tuned: false, promises, note }
+}
+
+const fn tuned(name: &'static str, program: &'static str, promises: Promises) -> Row {
+    let note = "asks again after about 5 ms";
+    Row { name, program, lock: "mutex", is_tuned: true, promises, note }
+}
+
+/// leasehold's program, and the lower bounds': both are this one.
+pub const OWN: [&str; 2] = ["leasehold", "bounds"];
+
+/// leasehold's mutex.
+pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "as it comes");
+
+/// The mutexes of the others, as they come.
+pub const MUTEXES: [Row; 8] = [
+    row("Redisson RLock", "redisson", "mutex", TOLD, "as it comes"),
+    row("Redisson RFairLock", "redisson", "fair", Promises { is_fair: true, ..TOLD }, "as it comes"),
+    row("Redisson RFencedLock", "redisson", "fenced", Promises { is_fenced: true, ..TOLD }, "as it comes"),
+    row("redsync", "redsync", "mutex", POLLS, "asks again after 50 to 250 ms, for as long as it takes"),
+    row("rueidislock", "rueidislock", "mutex", TOLD, "one key, no loop tracking, as its README shows"),
+    row("redlock", "redlock", "mutex", EXTENDS, "asks again after 0 to 400 ms, for as long as it takes"),
+    row("redis-py", "redis-py", "mutex", POLLS, "asks again after 100 ms"),
+    row("rslock", "rslock", "mutex", EXTENDS, "asks again after up to 200 ms"),
+];
+
+/// The same, set to ask again sooner.
+pub const TUNED: [Row; 4] = [
+    tuned("redsync, tuned", "redsync", POLLS),
+    tuned("redlock, tuned", "redlock", EXTENDS),
+    tuned("redis-py, tuned", "redis-py", POLLS),
+    tuned("rslock, tuned", "rslock", EXTENDS),
+];
+
+/// The lower bounds.
+pub const PINGS: Row = row("two PINGs", "bounds", "ping", POLLS, "no lock at all");
+/// What a lock that nobody else wants takes at least.
+pub const SET: Row =
+    row("SET NX PX, compare and delete", "bounds", "set", POLLS, "the commands of a lock, without a library");
+/// What a hand-over takes at least.
+pub const PUBLISH: Row =
+    row("PUBLISH to the next", "bounds", "publish", POLLS, "a ring of connections that pass a message on");
+/// What a lock within a process takes at least.
+pub const LOCAL: Row = row("tokio Mutex", "bounds", "local", POLLS, "within the process, no server");
+
+/// Readers and writers.
+pub const READ_WRITE: [Row; 2] = [
+    row("leasehold RwLock", "leasehold", "read-write", ALL, "as it comes"),
+    row("Redisson RReadWriteLock", "redisson", "read-write", TOLD, "as it comes"),
+];
+
+/// Semaphores.
+pub const SEMAPHORES: [Row; 2] = [
+    row("leasehold Semaphore", "leasehold", "semaphore", ALL, "as it comes"),
+    row(
+        "Redisson RSemaphore",
+        "redisson",
+        "semaphore",
+        Promises { is_told: true, ..POLLS },
+        "its permits have no lease: those of a dead holder are gone",
+    ),
+];
+
+/// Over a quorum of independent servers.
+pub const QUORUM: [Row; 5] = [
+    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fenced: true, ..EXTENDS }, "as it comes"),
+    row("Redisson RedLock", "redisson", "mutex", EXTENDS, "deprecated by its authors, and still there"),
+    row("redsync", "redsync", "mutex", POLLS, "as it comes"),
+    row("redlock", "redlock", "mutex", EXTENDS, "as it comes"),
+    row("rslock", "rslock", "mutex", EXTENDS, "as it comes"),
+];
+
+/// Locks on stores of other kinds, a class of their own.
+pub const OTHER_STORES: [Row; 3] = [
+    row(
+        "etcd concurrency.Mutex",
+        "etcd",
+        "mutex",
+        ALL,
+        "etcd, one node; every lock is written to its log and synced",
+    ),
+    row(
+        "Curator InterProcessMutex",
+        "curator",
+        "mutex",
+        Promises { is_fenced: false, ..ALL },
+        "ZooKeeper, one node; every lock is written to its log and synced",
+    ),
+    row(
+        "PostgreSQL advisory lock",
+        "postgres",
+        "mutex",
+        Promises { is_fenced: false, ..ALL },
+        "in PostgreSQL's memory; the connection holds it",
+    ),
+];
+
+/// Those that renew by themselves.
+pub const RENEWING: [Row; 4] = [LEASEHOLD, MUTEXES[0], MUTEXES[4], MUTEXES[5]];
+
+/// Every mutex as it comes, ours first.
+#[must_use]
+pub fn plain() -> Vec<Row> {
+    std::iter::once(LEASEHOLD).chain(MUTEXES).collect()
+}
+
+/// Every mutex, also tuned.
+#[must_use]
+pub fn contended() -> Vec<Row> {
+    plain().into_iter().chain(TUNED).collect()
+}
+
+/// Lower bounds first, then these.
+#[must_use]
+pub fn with(bounds: &[Row], rows: Vec<Row>) -> Vec<Row> {
+    bounds.iter().copied().chain(rows).collect()
+}
+
+/// Every row that there is, each once.
+#[must_use]
+pub fn all() -> Vec<Row> {
+    [PINGS, SET, PUBLISH, LOCAL]
+        .into_iter()
+        .chain(contended())
+        .chain(READ_WRITE)
+        .chain(SEMAPHORES)
+        .chain(QUORUM.into_iter().take(2))
+        .chain(OTHER_STORES)
+        .collect()
+}

@@ -1,0 +1,247 @@
+//! One group of cells: everybody is connected once, and takes turns round by round.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use leasehold_bench_peer::clock::{now_ns, until};
+use leasehold_bench_peer::counter::Counter;
+use leasehold_bench_peer::protocol::{Answer, Order, Run};
+use leasehold_bench_peer::turn;
+use tempfile::TempDir;
+
+use super::Bench;
+use super::catalog::Row;
+use super::figures::{Course, Rule, figures};
+use super::meter::{Listener, Used};
+use super::results::{Cell, Figures, RowResult};
+use super::scenarios::{Group, Work};
+use super::stage::Stage;
+
+const TTL: Duration = Duration::from_secs(10);
+/// Until all tasks stand ready: so long, and so much more for each of them.
+const READY: Duration = Duration::from_millis(30);
+const READY_EACH: Duration = Duration::from_micros(300);
+/// So many come in a crowd, which has to settle before it counts.
+const CROWD: u32 = 100;
+/// The first time, that takes so many clients longer: they make connections that they had no use for before.
+const COLD_CROWD: u32 = 1_000;
+const COLD: Duration = Duration::from_secs(2);
+/// How often a run is repeated in which the machine was slow.
+const REPEATS: u32 = 2;
+/// The least that a warm-up takes: the Java machine has to compile first.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// The stages of a group, by program: locks of one library share their processes, and so its machine's warmth.
+type Stages = BTreeMap<&'static str, Result<Stage, String>>;
+
+/// Runs all cells of a group.
+pub(crate) fn run(bench: &mut Bench, group: &Group) {
+    let mut stages = Stages::new();
+    for row in &group.rows {
+        bench.progress(&format!("({}) connecting {}", group.scenario.letter(), row.program));
+        let set = || Stage::set(row.program, (group.processes, group.clients), group.way, TTL);
+        let stage = stages.entry(row.program).or_insert_with(set);
+        if let Ok(Stage { processes, .. }) = stage
+            && let Some(process) = processes.first()
+        {
+            bench.is_there(row.program, &process.hello);
+        } else if let Err(why) = stage {
+            bench.is_missing(row.program, why);
+        }
+    }
+    for work in &group.cells {
+        if work.one_is_stopped {
+            stages.values_mut().flatten().for_each(Stage::stop_one);
+        }
+        let cell = cell(bench, group, work, &mut stages);
+        bench.found(cell);
+    }
+}
+
+fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> Cell {
+    let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
+    let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
+    // The first round warms up. It counts commands, and nothing else.
+    for round in 0..=work.rounds {
+        for ((row, result), warm) in group.rows.iter().zip(&mut rows).zip(&mut warm) {
+            if result.missing.is_some() {
+                continue;
+            }
+            let letter = group.scenario.letter();
+            let (name, rounds) = (row.name, work.rounds);
+            bench.progress(&format!("({letter}) {}: {name}, round {round} of {rounds}", work.title));
+            let stage = match stages.get_mut(row.program) {
+                Some(Ok(stage)) => stage,
+                Some(Err(why)) => {
+                    result.missing = Some(why.clone());
+                    continue;
+                }
+                None => continue,
+            };
+            let found =
+                if round == 0 { warm_up(stage, *row, work) } else { undisturbed(bench, stage, *row, work) };
+            match found {
+                Ok((found, failure)) if round == 0 => {
+                    *warm = found.into_iter().filter(|(name, _)| name == "sent").collect();
+                    result.failure = failure;
+                }
+                Ok((mut found, failure)) => {
+                    found.append(&mut warm.clone());
+                    result.push(found);
+                    result.failure = result.failure.take().or(failure);
+                }
+                Err(why) => {
+                    result.missing = Some(why);
+                    if let Err(why) = stage.restart() {
+                        stages.insert(row.program, Err(why));
+                    }
+                }
+            }
+        }
+    }
+    Cell {
+        scenario: group.scenario.letter().to_owned(),
+        title: work.title.clone(),
+        size: work.size,
+        series: work.series.clone(),
+        is_contended: work.rule != Rule::Alone && work.tasks * group.processes > 1,
+        rows,
+    }
+}
+
+/// What a run found, and the first failure that its library reported.
+type Found = (Figures, Option<String>);
+
+fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
+    let listeners: Vec<Listener> = stage
+        .servers
+        .iter()
+        .map(Listener::on)
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())?;
+    let span = work.span.max(WARM_UP);
+    once(stage, row, &Work { span, ..work.clone() }, &listeners)
+}
+
+/// Again, if the machine was slower just then.
+fn undisturbed(bench: &mut Bench, stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
+    for repeat in 0..=REPEATS {
+        let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
+        let found = once(stage, row, work, &[])?;
+        if !was_slow && !bench.calibration.is_slow() {
+            return Ok(found);
+        }
+        if repeat == REPEATS || !bench.may_repeat(began.elapsed()) {
+            bench.results.disturbed += 1;
+            return Ok(found);
+        }
+        bench.results.discarded += 1;
+    }
+    unreachable!("the last repeat returns")
+}
+
+/// The files of one run.
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new() -> Result<Self, String> {
+        // In memory, if the system has such a place: a disk must not be in the measured path.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        folder.map(|folder| Self { folder }).map_err(|error| error.to_string())
+    }
+
+    fn counter(&self) -> PathBuf {
+        self.folder.path().join("counter")
+    }
+
+    fn log(&self, process: u32) -> PathBuf {
+        self.folder.path().join(format!("log{process}"))
+    }
+}
+
+/// One run of one row.
+fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Result<Found, String> {
+    let files = Files::new()?;
+    let processes = u32::try_from(stage.processes.len()).unwrap_or(1);
+    let counts = work.rule == Rule::Exclusive && row.lock != "ping";
+    let counter = Counter::create(&files.counter()).map_err(|error| error.to_string())?;
+    let start_ns = now_ns() + nanos(READY + READY_EACH * work.tasks);
+    let lead = lead(work, !listeners.is_empty());
+    let from_ns = start_ns + nanos(lead);
+    let end_ns = from_ns + nanos(work.span);
+    let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
+    stage.tell_all(|process, _| Order::Run(order(row, work, course, process, &files)))?;
+    sleep(until(from_ns));
+    let (before, sent) = (stage.used(), sent(listeners));
+    sleep(until(end_ns));
+    let sent = self::sent(listeners) - sent;
+    let used = stage.used().since(before);
+    let answers = stage.answers(work.span)?;
+    let mut turns = Vec::new();
+    for process in 0..processes {
+        turns.extend(turn::read(&files.log(process)).map_err(|error| format!("its log: {error}"))?);
+    }
+    let counter = counts.then(|| counter.get().unwrap_or(0));
+    let mut found = figures(turns, course, counter);
+    cost(&mut found, used, !stage.servers.is_empty());
+    let turns = found.get("turns").copied().unwrap_or(0.0);
+    if !listeners.is_empty() && turns > 0.0 {
+        found.insert("sent".into(), sent / turns);
+    }
+    let failures: u64 = answers.iter().map(|answer| answer.failures).sum();
+    found.insert("failures".into(), f64::from(u32::try_from(failures).unwrap_or(u32::MAX)));
+    let failure = answers.iter().find_map(|answer: &Answer| answer.failure.clone());
+    stage.renew(&answers)?;
+    Ok((found, failure))
+}
+
+/// How long a crowd stands there before it counts.
+fn lead(work: &Work, is_warm_up: bool) -> Duration {
+    let lead = if work.tasks >= CROWD { work.span / 2 } else { Duration::ZERO };
+    if is_warm_up && work.size >= COLD_CROWD && work.rule == Rule::Exclusive { lead.max(COLD) } else { lead }
+}
+
+fn order(row: Row, work: &Work, course: Course, process: u32, files: &Files) -> Run {
+    let counts = work.rule == Rule::Exclusive && row.lock != "ping";
+    Run {
+        lock: row.lock.to_owned(),
+        is_tuned: row.is_tuned,
+        name: format!("bench:{}", course.start_ns),
+        own_names: work.rule == Rule::Alone,
+        tasks: work.tasks,
+        first_task: process * work.tasks,
+        all_tasks: course.tasks,
+        hold_us: u64::try_from(work.hold.as_micros()).unwrap_or(0),
+        start_ns: course.start_ns,
+        end_ns: course.end_ns,
+        turns: 0,
+        reads_percent: work.reads_percent,
+        permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
+        counter: if counts { files.counter().display().to_string() } else { String::new() },
+        log: files.log(process).display().to_string(),
+    }
+}
+
+fn sent(listeners: &[Listener]) -> f64 {
+    listeners.iter().map(|listener| f64::from(u32::try_from(listener.sent()).unwrap_or(u32::MAX))).sum()
+}
+
+/// What it cost for each acquisition. Processor times are in microseconds.
+fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
+    let Some(turns) = found.get("turns").copied().filter(|turns| *turns > 0.0) else { return };
+    if is_on_redis {
+        found.insert("calls".into(), used.calls / turns);
+        found.insert("bytes".into(), used.bytes / turns);
+    }
+    found.insert("server_us".into(), used.server * 1e6 / turns);
+    found.insert("client_us".into(), used.peers * 1e6 / turns);
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,230 @@
+//! From the logs of a run to its figures: pure, so that a lock which is broken on purpose can be shown to be found.
+
+use std::collections::HashMap;
+
+use leasehold_bench_peer::turn::Turn;
+
+use super::results::Figures;
+
+/// What a lock promises about who is inside with whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Every task has a lock of its own.
+    Alone,
+    /// One at a time; readers with each other.
+    Exclusive,
+    /// So many at a time.
+    Permits(u32),
+}
+
+/// What the run was to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Course {
+    /// When it began, on the clock of the logs.
+    pub start_ns: u64,
+    /// From when on it counts: a crowd that comes all at once is another matter than one that stands there.
+    pub from_ns: u64,
+    /// When nobody asked any more.
+    pub end_ns: u64,
+    /// How many tasks, in all processes.
+    pub tasks: u32,
+    /// Who may be inside with whom.
+    pub rule: Rule,
+}
+
+/// The figures of one run. Latencies are in microseconds.
+#[must_use]
+pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figures {
+    all.sort_by_key(|turn| turn.entered);
+    let counts = |turn: &&Turn| (course.from_ns..=course.end_ns).contains(&turn.entered);
+    let turns: Vec<Turn> = all.iter().filter(counts).copied().collect();
+    let mut found = Figures::new();
+    // What can't be told, such as the fairness of no turn at all, is left out.
+    let mut put = |name: &str, value: f64| {
+        if value.is_finite() {
+            found.insert(name.to_owned(), value);
+        }
+    };
+    put("turns", count(turns.len()));
+    put("rate", count(turns.len()) / (nanos(course.end_ns.saturating_sub(course.from_ns)) / 1e9));
+    for (name, times) in [
+        ("pair", turns.iter().map(|turn| turn.done - turn.asked).collect()),
+        ("wait", waits(&all, &turns, course)),
+        ("handover", if course.rule == Rule::Exclusive { hand_overs(&turns) } else { Vec::new() }),
+    ] {
+        let mut times: Vec<u64> = times;
+        times.sort_unstable();
+        for (suffix, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
+            if let Some(time) = percentile(&times, share) {
+                put(&format!("{name}_{suffix}"), nanos(time) / 1e3);
+            }
+        }
+    }
+    let served = served(&turns, course.tasks);
+    put("jain", jain(&served));
+    put("least", served.iter().copied().fold(f64::INFINITY, f64::min));
+    put("most", served.iter().copied().fold(0.0, f64::max));
+    // Whether it is broken is asked of every turn, also of those that don't count.
+    put("overlaps", count(overlaps(&all, course.rule)));
+    if let Some(counter) = counter {
+        let writes = all.iter().filter(|turn| !turn.is_shared).count();
+        put("lost_counts", count(writes) - nanos(counter));
+    }
+    let inside: u64 = turns.iter().map(|turn| turn.left - turn.entered).sum();
+    put("hold", nanos(inside) / 1e3 / count(turns.len()));
+    found
+}
+
+/// From the release to the next critical section, wherever the next one had waited for it.
+fn hand_overs(turns: &[Turn]) -> Vec<u64> {
+    let pairs = turns.iter().zip(turns.iter().skip(1));
+    let waited =
+        pairs.filter(|(before, next)| next.asked < before.left && !(before.is_shared && next.is_shared));
+    waited.filter_map(|(before, next)| next.entered.checked_sub(before.left)).collect()
+}
+
+/// How long tasks waited. Whoever still waits at the end has waited at least until then.
+fn waits(all: &[Turn], turns: &[Turn], course: Course) -> Vec<u64> {
+    let mut last: HashMap<u32, u64> = (0..course.tasks).map(|task| (task, course.start_ns)).collect();
+    last.extend(all.iter().filter(|turn| turn.entered <= course.end_ns).map(|turn| (turn.task, turn.done)));
+    let mut waits: Vec<u64> = turns.iter().map(|turn| turn.entered - turn.asked).collect();
+    let longest = last.values().map(|last| course.end_ns.saturating_sub(*last)).max();
+    // Only if it is the longest: one that had just asked says nothing.
+    waits.extend(longest.filter(|longest| waits.iter().all(|wait| wait < longest)));
+    waits
+}
+
+fn served(turns: &[Turn], tasks: u32) -> Vec<f64> {
+    let mut served = vec![0.0; tasks as usize];
+    for turn in turns {
+        if let Some(count) = served.get_mut(turn.task as usize) {
+            *count += 1.0;
+        }
+    }
+    served
+}
+
+/// Jain's fairness index over the tasks' turns, as a part of what was possible: with fewer turns than tasks, each task one
+/// or none is as fair as can be.
+fn jain(served: &[f64]) -> f64 {
+    let (all, squares): (f64, f64) = (served.iter().sum(), served.iter().map(|served| served * served).sum());
+    let tasks = count(served.len());
+    let possible = (all / tasks).min(1.0);
+    all * all / (tasks * squares) / possible
+}
+
+/// How often somebody came in who should not have.
+fn overlaps(turns: &[Turn], rule: Rule) -> usize {
+    // Those who leave at the very moment when another enters are gone.
+    let mut moments: Vec<(u64, bool, bool)> = turns
+        .iter()
+        .flat_map(|turn| [(turn.entered, true, turn.is_shared), (turn.left, false, turn.is_shared)])
+        .collect();
+    moments.sort_by_key(|(at, enters, _)| (*at, *enters));
+    let (mut readers, mut writers, mut found) = (0_u32, 0_u32, 0);
+    for (_, enters, is_shared) in moments {
+        let side = if is_shared { &mut readers } else { &mut writers };
+        // A section that took no time at all would leave before it entered.
+        *side = if enters { *side + 1 } else { side.saturating_sub(1) };
+        let is_broken = match rule {
+            Rule::Alone => false,
+            Rule::Exclusive => writers > 1 || (writers == 1 && readers > 0),
+            Rule::Permits(permits) => readers + writers > permits,
+        };
+        found += usize::from(enters && is_broken);
+    }
+    found
+}
+
+fn percentile(sorted: &[u64], share: f64) -> Option<u64> {
+    let last = sorted.len().checked_sub(1)?;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most the length")]
+    let index = (count(last) * share).round() as usize;
+    sorted.get(index).copied()
+}
+
+#[allow(clippy::cast_precision_loss, reason = "these are far below 2^52")]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+#[allow(clippy::cast_precision_loss, reason = "spans are far below 2^52 ns")]
+fn nanos(ns: u64) -> f64 {
+    ns as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COURSE: Course =
+        Course { start_ns: 0, from_ns: 0, end_ns: 10_000, tasks: 2, rule: Rule::Exclusive };
+
+    fn turn(task: u32, asked: u64, entered: u64, left: u64) -> Turn {
+        Turn { task, is_shared: false, asked, entered, left, done: left + 10 }
+    }
+
+    fn of(turns: &[Turn], course: Course, counter: u64) -> Figures {
+        figures(turns.to_vec(), course, Some(counter))
+    }
+
+    #[test]
+    fn two_that_take_turns_are_fair_and_not_broken() {
+        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 2_500, 3_000), turn(0, 2_100, 3_400, 9_900)];
+        let found = of(&turns[..2], COURSE, 2);
+        assert_eq!((found["overlaps"], found["lost_counts"], found["jain"]), (0.0, 0.0, 1.0));
+        let found = of(&turns, COURSE, 3);
+        assert_eq!((found["least"], found["most"], found["rate"]), (1.0, 2.0, 3e5));
+        assert_eq!((found["handover_max"], found["handover_p50"]), (0.5, 0.5));
+    }
+
+    #[test]
+    fn a_lock_that_lets_two_in_is_broken() {
+        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 1_999, 3_000)];
+        assert_eq!(of(&turns, COURSE, 2)["overlaps"], 1.0);
+        assert_eq!(of(&turns, COURSE, 1)["lost_counts"], 1.0);
+        let semaphore = Course { rule: Rule::Permits(2), ..COURSE };
+        assert_eq!(of(&turns, semaphore, 2)["overlaps"], 0.0);
+        assert_eq!(of(&turns, Course { rule: Rule::Permits(1), ..COURSE }, 2)["overlaps"], 1.0);
+    }
+
+    #[test]
+    fn readers_may_be_inside_with_readers_and_not_with_a_writer() {
+        let reader = |turn: Turn| Turn { is_shared: true, ..turn };
+        let readers = [reader(turn(0, 0, 1_000, 2_000)), reader(turn(1, 0, 1_500, 3_000))];
+        assert_eq!(of(&readers, COURSE, 0)["overlaps"], 0.0);
+        let mixed = [readers[0], turn(1, 0, 1_500, 3_000)];
+        assert_eq!(of(&mixed, COURSE, 1)["overlaps"], 1.0);
+    }
+
+    #[test]
+    fn whoever_never_gets_the_lock_has_waited_all_the_time() {
+        let turns = [turn(0, 0, 100, 200), turn(0, 210, 300, 400)];
+        let found = of(&turns, COURSE, 2);
+        assert_eq!(found["wait_max"], 10.0);
+        // Also if it gets it just when all is over.
+        let late = [turns[0], turns[1], turn(1, 0, 10_001, 10_002)];
+        assert_eq!(of(&late, COURSE, 3)["wait_max"], 10.0);
+        assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
+    }
+
+    #[test]
+    fn turns_before_it_counts_are_checked_and_not_counted() {
+        let course = Course { from_ns: 5_000, ..COURSE };
+        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 1_500, 2_500), turn(0, 2_100, 6_000, 7_000)];
+        let found = of(&turns, course, 3);
+        assert_eq!((found["turns"], found["most"], found["overlaps"]), (1.0, 1.0, 1.0));
+    }
+
+    #[test]
+    fn a_run_without_a_turn_has_figures_all_the_same() {
+        let found = of(&[], COURSE, 0);
+        assert_eq!((found["rate"], found["wait_max"], found.get("jain")), (0.0, 10.0, None));
+    }
+
+    #[test]
+    fn one_turn_each_for_some_of_many_is_as_fair_as_can_be() {
+        let course = Course { tasks: 10, ..COURSE };
+        assert_eq!(of(&[turn(3, 0, 100, 200), turn(5, 0, 300, 400)], course, 2)["jain"], 1.0);
+    }
+}

@@ -1,0 +1,85 @@
+//! (f) Many held leases that nobody touches: what renewing them costs, and how many are lost.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_bench_peer::protocol::{Hold, Order};
+
+use super::Bench;
+use super::catalog::{RENEWING, Row};
+use super::results::{Cell, Figures, RowResult};
+use super::scenarios::{NEAR, Scale};
+use super::stage::Stage;
+
+/// Taking all of them, and as much again that every answer is given: whoever takes longer is stuck.
+const TAKING: Duration = Duration::from_secs(60);
+const ASKING: Duration = Duration::from_secs(60);
+
+/// So many keep no processor busy, and everybody may hold them at the same time.
+const FEW: u32 = 10_000;
+
+/// Everybody once for each number of leases.
+pub(crate) fn run(bench: &mut Bench, scale: Scale) {
+    let counts: &[u32] = if scale.is_quick { &[FEW] } else { &[FEW, 100_000] };
+    // Some renew at a third of the ttl, some half a second before its end: the span has room for at least one of each.
+    let (ttl, span) = if scale.is_quick { (15, 16) } else { (30, 60) };
+    let (ttl, span) = (Duration::from_secs(ttl), Duration::from_secs(span));
+    let rows: Vec<Row> = RENEWING.into_iter().filter(|row| bench.takes_part(row.program)).collect();
+    for count in counts {
+        let mut cell = Cell {
+            scenario: "f".into(),
+            title: format!("{count} leases with a ttl of {} s, for {} s", ttl.as_secs(), span.as_secs()),
+            size: *count,
+            ..Cell::default()
+        };
+        let at_once = if *count <= FEW { rows.len().max(1) } else { 1 };
+        for some in rows.chunks(at_once) {
+            let names: Vec<&str> = some.iter().map(|row| row.name).collect();
+            bench.progress(&format!("(f) {count} leases: {}", names.join(", ")));
+            cell.rows.extend(together(some, *count, ttl, span));
+        }
+        bench.found(cell);
+    }
+}
+
+fn together(rows: &[Row], count: u32, ttl: Duration, span: Duration) -> Vec<RowResult> {
+    thread::scope(|scope| {
+        let all: Vec<_> = rows.iter().map(|row| scope.spawn(move || once(*row, count, ttl, span))).collect();
+        let found =
+            all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())));
+        rows.iter()
+            .zip(found)
+            .map(|(row, found)| {
+                let mut result = RowResult::of(row.name);
+                match found {
+                    Ok(found) => result.push(found),
+                    Err(why) => result.missing = Some(why),
+                }
+                result
+            })
+            .collect()
+    })
+}
+
+fn once(row: Row, count: u32, ttl: Duration, span: Duration) -> Result<Figures, String> {
+    let mut stage = Stage::set(row.program, (1, 1), NEAR, ttl)?;
+    let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
+    let began = Instant::now();
+    stage.tell_all(|_, _| Order::Hold(hold.clone()))?;
+    stage.answers(TAKING)?;
+    let taking = began.elapsed();
+    let before = stage.used();
+    thread::sleep(span);
+    let used = stage.used().since(before);
+    stage.tell_all(|_, _| Order::Held)?;
+    let held = stage.answers(ASKING)?.first().map_or(0, |answer| answer.held);
+    let seconds = span.as_secs_f64();
+    Ok(Figures::from([
+        ("taking".to_owned(), taking.as_secs_f64()),
+        ("server_percent".to_owned(), used.server / seconds * 100.0),
+        ("client_percent".to_owned(), used.peers / seconds * 100.0),
+        ("calls_per_second".to_owned(), used.calls / seconds),
+        ("bytes_per_second".to_owned(), used.bytes / seconds),
+        ("lost".to_owned(), f64::from(count) - f64::from(held)),
+    ]))
+}

@@ -1,0 +1,146 @@
+//! What a run costs: the servers' commands, bytes and processor, the peers' processor.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use leasehold_servers::Server;
+
+use crate::server_cost::server_seconds;
+
+/// What has been used so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    /// Commands, with those that scripts call.
+    pub(crate) calls: f64,
+    /// Over the servers' connections, both ways.
+    pub(crate) bytes: f64,
+    /// Seconds of the servers' main threads.
+    pub(crate) server: f64,
+    /// Seconds of the peers' processes.
+    pub(crate) peers: f64,
+}
+
+impl Used {
+    /// By these servers, a store of another kind, and these processes.
+    pub(crate) fn now(servers: &[Server], store: Option<u32>, pids: &[u32]) -> Self {
+        let mut used = Self { peers: pids.iter().map(|pid| process_seconds(*pid)).sum(), ..Self::default() };
+        used.server = store.map_or(0.0, family_seconds);
+        for server in servers {
+            let Ok(info) = server.query::<String>(&["INFO", "everything"]) else { continue };
+            // The answer itself is not counted in it, but will be in the next one.
+            used.bytes += f64::from(u32::try_from(info.len()).unwrap_or(u32::MAX));
+            let fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
+            for (name, value) in fields {
+                if matches!(name, "total_net_input_bytes" | "total_net_output_bytes") {
+                    used.bytes += value.parse().unwrap_or(0.0);
+                } else if name.starts_with("cmdstat_") && name != "cmdstat_info" {
+                    let calls = value.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+                    used.calls += calls.and_then(|calls| calls.parse().ok()).unwrap_or(0.0);
+                }
+            }
+            used.server += server_seconds(server.pid());
+        }
+        used
+    }
+
+    /// What was used since.
+    #[must_use]
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            calls: self.calls - before.calls,
+            bytes: self.bytes - before.bytes,
+            server: self.server - before.server,
+            peers: self.peers - before.peers,
+        }
+    }
+}
+
+/// User and system time of a process. The kernel tells it in ticks of 10 ms.
+fn process_seconds(pid: u32) -> f64 {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0.0 };
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let ticks: f64 = [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<f64>().ok()).sum();
+    ticks * 0.01
+}
+
+/// The same, with the processes that it has started: PostgreSQL has one for each connection.
+fn family_seconds(pid: u32) -> f64 {
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_child = |other: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{other}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+        parent.and_then(|parent| parent.parse().ok()) == Some(pid)
+    };
+    process_seconds(pid) + pids.filter(is_child).map(process_seconds).sum::<f64>()
+}
+
+/// Counts the commands that clients send, without those that scripts call. It slows the server down, so it listens to the
+/// round that warms up only.
+pub(crate) struct Listener {
+    stream: UnixStream,
+    sent: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Begins.
+    ///
+    /// # Errors
+    ///
+    /// When the server is not there.
+    pub(crate) fn on(server: &Server) -> std::io::Result<Self> {
+        let mut stream = UnixStream::connect(server.socket())?;
+        stream.write_all(b"MONITOR\r\n")?;
+        let sent = Arc::new(AtomicU64::new(0));
+        let (reader, count) = (BufReader::new(stream.try_clone()?), Arc::clone(&sent));
+        let thread = std::thread::spawn(move || {
+            for line in reader.split(b'\n').map_while(Result::ok) {
+                count.fetch_add(u64::from(is_sent(&line)), Ordering::Relaxed);
+            }
+        });
+        Ok(Self { stream, sent, thread: Some(thread) })
+    }
+
+    /// How many there were so far.
+    #[must_use]
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// `+1700000000.123456 [0 127.0.0.1:4242] "PING"`: by a client, on a port. The benchmark's own questions come over the socket,
+/// and those of scripts say `lua`.
+fn is_sent(line: &[u8]) -> bool {
+    let Some(from) =
+        line.split(|byte| *byte == b'[').nth(1).and_then(|rest| rest.split(|byte| *byte == b']').next())
+    else {
+        return false;
+    };
+    from.starts_with(b"0 ") && !from.ends_with(b" lua") && !from[2..].starts_with(b"unix:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_scripts_and_of_the_benchmark_itself_are_not_counted() {
+        assert!(is_sent(br#"+1339518083.107412 [0 127.0.0.1:60866] "keys" "[x]""#));
+        assert!(!is_sent(br#"+1339518083.107412 [0 lua] "get" "a""#));
+        assert!(!is_sent(br#"+1339518083.107412 [0 unix:/tmp/socket] "info""#));
+        assert!(!is_sent(b"+OK"));
+    }
+}

@@ -1,0 +1,170 @@
+//! A peer's process, and what is said to it.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use leasehold_bench_peer::protocol::{Answer, Hello, Order};
+
+use super::catalog::OWN;
+
+/// So long a peer may take to start, and to answer besides the time that its order takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A peer that runs.
+pub struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: Receiver<String>,
+    /// What it said first.
+    pub hello: Hello,
+}
+
+/// Where `bench/setup` puts the peers.
+#[must_use]
+pub fn built() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target")).join("peers")
+}
+
+fn command(program: &str) -> Result<Command, String> {
+    if OWN.contains(&program) {
+        let own =
+            std::env::var_os("LEASEHOLD_BENCH").map_or_else(std::env::current_exe, |path| Ok(path.into()));
+        let mut command = Command::new(own.map_err(|error| error.to_string())?);
+        command.args(["peer", program]);
+        return Ok(command);
+    }
+    let folder = built().join(program);
+    if !folder.join("run").exists() {
+        let why = std::fs::read_to_string(folder.join("missing"));
+        return Err(why.map_or_else(
+            |_| format!("it is not built: bench/setup {program}"),
+            |why| format!("it could not be built: {}", why.trim()),
+        ));
+    }
+    Ok(Command::new(folder.join("run")))
+}
+
+impl Process {
+    /// Starts a peer, by the name that `bench/setup` gives it.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not there.
+    pub fn start(program: &str) -> Result<Self, String> {
+        let mut command = command(program)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Result<Self, String> {
+        let mut child = command.spawn().map_err(|error| format!("it does not start: {error}"))?;
+        let orders = child.stdin.take().ok_or("it has no standard input")?;
+        let output = BufReader::new(child.stdout.take().ok_or("it has no standard output")?);
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let hello = Hello { library: String::new(), runtime: String::new() };
+        let mut process = Self { child, orders, answers, hello };
+        let first = process.line(PATIENCE)?;
+        process.hello =
+            serde_json::from_str(&first).map_err(|error| format!("it says {first:?}: {error}"))?;
+        Ok(process)
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives an order, without waiting for the answer.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub fn tell(&mut self, order: &Order) -> Result<(), String> {
+        let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
+        writeln!(self.orders, "{line}").map_err(|error| format!("it is gone: {error}"))
+    }
+
+    /// The answer to the last order.
+    ///
+    /// # Errors
+    ///
+    /// What it says is wrong, that it is gone, or that it does not answer.
+    pub fn answer(&self, within: Duration) -> Result<Answer, String> {
+        let line = self.line(within + PATIENCE)?;
+        let answer: Answer =
+            serde_json::from_str(&line).map_err(|error| format!("it answers {line:?}: {error}"))?;
+        match answer.error {
+            Some(error) => Err(error),
+            None => Ok(answer),
+        }
+    }
+
+    /// An order and its answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Process::tell`] and [`Process::answer`].
+    pub fn ask(&mut self, order: &Order, within: Duration) -> Result<Answer, String> {
+        self.tell(order)?;
+        self.answer(within)
+    }
+
+    /// Kills it at once, as a machine that dies would.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn line(&self, within: Duration) -> Result<String, String> {
+        self.answers.recv_timeout(within).map_err(|_| "it does not answer, or has ended".to_owned())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<Process, String> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        Process::spawn(command)
+    }
+
+    #[test]
+    fn a_peer_that_is_not_built_says_what_builds_it() {
+        let why = Process::start("nobody").err().unwrap();
+        assert_eq!(why, "it is not built: bench/setup nobody");
+    }
+
+    #[test]
+    fn what_a_peer_says_is_wrong_is_an_error() {
+        let hello = r#"echo '{"library":"x 1","runtime":"sh"}'; read order; echo '{"error":"no"}'; cat"#;
+        let mut process = shell(hello).unwrap();
+        assert_eq!(process.hello.library, "x 1");
+        assert_eq!(process.ask(&Order::Held, Duration::ZERO), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn a_peer_that_ends_or_talks_nonsense_is_an_error() {
+        assert!(shell("exit 0").is_err());
+        assert!(shell("echo hello; cat").is_err());
+    }
+}

@@ -1,0 +1,285 @@
+//! The table of scenarios: who does what, with how many, for how long.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use super::catalog::{self, Row};
+use super::figures::Rule;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum Scenario {
+    /// One after the other: a lock that nobody else wants.
+    A,
+    /// Many tasks of one process, each with a lock of its own.
+    B,
+    /// Many clients, one lock.
+    C,
+    /// Many tasks of one process, one lock.
+    D,
+    /// A holder is killed.
+    E,
+    /// Many held leases.
+    F,
+    /// Readers and a writer.
+    G,
+    /// A semaphore.
+    H,
+    /// A quorum of independent servers.
+    I,
+    /// A slow network.
+    J,
+}
+
+impl Scenario {
+    /// Its letter.
+    #[must_use]
+    pub const fn letter(self) -> &'static str {
+        match self {
+            Self::A => "a",
+            Self::B => "b",
+            Self::C => "c",
+            Self::D => "d",
+            Self::E => "e",
+            Self::F => "f",
+            Self::G => "g",
+            Self::H => "h",
+            Self::I => "i",
+            Self::J => "j",
+        }
+    }
+}
+
+/// Between the clients and their locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// So many independent servers.
+    pub servers: u32,
+    /// What the network adds to a round trip.
+    pub delay: Duration,
+}
+
+/// Clients that are connected once, for several cells.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// Which scenario it belongs to.
+    pub scenario: Scenario,
+    /// Who takes part.
+    pub rows: Vec<Row>,
+    /// So many processes of each peer,
+    pub processes: u32,
+    /// with so many clients each.
+    pub clients: u32,
+    /// Where the servers are.
+    pub way: Way,
+    /// What is done.
+    pub cells: Vec<Work>,
+}
+
+/// What is done in one cell.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// What is particular about it.
+    pub title: String,
+    /// By which a plot orders cells.
+    pub size: u32,
+    /// Which cells belong to one line of a plot.
+    pub series: String,
+    /// So many tasks in each process.
+    pub tasks: u32,
+    /// Who may be inside with whom.
+    pub rule: Rule,
+    /// How long a critical section takes.
+    pub hold: Duration,
+    /// So many of a hundred turns only read.
+    pub reads_percent: u32,
+    /// One of the servers is stopped before it begins.
+    pub one_is_stopped: bool,
+    /// How long a round takes.
+    pub span: Duration,
+    /// How many rounds.
+    pub rounds: u32,
+}
+
+/// A server on this machine.
+pub const NEAR: Way = Way { servers: 1, delay: Duration::ZERO };
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// A first look, within minutes.
+    pub is_quick: bool,
+}
+
+impl Scale {
+    fn pick<T>(self, quick: T, full: T) -> T {
+        if self.is_quick { quick } else { full }
+    }
+
+    /// The mutexes that compete for one lock; at a first look as they come, otherwise also tuned.
+    fn competing(self) -> Vec<Row> {
+        self.pick(catalog::plain(), catalog::contended())
+    }
+
+    fn work(self, title: String, tasks: u32, rule: Rule, hold_ms: u64) -> Work {
+        Work {
+            title,
+            size: 0,
+            series: String::new(),
+            tasks,
+            rule,
+            hold: Duration::from_millis(hold_ms),
+            reads_percent: 0,
+            one_is_stopped: false,
+            span: Duration::from_millis(self.pick(400, 1_200)),
+            rounds: self.pick(1, 3),
+        }
+    }
+
+    /// The scenarios whose peers take turns: all but (e) and (f), which have rooms of their own.
+    #[must_use]
+    pub fn groups(self, scenario: Scenario) -> Vec<Group> {
+        match scenario {
+            Scenario::A => vec![self.alone(), self.alone_elsewhere()],
+            Scenario::B => vec![self.own_names()],
+            Scenario::C => self.clients(),
+            Scenario::D => vec![self.tasks()],
+            Scenario::E | Scenario::F => Vec::new(),
+            Scenario::G => vec![self.readers()],
+            Scenario::H => vec![self.semaphore()],
+            Scenario::I => self.quorums(),
+            Scenario::J => self.far_away(),
+        }
+    }
+
+    fn alone(self) -> Group {
+        let mut work = self.work("one after the other".into(), 1, Rule::Exclusive, 0);
+        work.rounds = self.pick(3, 7);
+        let rows = catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain());
+        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+    }
+
+    /// The same on stores of other kinds, with leasehold beside them.
+    fn alone_elsewhere(self) -> Group {
+        let work = self.work("on stores of other kinds, one after the other".into(), 1, Rule::Exclusive, 0);
+        let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
+        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+    }
+
+    fn clients_elsewhere(self) -> Group {
+        let title = "on stores of other kinds, 10 clients, hold 1 ms";
+        let work = self.work(title.into(), 10, Rule::Exclusive, 1);
+        let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
+        Group { scenario: Scenario::C, rows, processes: 1, clients: 10, way: NEAR, cells: vec![work] }
+    }
+
+    fn own_names(self) -> Group {
+        let cell = |tasks: u32| {
+            let mut work = self.work(format!("{tasks} tasks, a lock each"), tasks, Rule::Alone, 0);
+            work.size = tasks;
+            work
+        };
+        let rows = catalog::with(&[catalog::SET], catalog::plain());
+        let cells = vec![cell(64), cell(1_000)];
+        Group { scenario: Scenario::B, rows, processes: 1, clients: 1, way: NEAR, cells }
+    }
+
+    fn clients(self) -> Vec<Group> {
+        let together = self.pick(vec![2, 100, 1_000], vec![2, 10, 100, 1_000]);
+        let apart = self.pick(vec![2], vec![2, 8]);
+        let holds = |size: u32| match (self.is_quick, size) {
+            (false, _) => vec![0, 1, 10],
+            (true, 1_000) => vec![0],
+            (true, 100) => vec![1],
+            (true, _) => vec![0, 1],
+        };
+        let group = |clients: u32, processes: u32| {
+            let rows = catalog::with(&[catalog::PUBLISH], self.competing());
+            let who = if processes > 1 { "processes" } else { "clients" };
+            let cell = |hold: u64| {
+                let size = clients * processes;
+                let mut work =
+                    self.work(format!("{size} {who}, hold {hold} ms"), clients, Rule::Exclusive, hold);
+                (work.size, work.series) = (size, format!("{who}, hold {hold} ms"));
+                // So many need longer until each had its turn.
+                if size >= 1_000 {
+                    (work.span, work.rounds) =
+                        self.pick((Duration::from_secs(1), 1), (Duration::from_secs(3), 2));
+                }
+                work
+            };
+            let cells = holds(clients * processes).into_iter().map(cell).collect();
+            Group { scenario: Scenario::C, rows, processes, clients, way: NEAR, cells }
+        };
+        let together = together.into_iter().map(|clients| group(clients, 1));
+        let apart = apart.into_iter().map(|processes| group(1, processes));
+        together.chain(apart).chain([self.clients_elsewhere()]).collect()
+    }
+
+    fn tasks(self) -> Group {
+        let work = self.work("1,000 tasks of one client".into(), 1_000, Rule::Exclusive, 0);
+        let rows = catalog::with(&[catalog::LOCAL], self.competing());
+        Group { scenario: Scenario::D, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+    }
+
+    fn readers(self) -> Group {
+        let cell = |hold: u64| {
+            let title = format!("20 clients, 90 % of the turns read, hold {hold} ms");
+            let mut work = self.work(title, 20, Rule::Exclusive, hold);
+            work.reads_percent = 90;
+            work
+        };
+        let rows = catalog::READ_WRITE.to_vec();
+        let cells = vec![cell(0), cell(1)];
+        Group { scenario: Scenario::G, rows, processes: 1, clients: 20, way: NEAR, cells }
+    }
+
+    fn semaphore(self) -> Group {
+        let cell = |hold: u64| {
+            self.work(format!("10 permits, 110 clients, hold {hold} ms"), 110, Rule::Permits(10), hold)
+        };
+        let rows = catalog::SEMAPHORES.to_vec();
+        let cells = vec![cell(0), cell(1)];
+        Group { scenario: Scenario::H, rows, processes: 1, clients: 110, way: NEAR, cells }
+    }
+
+    fn quorums(self) -> Vec<Group> {
+        let group = |(servers, clients): (u32, u32)| {
+            let cell = |one_is_stopped: bool| {
+                let state = if one_is_stopped { "one stopped" } else { "all healthy" };
+                let who = if clients == 1 { "one client".into() } else { format!("{clients} clients") };
+                let title = format!("{servers} servers, {state}, {who}");
+                let work = self.work(title, clients, Rule::Exclusive, 0);
+                // Some wait for the one that does not answer, each time.
+                let span = if one_is_stopped { work.span * 2 } else { work.span };
+                Work { one_is_stopped, span, ..work }
+            };
+            let way = Way { servers, delay: Duration::ZERO };
+            let (rows, cells) = (catalog::QUORUM.to_vec(), vec![cell(false), cell(true)]);
+            Group { scenario: Scenario::I, rows, processes: 1, clients, way, cells }
+        };
+        self.pick(vec![(3, 1)], vec![(3, 1), (3, 10), (5, 1), (5, 10)]).into_iter().map(group).collect()
+    }
+
+    fn far_away(self) -> Vec<Group> {
+        let group = |(delay, clients): (u64, u32)| {
+            let title = match clients {
+                1 => format!("{delay} ms away, one after the other"),
+                _ => format!("{delay} ms away, {clients} clients, hold 1 ms"),
+            };
+            let mut work = self.work(title, clients, Rule::Exclusive, if clients == 1 { 0 } else { 1 });
+            work.span = Duration::from_millis(self.pick(500, 1_500));
+            let rows = if clients == 1 {
+                catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain())
+            } else {
+                catalog::with(&[catalog::PUBLISH], self.competing())
+            };
+            let way = Way { servers: 1, delay: Duration::from_millis(delay) };
+            Group { scenario: Scenario::J, rows, processes: 1, clients, way, cells: vec![work] }
+        };
+        let all = self.pick(vec![(1, 1), (1, 10)], vec![(1, 1), (1, 10), (20, 1), (20, 10)]);
+        all.into_iter().map(group).collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! Where one peer works: its processes, and the servers that nobody else uses.
+
+use std::time::Duration;
+
+use leasehold_bench_peer::protocol::{Answer, Open, Order};
+use leasehold_servers::{Proxy, Server};
+
+use super::meter::Used;
+use super::process::Process;
+use super::scenarios::Way;
+use super::store::{Kind, Store};
+
+/// What connecting a thousand clients may take.
+const OPENING: Duration = Duration::from_secs(120);
+
+/// One peer, ready to work.
+pub(crate) struct Stage {
+    program: &'static str,
+    /// Its processes.
+    pub(crate) processes: Vec<Process>,
+    /// Its servers,
+    pub(crate) servers: Vec<Server>,
+    /// or the one of another kind.
+    store: Option<Store>,
+    /// The network in front of them, if it is slow. It lives as long as they do.
+    _proxies: Vec<Proxy>,
+    open: Open,
+}
+
+impl Stage {
+    /// Starts so many processes of the peer, and servers for them, and connects so many clients of each.
+    ///
+    /// # Errors
+    ///
+    /// Why the peer can't take part.
+    pub(crate) fn set(
+        program: &'static str,
+        (processes, clients): (u32, u32),
+        way: Way,
+        ttl: Duration,
+    ) -> Result<Self, String> {
+        let started: Result<Vec<Process>, String> = (0..processes).map(|_| Process::start(program)).collect();
+        let processes = started?;
+        let store = Kind::of(program).map(Store::start).transpose()?;
+        let count = if store.is_some() { 0 } else { way.servers };
+        let servers: Vec<Server> = (0..count).map(|_| Server::on_port()).collect();
+        let mut proxies = Vec::new();
+        if !way.delay.is_zero() {
+            for server in &servers {
+                let proxy = Proxy::before(server);
+                proxy.delay_requests(way.delay / 2);
+                proxy.delay_replies(way.delay / 2);
+                proxies.push(proxy);
+            }
+        }
+        let urls = if let Some(store) = &store {
+            vec![store.url.clone()]
+        } else if proxies.is_empty() {
+            servers.iter().map(Server::url).collect()
+        } else {
+            proxies.iter().map(Proxy::url).collect()
+        };
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let open = Open { urls, clients, ttl_ms };
+        let mut stage = Self { program, processes, servers, store, _proxies: proxies, open };
+        stage.tell_all(|_, open| Order::Open(open.clone()))?;
+        stage.answers(OPENING)?;
+        Ok(stage)
+    }
+
+    /// Gives every process its order at the same time.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn tell_all(&mut self, order: impl Fn(u32, &Open) -> Order) -> Result<(), String> {
+        let mut all = (0..).zip(&mut self.processes);
+        all.try_for_each(|(number, process)| process.tell(&order(number, &self.open)))
+    }
+
+    /// Their answers.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn answers(&self, within: Duration) -> Result<Vec<Answer>, String> {
+        self.processes.iter().map(|process| process.answer(within)).collect()
+    }
+
+    /// Starts those processes again that can't go on.
+    ///
+    /// # Errors
+    ///
+    /// Why the peer can't take part any more.
+    pub(crate) fn renew(&mut self, answers: &[Answer]) -> Result<(), String> {
+        for (process, answer) in self.processes.iter_mut().zip(answers) {
+            if answer.is_spent {
+                *process = Process::start(self.program)?;
+                process.ask(&Order::Open(self.open.clone()), OPENING)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, whatever they were doing.
+    ///
+    /// # Errors
+    ///
+    /// Why the peer can't take part any more.
+    pub(crate) fn restart(&mut self) -> Result<(), String> {
+        let spent = Answer { is_spent: true, ..Answer::default() };
+        self.renew(&vec![spent; self.processes.len()])
+    }
+
+    /// Stops the last of the servers.
+    pub(crate) fn stop_one(&mut self) {
+        if let Some(server) = self.servers.pop() {
+            drop(server);
+        }
+    }
+
+    /// What it has used so far.
+    pub(crate) fn used(&self) -> Used {
+        let pids: Vec<u32> = self.processes.iter().map(Process::pid).collect();
+        Used::now(&self.servers, self.store.as_ref().map(Store::pid), &pids)
+    }
+}

@@ -1,0 +1,168 @@
+//! Servers of other kinds than Redis, for the libraries that lock on those: as Debian packages them, one node each, with the
+//! durability that they come with.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+
+const STARTING: Duration = Duration::from_secs(30);
+const STOPPING: Duration = Duration::from_secs(5);
+const STEP: Duration = Duration::from_millis(20);
+
+/// Which kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// etcd: writes each lock to its log, and syncs it.
+    Etcd,
+    /// `ZooKeeper`: the same.
+    ZooKeeper,
+    /// PostgreSQL: advisory locks are in memory only.
+    Postgres,
+}
+
+impl Kind {
+    /// Where this program's locks live, if not in Redis.
+    #[must_use]
+    pub fn of(program: &str) -> Option<Self> {
+        match program {
+            "etcd" => Some(Self::Etcd),
+            "curator" => Some(Self::ZooKeeper),
+            "postgres" => Some(Self::Postgres),
+            _ => None,
+        }
+    }
+}
+
+/// One that runs, ended with this value.
+pub(crate) struct Store {
+    process: Child,
+    /// Where clients connect.
+    pub(crate) url: String,
+    folder: TempDir,
+}
+
+impl Store {
+    /// Starts one, and waits until it takes connections.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not start.
+    pub(crate) fn start(kind: Kind) -> Result<Self, String> {
+        let folder =
+            tempfile::Builder::new().prefix("store-").tempdir().map_err(|error| error.to_string())?;
+        let (mut command, url, port) = prepare(kind, folder.path())?;
+        let log = File::create(folder.path().join("log")).map_err(|error| error.to_string())?;
+        let errors = log.try_clone().map_err(|error| error.to_string())?;
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
+        let mut store = Self { process, url, folder };
+        let limit = Instant::now() + STARTING;
+        loop {
+            let log = std::fs::read_to_string(store.folder.path().join("log")).unwrap_or_default();
+            // PostgreSQL takes connections before it is ready, only to refuse them.
+            let is_ready = kind != Kind::Postgres || log.contains("ready to accept connections");
+            if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(store);
+            }
+            if Instant::now() > limit || !matches!(store.process.try_wait(), Ok(None)) {
+                return Err(format!("{kind:?} does not start: {}", log.lines().last().unwrap_or_default()));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+impl Drop for Store {
+    /// Asked to end first: PostgreSQL has processes of its own to end.
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.process), Signal::INT);
+        let limit = Instant::now() + STOPPING;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < limit {
+            std::thread::sleep(STEP);
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn prepare(kind: Kind, folder: &Path) -> Result<(Command, String, u16), String> {
+    let port = free_port()?;
+    let data = folder.join("data");
+    match kind {
+        Kind::Etcd => {
+            let (clients, peers) =
+                (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()?));
+            let mut command = Command::new("etcd");
+            command.arg("--data-dir").arg(&data);
+            command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+            command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+            command.args(["--initial-cluster", &format!("default={peers}")]);
+            Ok((command, format!("etcd://127.0.0.1:{port}"), port))
+        }
+        Kind::ZooKeeper => {
+            let settings = format!(
+                "dataDir={}\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
+                 admin.enableServer=false\n",
+                data.display()
+            );
+            std::fs::write(folder.join("conf"), settings).map_err(|error| error.to_string())?;
+            let mut command = Command::new("java");
+            command.args(["-cp", "/usr/share/java/zookeeper.jar"]);
+            command.arg("org.apache.zookeeper.server.ZooKeeperServerMain").arg(folder.join("conf"));
+            Ok((command, format!("zookeeper://127.0.0.1:{port}"), port))
+        }
+        Kind::Postgres => {
+            postgres_data(folder, &data)?;
+            let mut command = as_its_user("postgres");
+            command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
+            command.args(["-c", "unix_socket_directories=", "-c", "max_connections=200"]);
+            Ok((command, format!("postgres://postgres@127.0.0.1:{port}/postgres"), port))
+        }
+    }
+}
+
+fn postgres_data(folder: &Path, data: &Path) -> Result<(), String> {
+    if geteuid().is_root() {
+        run(Command::new("chown").arg("postgres").arg(folder))?;
+    }
+    run(as_its_user("initdb").arg("-D").arg(data).args(["--username=postgres", "--auth=trust"]))
+}
+
+/// PostgreSQL refuses to be run by the superuser.
+fn as_its_user(program: &str) -> Command {
+    let program = postgres_program(program);
+    if !geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]).arg(program);
+    command
+}
+
+/// Debian keeps them out of the path.
+fn postgres_program(program: &str) -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let found = versions.map(|version| version.path().join("bin").join(program)).find(|path| path.exists());
+    found.unwrap_or_else(|| program.into())
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let done = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
+    let why = String::from_utf8_lossy(&done.stderr);
+    if done.status.success() { Ok(()) } else { Err(why.lines().last().unwrap_or("it failed").to_owned()) }
+}
+
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
+    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
+}

@@ -1,0 +1,83 @@
+//! (e) A holder is killed: how long until the one that waits has the lock, against the ttl.
+
+use std::thread;
+use std::time::Duration;
+
+use leasehold_bench_peer::clock::now_ns;
+use leasehold_bench_peer::protocol::{Hold, Order, Run};
+use leasehold_bench_peer::turn;
+
+use super::Bench;
+use super::catalog::{self, Row};
+use super::results::{Cell, Figures, RowResult};
+use super::scenarios::{NEAR, Scale};
+use super::stage::Stage;
+
+const TTL: Duration = Duration::from_secs(4);
+/// Nobody is waited for any longer.
+const LIMIT: Duration = Duration::from_secs(20);
+/// From the moment when somebody asks until the holder is killed.
+const WAITING: Duration = Duration::from_millis(500);
+const NAME: &str = "bench:takeover";
+
+/// All rows at the same time, since all that they do is wait.
+pub(crate) fn run(bench: &mut Bench, scale: Scale) {
+    let rows = catalog::contended().into_iter().chain(catalog::OTHER_STORES);
+    let rows: Vec<Row> = rows.filter(|row| bench.takes_part(row.program)).collect();
+    let mut results: Vec<RowResult> = rows.iter().map(|row| RowResult::of(row.name)).collect();
+    let rounds = if scale.is_quick { 1 } else { 5 };
+    for round in 1..=rounds {
+        bench.progress(&format!("(e) a killed holder, round {round} of {rounds}"));
+        let found: Vec<Result<f64, String>> = thread::scope(|scope| {
+            let all: Vec<_> = rows.iter().map(|row| scope.spawn(|| once(*row))).collect();
+            all.into_iter()
+                .map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())))
+                .collect()
+        });
+        for (result, found) in results.iter_mut().zip(found) {
+            match found {
+                Ok(seconds) => result.push(Figures::from([
+                    ("takeover".to_owned(), seconds),
+                    ("of_ttl".to_owned(), seconds / TTL.as_secs_f64()),
+                ])),
+                Err(why) => result.missing = Some(why),
+            }
+        }
+    }
+    let title = format!("ttl {} s", TTL.as_secs());
+    bench.found(Cell { scenario: "e".into(), title, rows: results, ..Cell::default() });
+}
+
+/// Seconds from the kill to the next critical section.
+fn once(row: Row) -> Result<f64, String> {
+    let mut stage = Stage::set(row.program, (2, 1), NEAR, TTL)?;
+    let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
+    let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
+    let [holder, next] = stage.processes.as_mut_slice() else { return Err("it takes two".into()) };
+    holder.ask(&Order::Hold(Hold { lock: lock.clone(), is_tuned, name: NAME.into(), count: 1 }), LIMIT)?;
+    let start_ns = now_ns();
+    next.tell(&Order::Run(Run {
+        lock,
+        is_tuned,
+        name: NAME.into(),
+        tasks: 1,
+        all_tasks: 1,
+        start_ns,
+        end_ns: start_ns + u64::try_from(LIMIT.as_nanos()).unwrap_or(u64::MAX),
+        turns: 1,
+        permits: 1,
+        log: log.path().display().to_string(),
+        ..Run::default()
+    }))?;
+    // What is measured begins with the kill; that it waits by then is all that this is for.
+    thread::sleep(WAITING);
+    let killed = now_ns();
+    holder.kill();
+    next.answer(LIMIT)?;
+    let turns = turn::read(log.path()).map_err(|error| error.to_string())?;
+    let turn = turns.first().ok_or_else(|| format!("nobody had it within {LIMIT:?}"))?;
+    if turn.entered < killed {
+        return Err("broken: it was had while somebody else held it".into());
+    }
+    Ok(Duration::from_nanos(turn.entered - killed).as_secs_f64())
+}

@@ -1,0 +1,93 @@
+//! The tables.
+
+use std::fmt::Write as _;
+
+use crate::compare::catalog;
+use crate::compare::results::{Cell, Presence, Results, RowResult};
+
+use super::columns::{Column, of};
+use super::verdict::known;
+
+/// Who takes part, and who does what.
+pub(super) fn participants(results: &Results) -> String {
+    let mut page = String::from(
+        "\n## Who takes part, and who does what\n\n| program | library | runs on |\n|---|---|---|\n",
+    );
+    for (program, presence) in &results.peers {
+        let _ = match presence {
+            Presence::There(hello) => writeln!(page, "| {program} | {} | {} |", hello.library, hello.runtime),
+            Presence::Missing { missing } => writeln!(page, "| {program} | *missing: {}* | |", flat(missing)),
+        };
+    }
+    page += "\n| row | renews by itself | waiters are told | first come, first served | fencing tokens | how it is set |\n\
+             |---|---|---|---|---|---|\n";
+    for row in catalog::all() {
+        if row.program == "bounds" {
+            continue;
+        }
+        let promises = row.promises;
+        let marks = [promises.renews, promises.is_told, promises.is_fair, promises.is_fenced]
+            .map(|promised| if promised { "yes" } else { "" });
+        let _ = writeln!(page, "| {} | {} | {} |", row.name, marks.join(" | "), row.note);
+    }
+    page
+}
+
+/// A table for each cell of a scenario.
+pub(super) fn scenario(results: &Results, letter: &str) -> String {
+    let columns = of(letter);
+    let cells = results.cells.iter().filter(|cell| cell.scenario == letter);
+    cells.map(|cell| table(cell, &columns)).collect()
+}
+
+fn table(cell: &Cell, columns: &[Column]) -> String {
+    let mut page = format!("\n**{}**\n\n|  |", cell.title);
+    for column in columns {
+        let _ = write!(page, " {} |", column.title);
+    }
+    page += "\n|---|";
+    page += &"--:|".repeat(columns.len());
+    page.push('\n');
+    let bound = cell.rows.iter().find(|row| known(row).is_some_and(|row| row.program == "bounds"));
+    for row in &cell.rows {
+        page += &line(row, bound, columns);
+    }
+    page
+}
+
+fn line(row: &RowResult, bound: Option<&RowResult>, columns: &[Column]) -> String {
+    let is_own = known(row).is_some_and(|row| row.program == "leasehold");
+    let mut line = if is_own { format!("| **{}** |", row.row) } else { format!("| {} |", row.row) };
+    if let Some(why) = &row.missing {
+        let _ = write!(line, " *missing: {}* |", flat(why));
+        return line + &" |".repeat(columns.len() - 1) + "\n";
+    }
+    for (index, column) in columns.iter().enumerate() {
+        let mut words = place(row, bound, *column);
+        if index == 0 && row.is_broken() {
+            words = format!("**broken** {words}");
+        }
+        let _ = write!(line, " {words} |");
+    }
+    line + "\n"
+}
+
+/// On one line, and without what ends a table's field.
+fn flat(why: &str) -> String {
+    why.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+}
+
+fn place(row: &RowResult, bound: Option<&RowResult>, column: Column) -> String {
+    let Some(figure) = row.median(column.figure) else { return "–".into() };
+    let mut words = column.unit.show(figure);
+    if !column.is_chief {
+        return words;
+    }
+    if let Some((low, high)) = row.spread(column.figure).filter(|(low, high)| low < high) {
+        let _ = write!(words, " ({} to {})", column.unit.show(low), column.unit.show(high));
+    }
+    if let Some(bound) = bound.and_then(|bound| bound.median(column.figure)) {
+        let _ = write!(words, ", {:.2} ×", figure / bound);
+    }
+    words
+}

@@ -1,0 +1,89 @@
+//! leasehold as a peer, with the settings that it comes with.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use leasehold::{Client, Guard, Mutex, RwLock, Semaphore, WriteGuard};
+use leasehold_bench_peer::protocol::{Hello, Open, Run};
+use leasehold_bench_peer::{Failure, Library, Lock};
+
+/// The library, and the ttl that it was told to use.
+#[derive(Default)]
+pub(crate) struct Leasehold {
+    ttl: Cell<Duration>,
+}
+
+/// A kind of lock.
+pub(crate) enum Kind {
+    Mutex(Mutex),
+    RwLock(RwLock),
+    Semaphore(Semaphore),
+}
+
+/// What is held of it.
+pub(crate) enum Held {
+    Lease(Guard),
+    Write(WriteGuard),
+}
+
+impl Library for Leasehold {
+    type Client = Client;
+    type Lock = Kind;
+
+    fn hello(&self) -> Hello {
+        Hello {
+            library: concat!("leasehold ", env!("CARGO_PKG_VERSION")).into(),
+            runtime: "Rust, tokio".into(),
+        }
+    }
+
+    async fn connect(&self, open: &Open, _: u32) -> Result<Client, Failure> {
+        self.ttl.set(Duration::from_millis(open.ttl_ms));
+        let url = match open.urls.as_slice() {
+            [url] => url.clone(),
+            urls => {
+                let hosts: Vec<&str> = urls.iter().map(|url| url.trim_start_matches("redis://")).collect();
+                format!("redlock://{}", hosts.join(","))
+            }
+        };
+        Ok(Client::connect(&url).await?)
+    }
+
+    fn lock(&self, client: &Client, run: &Run, name: &str, _: u32) -> Result<Kind, Failure> {
+        let ttl = self.ttl.get();
+        Ok(match run.lock.as_str() {
+            "mutex" => Kind::Mutex(client.mutex(name).ttl(ttl)),
+            "read-write" => Kind::RwLock(client.rw_lock(name).ttl(ttl)),
+            "semaphore" => Kind::Semaphore(client.semaphore(name, run.permits).ttl(ttl)),
+            other => return Err(format!("leasehold has no lock that is called {other}").into()),
+        })
+    }
+}
+
+impl Lock for Kind {
+    type Held = Held;
+
+    async fn take(&mut self, is_shared: bool) -> Result<Held, Failure> {
+        Ok(match self {
+            Self::Mutex(mutex) => Held::Lease(mutex.lock().await?),
+            Self::RwLock(lock) if is_shared => Held::Lease(lock.read().await?),
+            Self::RwLock(lock) => Held::Write(lock.write().await?),
+            Self::Semaphore(semaphore) => Held::Lease(semaphore.acquire(1).await?),
+        })
+    }
+
+    async fn give(&mut self, held: Held) -> Result<(), Failure> {
+        match held {
+            Held::Lease(guard) => guard.release().await?,
+            Held::Write(guard) => guard.release().await?,
+        }
+        Ok(())
+    }
+
+    fn is_held(held: &Held) -> bool {
+        match held {
+            Held::Lease(guard) => guard.is_held(),
+            Held::Write(guard) => guard.is_held(),
+        }
+    }
+}

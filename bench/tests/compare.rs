@@ -1,0 +1,75 @@
+//! The driver with peers that need nothing but this program: one tiny round, whose speed nobody looks at.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use leasehold_bench::compare::results::{Cell, Presence, Results};
+
+/// Runs the program itself, since the peers are started from it.
+fn compare(arguments: &[&str]) -> Results {
+    let folder = tempfile::tempdir().unwrap();
+    let output: PathBuf = folder.path().join("run.json");
+    let done = Command::new(env!("CARGO_BIN_EXE_leasehold-bench"))
+        .args(["compare", "--quick", "--output"])
+        .arg(&output)
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Results::read(&output).unwrap()
+}
+
+fn figures<'a>(cell: &'a Cell, row: &str) -> &'a BTreeMap<String, Vec<f64>> {
+    let found = cell.rows.iter().find(|found| found.row == row).unwrap();
+    assert_eq!((&found.missing, &found.failure), (&None, &None), "{row}");
+    &found.figures
+}
+
+#[test]
+fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
+    let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
+    let is_there = |program| matches!(results.peers[program], Presence::There(_));
+    assert!(is_there("leasehold") && is_there("bounds"));
+    assert_eq!(results.cells.len(), 6);
+    for (cell, row) in results.cells.iter().zip([
+        "leasehold",
+        "leasehold",
+        "leasehold Semaphore",
+        "leasehold Semaphore",
+        "leasehold RwLock",
+        "leasehold RwLock",
+    ]) {
+        let found = figures(cell, row);
+        assert!(found["turns"].iter().all(|turns| *turns > 0.0), "{}: {found:?}", cell.title);
+        assert!(found["overlaps"].iter().all(|overlaps| *overlaps == 0.0), "{}: {found:?}", cell.title);
+        assert!(found["calls"].iter().all(|calls| *calls > 0.0), "{}: {found:?}", cell.title);
+    }
+    let alone = figures(&results.cells[0], "leasehold");
+    // A command to take it, one to give it back, and hardly any besides.
+    assert!(alone["sent"].iter().all(|sent| (2.0..3.0).contains(sent)), "{alone:?}");
+}
+
+#[test]
+fn the_next_has_the_lock_when_its_holder_is_killed() {
+    let results = compare(&["e", "--only", "leasehold"]);
+    let found = figures(&results.cells[0], "leasehold");
+    assert_eq!(found["takeover"].len(), 1);
+}
+
+#[test]
+fn a_peer_that_is_not_built_is_told_and_not_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run.json");
+    let done = Command::new(env!("CARGO_BIN_EXE_leasehold-bench"))
+        .args(["compare", "a", "--quick", "--only", "redsync", "--output"])
+        .arg(&output)
+        .env("CARGO_TARGET_DIR", folder.path())
+        .output()
+        .unwrap();
+    assert!(done.status.success());
+    let results = Results::read(&output).unwrap();
+    assert!(matches!(results.peers["redsync"], Presence::Missing { .. }));
+    let why = results.cells[0].rows[0].missing.as_deref();
+    assert_eq!(why, Some("it is not built: bench/setup redsync"));
+}
