@@ -37,6 +37,21 @@ async fn a_node_that_comes_back_empty_votes_at_once_unless_told_otherwise() {
     let other = nodes.client().await;
     let next = taken(&other, "h").await;
     assert!(next.token() > guard.token());
+    assert!(guard.is_held(), "and so there are two holders");
+}
+
+#[tokio::test]
+async fn nobody_gets_what_all_nodes_have_forgotten_while_its_holder_believes_in_it() {
+    let nodes = Nodes::start(3);
+    let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
+    let guard = client.mutex("a").ttl(LONGEST).auto_renew(false).lock().await.unwrap();
+    for server in &nodes.0 {
+        server.run(&["FLUSHALL"]);
+    }
+    assert!(other.mutex("b").ttl(LONGEST).try_lock().await.is_err(), "all abstain");
+    let next = taken(&other, "a").await;
+    assert!(!guard.is_held());
+    assert!(next.token() > guard.token());
 }
 
 #[tokio::test]
