@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::Client;
 use leasehold_servers::{Pauses, undisturbed, until};
 
-use crate::nodes::{Nodes, holds};
+use crate::nodes::{Nodes, has_granted, has_queue, holds};
 
 /// Slow nodes take 2 s, and one that does not answer is given up after 1 s: whoever waits for either takes longer than this.
 const SOON: Duration = Duration::from_millis(800);
@@ -153,6 +153,35 @@ async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
     assert_eq!(guard.lost().await, leasehold::Loss::Expired);
     assert!(began.elapsed() < Duration::from_secs(30));
     assert!(guard.release().await.is_err());
+}
+
+#[tokio::test]
+async fn a_turn_from_when_the_queue_was_elsewhere_is_given_back_there() {
+    let mut nodes = Nodes::start(3);
+    let (holder, client) = (nodes.client().await, nodes.client().await);
+    let guard = holder.mutex("a").lock().await.unwrap();
+    let wait = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await.unwrap() })
+    };
+    let waiter = wait();
+    until(async || nodes.in_turn("a") == 1).await;
+    let first = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
+    waiter.abort();
+    until(async || nodes.in_turn("a") == 0).await;
+    nodes.stop([first]);
+    until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
+    let waiter = wait();
+    until(async || (0..3).any(|node| node != first && has_queue(&nodes.0[node], "a"))).await;
+    nodes.start_again([first]);
+    until(async || {
+        let _ = client.mutex("c").try_lock().await;
+        has_granted(&nodes.0[first], "c").await
+    })
+    .await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap();
+    until(async || nodes.in_turn("a") == 0).await;
 }
 
 #[tokio::test]

@@ -251,7 +251,16 @@ impl Quorum {
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
     async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
         let node = self.queue_node(&resource);
-        self.nodes[node].clone().call_one(resource, command, None).await
+        let is_release = matches!(command, Command::Release(_));
+        let answered = self.nodes[node].clone().call_one(resource.clone(), command.clone(), None).await;
+        if !is_release || !matches!(&answered, Ok(Answer { reply: Reply::NotHeld, .. })) {
+            return answered;
+        }
+        // It may be from a time when another node was the first that answered.
+        let others = self.nodes.iter().enumerate().filter(|(other, to)| *other != node && to.store.is_up());
+        let others = others.map(|(_, to)| to.clone().call_one(resource.clone(), command.clone(), None));
+        let released = |answered: &Answered| matches!(answered, Ok(Answer { reply: Reply::Released, .. }));
+        join_all(others).await.into_iter().find(released).unwrap_or(answered)
     }
 
     fn queue_node(&self, resource: &Resource) -> usize {
