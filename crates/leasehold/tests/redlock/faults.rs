@@ -35,10 +35,14 @@ async fn two_of_five_that_are_killed_are_not_missed_and_come_back_empty_to_a_lea
     nodes.stop([1, 3]);
     is_taken_at_once(&client).await;
     is_taken_at_once(&nodes.client().await).await;
-    let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
     let others = client.mutex("b").lock().await.unwrap();
     nodes.start_again([1, 3]);
-    until(async || nodes.holding("a").await == 5).await;
+    until(async || {
+        guard.renew().await.unwrap();
+        nodes.holding("a").await == 5
+    })
+    .await;
     assert!(guard.is_held() && others.is_held());
     // What comes to hold the lease knows its token.
     for server in &nodes.0 {

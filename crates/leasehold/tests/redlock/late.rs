@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold_servers::{Server, until};
+use leasehold_servers::{Server, undisturbed, until};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -18,18 +18,24 @@ async fn a_node_that_grants_it_late_keeps_it_is_renewed_and_gives_it_back() {
     let (client, proxies) = nodes.client_through_proxies(2, "").await;
     until_connected(&client, &nodes.0[2]).await;
     proxies[0].delay_requests(LATE);
-    let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    until(async || holds(&nodes.0[2], "a").await).await;
     let single = Client::connect(&nodes.0[2].url()).await.unwrap();
-    // For longer than what was granted.
-    until(async || {
-        let view = single.mutex("a").inspect().await.unwrap();
-        view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
+    undisturbed(Duration::from_secs(1), async || {
+        let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+        until(async || holds(&nodes.0[2], "a").await || !guard.is_held()).await;
+        // For longer than what was granted.
+        until(async || {
+            let view = single.mutex("a").inspect().await.unwrap();
+            view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
+        })
+        .await;
+        if !guard.is_held() || !holds(&nodes.0[2], "a").await {
+            return Err("it is not kept".to_owned());
+        }
+        guard.release().await.unwrap();
+        until(async || nodes.holding("a").await == 0).await;
+        Ok(())
     })
     .await;
-    assert!(guard.is_held() && holds(&nodes.0[2], "a").await);
-    guard.release().await.unwrap();
-    until(async || nodes.holding("a").await == 0).await;
 }
 
 #[tokio::test]
