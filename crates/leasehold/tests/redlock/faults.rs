@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::Client;
 use leasehold_servers::{Pauses, undisturbed, until};
 
-use crate::nodes::{Nodes, holds};
+use crate::nodes::{Nodes, has_granted, has_queue, holds};
 
 /// Slow nodes take 2 s, and one that does not answer is given up after 1 s: whoever waits for either takes longer than this.
 const SOON: Duration = Duration::from_millis(800);
@@ -35,10 +35,14 @@ async fn two_of_five_that_are_killed_are_not_missed_and_come_back_empty_to_a_lea
     nodes.stop([1, 3]);
     is_taken_at_once(&client).await;
     is_taken_at_once(&nodes.client().await).await;
-    let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
     let others = client.mutex("b").lock().await.unwrap();
     nodes.start_again([1, 3]);
-    until(async || nodes.holding("a").await == 5).await;
+    until(async || {
+        guard.renew().await.unwrap();
+        nodes.holding("a").await == 5
+    })
+    .await;
     assert!(guard.is_held() && others.is_held());
     // What comes to hold the lease knows its token.
     for server in &nodes.0 {
@@ -153,6 +157,35 @@ async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
     assert_eq!(guard.lost().await, leasehold::Loss::Expired);
     assert!(began.elapsed() < Duration::from_secs(30));
     assert!(guard.release().await.is_err());
+}
+
+#[tokio::test]
+async fn a_turn_from_when_the_queue_was_elsewhere_is_given_back_there() {
+    let mut nodes = Nodes::start(3);
+    let (holder, client) = (nodes.client().await, nodes.client().await);
+    let guard = holder.mutex("a").lock().await.unwrap();
+    let wait = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await.unwrap() })
+    };
+    let waiter = wait();
+    until(async || nodes.in_turn("a") == 1).await;
+    let first = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
+    waiter.abort();
+    until(async || nodes.in_turn("a") == 0).await;
+    nodes.stop([first]);
+    until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
+    let waiter = wait();
+    until(async || (0..3).any(|node| node != first && has_queue(&nodes.0[node], "a"))).await;
+    nodes.start_again([first]);
+    until(async || {
+        let _ = client.mutex("c").try_lock().await;
+        has_granted(&nodes.0[first], "c").await
+    })
+    .await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap();
+    until(async || nodes.in_turn("a") == 0).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ mod ways;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
-use leasehold_servers::until;
+use leasehold_servers::{Pauses, until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]
@@ -130,15 +130,17 @@ fn it_needs_no_runtime_of_the_caller_s_and_outlasts_one_that_ends() {
     });
     drop(own);
     // Longer than its ttl: the client's own thread renews it.
+    let pauses = Pauses::watch();
     let began = Instant::now();
     while began.elapsed() < Duration::from_millis(2_500) {
-        assert!(guard.is_held());
+        assert!(guard.is_held() || pauses.longest() > Duration::from_millis(500), "it is not renewed");
         std::thread::sleep(Duration::from_millis(20));
     }
     runtime().block_on(async {
-        guard.release().await.unwrap();
+        let was_held = guard.is_held();
+        assert_eq!(guard.release().await.is_ok(), was_held);
         client.mutex("b").lock().await.unwrap().release().await.unwrap();
-        assert_eq!(nodes.holding("b").await, 0);
+        until(async || nodes.holding("b").await == 0).await;
     });
 }
 

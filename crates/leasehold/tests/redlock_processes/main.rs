@@ -133,16 +133,18 @@ fn disturb(servers: &mut [Server], workers: &[Worker]) {
     let first = random(servers.len());
     let which: Vec<usize> = (0..=random(3)).map(|step| (first + step) % NODES).collect();
     let pause = Duration::from_millis(100 + random(500) as u64);
-    match random(4) {
+    match random(6) {
         0 => {
             which.iter().for_each(|node| servers[*node].stop());
             sleep(pause);
             which.iter().for_each(|node| servers[*node].start());
         }
-        1 => {
-            servers[first].run(&["FLUSHALL"]);
+        1..=3 => {
+            // What only a minority forgets is no danger.
+            let which = (0..3).map(|step| (first + step) % NODES);
+            which.for_each(|node| drop(servers[node].run(&["FLUSHALL"])));
         }
-        2 => {
+        4 => {
             which.iter().for_each(|node| servers[*node].signal("STOP"));
             sleep(pause);
             which.iter().for_each(|node| servers[*node].signal("CONT"));

@@ -75,7 +75,7 @@ async fn has_it(guard: Guard, report: &mut Report) -> bool {
     let token = guard.token();
     report.say(&format!("begin {token}"));
     let held_first = guard.is_held();
-    sleep(Duration::from_millis(u64::from(getrandom::u32().unwrap_or(0) % 20))).await;
+    sleep(a_while()).await;
     report.say(&format!("end {token}"));
     let was_held = held_first && guard.is_held();
     if was_held {
@@ -84,6 +84,13 @@ async fn has_it(guard: Guard, report: &mut Report) -> bool {
     // What was lost meanwhile is an error here.
     let _ = guard.release().await;
     was_held
+}
+
+/// Mostly short; but now and then so long that servers may forget the lease meanwhile, and yet not so long that a renewal tells.
+fn a_while() -> Duration {
+    let random = getrandom::u32().expect("the system has random numbers");
+    let longest = if random % 8 < 2 { 600 } else { 20 };
+    Duration::from_millis(u64::from(random / 8 % longest))
 }
 
 /// Holds the lock, is frozen for longer than its lease, and then writes without a look at it.
