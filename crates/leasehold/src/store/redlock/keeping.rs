@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use leasehold_core::{Acquire, Command, Failure, Release, Renew, Reply, Resource, Tally, Word, Words};
-use tokio::time::sleep;
+use leasehold_core::{
+    Acquire, Command, Failure, LocalTime, Release, Renew, Reply, Resource, Tally, Word, Words,
+};
+use tokio::time::{sleep, timeout};
 
 use super::leases::Try;
 use super::{Quorum, answer};
@@ -15,6 +17,9 @@ use crate::store::{Answered, StoreError};
 
 /// How long a tombstone stands at a node: longer than any delayed command can be under way.
 pub(super) const TOMBSTONE: Duration = Duration::from_secs(60);
+
+/// By how much later than the answer to a release the answer to what was asked before it is heard, on one connection.
+const LATE_BY: Duration = Duration::from_millis(10);
 
 impl Quorum {
     // --- Keeping ---------------------------------------------------------------------------------
@@ -112,14 +117,14 @@ impl Quorum {
                 metadata: known.wanted.metadata.clone(),
             };
             let call = (known.resource.clone(), Command::from(acquire));
-            let voting = self.ask_for_vote(node, renew.acquisition, known.acquisition, call, known.token);
+            let voting = self.ask_for_vote(node, known.asked.clone(), call, known.token);
             tokio::spawn(voting);
         }
     }
 
     // --- Giving back -----------------------------------------------------------------------------
 
-    pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> Answered {
+    pub(super) async fn release(self: &Arc<Self>, release: Release) -> Answered {
         let until = (!release.tombstone.is_zero()).then(|| clock::local() + release.tombstone);
         if until.is_some() {
             self.in_debt.notify_one();
@@ -130,9 +135,7 @@ impl Quorum {
         let mut words = Words::new(self.nodes.len());
         let mut hearing = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
-            let tombstone = if known.unanswered[node] > 0 { TOMBSTONE } else { Duration::ZERO };
-            let told = Release { acquisition: known.acquisition, at_least: release.at_least, tombstone };
-            let giving = self.clone().give_back(node, resource.clone(), told, known.wanted.ttl);
+            let giving = self.clone().give_back(node, &known, release.at_least);
             hearing.push(async move { (node, giving.await) });
         }
         let mut limit = pin!(sleep(self.limit(known.wanted.ttl)));
@@ -163,46 +166,78 @@ impl Quorum {
     }
 
     /// Tells one node, and remembers it if it does not answer.
-    pub(super) async fn give_back(
+    pub(super) fn give_back(
         self: Arc<Self>,
         node: usize,
-        resource: Arc<Resource>,
-        release: Release,
-        ttl: Duration,
-    ) -> Word {
-        let command = Command::Release(release.clone());
+        known: &Try,
+        at_least: Duration,
+    ) -> impl Future<Output = Word> + Send + use<> {
+        let (resource, asked) = (known.resource.clone(), known.asked.clone());
+        let release = Release { acquisition: known.acquisition, at_least, tombstone: Duration::ZERO };
+        // Nothing that was asked for before can last longer.
+        let until = clock::local() + known.wanted.ttl + TOMBSTONE;
+        let unheard = asked[node].count();
         // Dropped before it is answered, it is owed too.
-        let mut owing =
-            Owing { quorum: &self, node, resource: &resource, release: &release, ttl, is_told: false };
-        match self.nodes[node].clone().call_one(resource.clone(), command, None).await {
-            Ok(answer) => {
-                owing.is_told = true;
-                match answer.reply {
-                    Reply::Released => Word::Held { lasts: Duration::ZERO },
-                    _ => Word::NotHeld,
-                }
+        let mut owing = Owing { quorum: self.clone(), node, resource, release, until, is_told: false };
+        if unheard > 0 {
+            owing.release.tombstone = TOMBSTONE;
+        }
+        async move {
+            // What is not answered yet mostly is on its way, ahead of this. A tombstone, which the store would have to keep,
+            // is for what is not.
+            let first = owing.tell(Duration::ZERO).await;
+            let is_over = match first {
+                Word::Failed => return first,
+                Word::Held { .. } => unheard <= 1,
+                Word::NotHeld => unheard == 0,
+            };
+            if unheard > 0 {
+                let _ = timeout(LATE_BY, asked[node].all_answered()).await;
             }
-            Err(_) => Word::Failed,
+            if is_over && asked[node].count() == 0 {
+                owing.paid();
+                return first;
+            }
+            // It may have been granted since.
+            let tombstone = if asked[node].count() > 0 { TOMBSTONE } else { Duration::ZERO };
+            let second = owing.tell(tombstone).await;
+            if second != Word::Failed {
+                owing.paid();
+            }
+            if second == Word::NotHeld { first } else { second }
         }
     }
 }
 
 /// A release that is owed unless the node has answered it.
-struct Owing<'a> {
-    quorum: &'a Quorum,
+struct Owing {
+    quorum: Arc<Quorum>,
     node: usize,
-    resource: &'a Arc<Resource>,
-    release: &'a Release,
-    ttl: Duration,
+    resource: Arc<Resource>,
+    release: Release,
+    until: LocalTime,
     is_told: bool,
 }
 
-impl Drop for Owing<'_> {
+impl Owing {
+    fn paid(&mut self) {
+        self.is_told = true;
+    }
+
+    async fn tell(&self, tombstone: Duration) -> Word {
+        let command = Command::Release(Release { tombstone, ..self.release.clone() });
+        match self.quorum.nodes[self.node].clone().call_one(self.resource.clone(), command, None).await {
+            Ok(answer) if answer.reply == Reply::Released => Word::Held { lasts: Duration::ZERO },
+            Ok(_) => Word::NotHeld,
+            Err(_) => Word::Failed,
+        }
+    }
+}
+
+impl Drop for Owing {
     fn drop(&mut self) {
         if !self.is_told {
-            // Nothing that was asked for before can last longer.
-            let until = clock::local() + self.ttl + TOMBSTONE;
-            self.quorum.nodes[self.node].owe(self.resource.clone(), self.release.clone(), until);
+            self.quorum.nodes[self.node].owe(self.resource.clone(), self.release.clone(), self.until);
             self.quorum.in_debt.notify_one();
         }
     }

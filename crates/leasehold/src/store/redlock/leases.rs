@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, Resource, Token};
+use tokio::sync::watch;
 
 /// The nodes hear of each try by a number of its own, since what is given back after an answer was lost leaves a tombstone.
 /// It can't be one of the numbers by which the session knows its attempts.
@@ -28,8 +29,36 @@ pub(super) struct Try {
     granted_by: Vec<usize>,
     /// Some node's was taken away by force: no other node is asked to join any more.
     is_revoked: bool,
-    /// By node: how many `Acquire`s have no answer. What they come to may still arrive.
-    pub(super) unanswered: Vec<u32>,
+    /// By node: the `Acquire`s that have no answer.
+    pub(super) asked: Arc<[Asked]>,
+}
+
+/// How many `Acquire`s of one try a node has not answered. What they come to may still arrive, so this outlives the try.
+#[derive(Debug)]
+pub(super) struct Asked(watch::Sender<u32>);
+
+impl Asked {
+    fn new() -> Self {
+        Self(watch::Sender::new(0))
+    }
+
+    fn ask(&self) {
+        self.0.send_modify(|count| *count += 1);
+    }
+
+    pub(super) fn answered(&self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        *self.0.borrow()
+    }
+
+    /// Waits until all are answered.
+    pub(super) async fn all_answered(&self) {
+        // It can't fail as long as this is there.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
 }
 
 impl Try {
@@ -43,7 +72,7 @@ impl Try {
             partial_since: None,
             granted_by: Vec::new(),
             is_revoked: false,
-            unanswered: vec![0; nodes],
+            asked: (0..nodes).map(|_| Asked::new()).collect(),
         }
     }
 }
@@ -117,13 +146,17 @@ impl Leases {
     }
 
     /// The attempt asks all nodes: what it is called there. None if it was given back meanwhile.
-    pub(super) fn ask(&self, resource: &Arc<Resource>, wanted: &Arc<Acquire>) -> Option<Acquisition> {
+    pub(super) fn ask(
+        &self,
+        resource: &Arc<Resource>,
+        wanted: &Arc<Acquire>,
+    ) -> Option<(Acquisition, Arc<[Asked]>)> {
         let mut fates = self.fates();
         let tries = match fates.by_attempt.get_mut(&wanted.acquisition) {
             Some(Fate::Cancelled { .. }) => return None,
             Some(Fate::Under(known)) => {
-                known.unanswered.iter_mut().for_each(|count| *count += 1);
-                return Some(known.acquisition);
+                known.asked.iter().for_each(Asked::ask);
+                return Some((known.acquisition, known.asked.clone()));
             }
             Some(Fate::Resting { tries }) => *tries + 1,
             None => 1,
@@ -132,9 +165,10 @@ impl Leases {
         let acquisition = Acquisition { client: self.client, sequence };
         let mut under = Try::new(resource.clone(), wanted.clone(), acquisition, self.nodes);
         under.tries = tries;
-        under.unanswered = vec![1; self.nodes];
+        under.asked.iter().for_each(Asked::ask);
+        let asked = under.asked.clone();
         fates.put(wanted.acquisition, Some(Fate::Under(under)));
-        Some(acquisition)
+        Some((acquisition, asked))
     }
 
     /// A try that is not under way any more.
@@ -143,24 +177,20 @@ impl Leases {
         resource: Arc<Resource>,
         wanted: Arc<Acquire>,
         acquisition: Acquisition,
+        asked: Arc<[Asked]>,
     ) -> Try {
-        Try::new(resource, wanted, acquisition, self.nodes)
+        Try { asked, ..Try::new(resource, wanted, acquisition, self.nodes) }
     }
 
     /// One more node is asked for a lease that the others gave; not if it is over.
     pub(super) fn join(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) -> bool {
         let join = |known: &mut Try| {
-            known.unanswered[node] += u32::from(!known.is_revoked);
+            if !known.is_revoked {
+                known.asked[node].ask();
+            }
             !known.is_revoked
         };
         self.with(attempt, acquisition, join).unwrap_or(false)
-    }
-
-    /// The node has answered an `Acquire`.
-    pub(super) fn answered(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) {
-        self.with(attempt, acquisition, |known| {
-            known.unanswered[node] = known.unanswered[node].saturating_sub(1);
-        });
     }
 
     /// A quorum has granted it. False if it was given back meanwhile.

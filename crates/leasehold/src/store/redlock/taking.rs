@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Release, Renew, Reply, Resource, Round,
+    Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Renew, Reply, Resource, Round,
     StoreTime, Token, Verdict, Vote,
 };
 use tokio::time::sleep;
 
-use super::keeping::TOMBSTONE;
-use super::leases::Try;
+use super::leases::{Asked, Try};
 use super::{Quorum, answer};
 use crate::clock;
 use crate::store::{Answered, Pending, StoreError};
@@ -39,7 +38,7 @@ type Hearing = FuturesUnordered<Pending<(usize, Heard)>>;
 impl Quorum {
     pub(super) async fn acquire(self: &Arc<Self>, resource: Arc<Resource>, wanted: Arc<Acquire>) -> Answered {
         let attempt = wanted.acquisition;
-        let Some(acquisition) = self.leases.ask(&resource, &wanted) else {
+        let Some((acquisition, asked)) = self.leases.ask(&resource, &wanted) else {
             return answer(clock::local(), Reply::Cancelled);
         };
         let sent_at = clock::local();
@@ -52,18 +51,13 @@ impl Quorum {
         let doubles = self.doubles();
         for (node, double) in doubles.into_iter().enumerate() {
             if double.is_some() {
-                self.leases.answered(attempt, acquisition, node);
+                asked[node].answered();
                 round.handle_vote(node, Vote::Failed);
                 said[node] = double;
                 continue;
             }
-            hearing.push(self.ask_for_vote(
-                node,
-                attempt,
-                acquisition,
-                (resource.clone(), command.clone()),
-                floor,
-            ));
+            let call = (resource.clone(), command.clone());
+            hearing.push(self.ask_for_vote(node, asked.clone(), call, floor));
         }
         let mut asking = Asking {
             quorum: self.clone(),
@@ -76,12 +70,13 @@ impl Quorum {
         };
         let verdict = asking.until_decided().await;
         let Asking { round, hearing, said, .. } = asking;
+        let past = self.leases.past(resource, wanted.clone(), acquisition, asked);
         let goes_on = wanted.wait.is_some();
         let now = clock::local();
         match verdict {
             Verdict::Granted(grant) => {
                 if !self.leases.granted(attempt, acquisition, grant.tokens.first) {
-                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
+                    return self.overtaken(past, &round).await;
                 }
                 // What comes late is kept: the lease does not have to stand on a bare quorum.
                 hear_out(hearing);
@@ -94,7 +89,7 @@ impl Quorum {
             }
             Verdict::Busy => {
                 let Some(known) = self.leases.failed(attempt, acquisition, goes_on) else {
-                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
+                    return self.overtaken(past, &round).await;
                 };
                 self.give_back_all(&known, &round).await;
                 if !goes_on {
@@ -105,7 +100,7 @@ impl Quorum {
             Verdict::NoQuorum | Verdict::TooLate => {
                 let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
                 let Some(known) = self.leases.failed(attempt, acquisition, votes_in.is_some()) else {
-                    return self.overtaken(&resource, &wanted, acquisition, &round).await;
+                    return self.overtaken(past, &round).await;
                 };
                 self.give_back_all(&known, &round).await;
                 if let Some(votes_in) = votes_in {
@@ -139,8 +134,7 @@ impl Quorum {
     pub(super) fn ask_for_vote(
         self: &Arc<Self>,
         node: usize,
-        attempt: Acquisition,
-        acquisition: Acquisition,
+        asked: Arc<[Asked]>,
         (resource, command): (Arc<Resource>, Command),
         floor: Option<Token>,
     ) -> Pending<(usize, Heard)> {
@@ -153,7 +147,7 @@ impl Quorum {
                 None => to.call_one(resource, command, floor).await,
             };
             if !is_unknown(&answered) {
-                quorum.leases.answered(attempt, acquisition, node);
+                asked[node].answered();
             }
             (node, Heard::Voted(answered))
         })
@@ -176,17 +170,9 @@ impl Quorum {
 
     /// The try came to an end while this round of it was under way: by the caller, or by another round where this one was
     /// taken for lost. What it was granted is given back.
-    async fn overtaken(
-        self: &Arc<Self>,
-        resource: &Arc<Resource>,
-        wanted: &Arc<Acquire>,
-        acquisition: Acquisition,
-        round: &Round,
-    ) -> Answered {
-        let attempt = wanted.acquisition;
-        let known = self.leases.past(resource.clone(), wanted.clone(), acquisition);
-        self.give_back_all(&known, round).await;
-        if self.leases.is_cancelled(attempt) {
+    async fn overtaken(self: &Arc<Self>, past: Try, round: &Round) -> Answered {
+        self.give_back_all(&past, round).await;
+        if self.leases.is_cancelled(past.wanted.acquisition) {
             return answer(clock::local(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
@@ -196,28 +182,20 @@ impl Quorum {
     /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
     /// tries next is not to meet it there.
     async fn give_back_all(self: &Arc<Self>, known: &Try, round: &Round) {
-        let ttl = known.wanted.ttl;
         let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {
-            let release = Release {
-                acquisition: known.acquisition,
-                at_least: Duration::ZERO,
-                tombstone: if known.unanswered[node] > 0 { TOMBSTONE } else { Duration::ZERO },
-            };
-            let giving = self.clone().give_back(node, known.resource.clone(), release, ttl);
-            match vote {
-                Some(Vote::Yes(_)) => granted.push(giving),
-                // It has a place in the queue there.
-                _ if known.wanted.wait.is_some() => unheard.push(giving),
-                _ if known.unanswered[node] > 0 => unheard.push(giving),
-                _ => {}
+            let is_granted = matches!(vote, Some(Vote::Yes(_)));
+            // One that waits has a place in the queue there.
+            if is_granted || known.wanted.wait.is_some() || known.asked[node].count() > 0 {
+                let giving = self.clone().give_back(node, known, Duration::ZERO);
+                if is_granted { granted.push(giving) } else { unheard.push(giving) }
             }
         }
         if !unheard.is_empty() {
             // Not by the caller's runtime, which may end, or stand still, before it comes to that.
             self.runtime.spawn(unheard.for_each(|_| async {}));
         }
-        let limit = sleep(self.limit(ttl));
+        let limit = sleep(self.limit(known.wanted.ttl));
         let all = async { while granted.next().await.is_some() {} };
         tokio::select! {
             () = all => {}

@@ -75,7 +75,7 @@ impl Lab {
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
         let release = Release { acquisition: self.attempt(sequence), at_least: Duration::ZERO, tombstone };
-        self.quorum().release(self.resource.clone(), release).await.unwrap().reply
+        self.quorum().release(release).await.unwrap().reply
     }
 
     /// At how many nodes somebody holds it.
@@ -149,4 +149,42 @@ async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
     let long_after = crate::clock::local() + 2 * tombstone;
     lab.quorum().leases.sweep(long_after);
     assert!(!lab.quorum().leases.is_to_be_swept());
+}
+
+#[tokio::test]
+async fn a_round_whose_try_came_to_an_end_meanwhile_is_asked_for_once_more() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    // The round has been sent when the try is given back, which nobody need remember.
+    let (answer, released) = futures_util::future::join(lab.ask(1), lab.release(1, Duration::ZERO)).await;
+    assert_eq!((answer, released), (Err(Failure::Unknown), Reply::Released));
+    until(async || lab.holding().await == 0).await;
+    assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || lab.holding().await == 0).await;
+}
+
+#[tokio::test]
+async fn what_is_given_back_before_all_have_answered_leaves_no_tombstones() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    for sequence in 1..=50 {
+        assert!(matches!(lab.ask(sequence).await, Ok(Reply::Granted(_))));
+        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
+    }
+    // A state that says no more than that nobody has it: scripts are done with it at once.
+    let usual = async |server: &Server| {
+        let keys: Vec<String> = server.query(&["KEYS", "*{*}*"]).unwrap();
+        let forms = keys.iter().map(|key| server.query::<Vec<u8>>(&["GETRANGE", key, "0", "0"]).unwrap());
+        forms.collect::<Vec<_>>() == [vec![0]]
+    };
+    until(async || {
+        for server in &servers {
+            if !usual(server).await {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
 }
