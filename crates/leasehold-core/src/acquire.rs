@@ -99,6 +99,8 @@ pub struct AcquireMachine {
     has_waited: bool,
     /// Something was told while an answer was under way, which may be older than that: ask once more.
     hinted: bool,
+    /// A grant that was pushed before the answer came that it is measured from: each may take a way of its own.
+    early: Option<(Grant, StoreTime)>,
 }
 
 impl AcquireMachine {
@@ -122,6 +124,7 @@ impl AcquireMachine {
             failures: 0,
             has_waited: false,
             hinted: false,
+            early: None,
         }
     }
 
@@ -192,6 +195,12 @@ impl AcquireMachine {
         if self.may_arrive_late { TOMBSTONE } else { Duration::ZERO }
     }
 
+    /// The same, once the `Acquire` that is under way is answered: an earlier one may have been lost.
+    #[must_use]
+    pub const fn tombstone_once_answered(&self) -> Duration {
+        if self.failures > 0 { TOMBSTONE } else { Duration::ZERO }
+    }
+
     /// How long the store keeps a place in the queue that is not given back.
     #[must_use]
     pub fn place_lasts(&self) -> Duration {
@@ -236,7 +245,10 @@ impl AcquireMachine {
                 self.has_waited = true;
                 let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
                 self.phase = Phase::Waiting { look_again_at };
-                if core::mem::take(&mut self.hinted) {
+                if let Some((grant, at)) = self.early.take() {
+                    self.handle_pushed_grant(now, grant, at, (sent_at, answer.at));
+                }
+                if !matches!(self.phase, Phase::Done(_)) && core::mem::take(&mut self.hinted) {
                     self.handle_hint(now);
                 }
             }
@@ -254,6 +266,8 @@ impl AcquireMachine {
         if matches!(self.phase, Phase::Done(_)) {
             return;
         }
+        // The next answer may be another server's.
+        self.early = None;
         if failure == Failure::Unknown {
             self.failures += 1;
         } else {
@@ -283,24 +297,20 @@ impl AcquireMachine {
             return;
         }
         let Some((sent_at, answered_at)) = self.anchor.filter(|_| !self.is_adrift) else {
-            // Nothing to measure it from, and the answer that is under way may be older.
-            self.hinted = true;
+            match push.kind {
+                PushKind::Granted(grant) if !self.is_adrift => {
+                    // The newest counts, should the store have given up on one before.
+                    if self.early.is_none_or(|(_, at)| at < push.at) {
+                        self.early = Some((grant, push.at));
+                    }
+                }
+                // Nothing to measure it from, and the answer that is under way may be older.
+                _ => self.hinted = true,
+            }
             return;
         };
         match push.kind {
-            // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
-            PushKind::Granted(_) if push.at < answered_at => self.handle_hint(now),
-            PushKind::Granted(_) if self.patience.is_some_and(|patience| patience.confirms_pushes) => {
-                self.handle_hint(now);
-            }
-            PushKind::Granted(grant) => {
-                // The store's clock moved this much since it answered, so the push was sent no earlier than
-                // this by ours, whatever delayed it on its way.
-                let elapsed = push.at.since(answered_at);
-                let since = now.min(sent_at + elapsed);
-                let margin = drift_margin(elapsed + grant.lasts);
-                self.granted(now, grant, since, since + grant.lasts.saturating_sub(margin));
-            }
+            PushKind::Granted(grant) => self.handle_pushed_grant(now, grant, push.at, (sent_at, answered_at)),
             PushKind::Next(head) => {
                 if let Phase::Waiting { .. } = self.phase {
                     let look_again_at = self.next_look(now, sent_at, answered_at, Some(head));
@@ -313,10 +323,33 @@ impl AcquireMachine {
         }
     }
 
+    /// A grant that was decided at `at`, by the store's clock, is measured from an answer.
+    fn handle_pushed_grant(
+        &mut self,
+        now: LocalTime,
+        grant: Grant,
+        at: StoreTime,
+        (sent_at, answered_at): (LocalTime, StoreTime),
+    ) {
+        // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
+        let is_older = at < answered_at;
+        if is_older || self.patience.is_some_and(|patience| patience.confirms_pushes) {
+            self.handle_hint(now);
+            return;
+        }
+        // The store's clock moved this much since it answered, so the push was sent no earlier than this by ours, whatever
+        // delayed it on its way.
+        let elapsed = at.since(answered_at);
+        let since = now.min(sent_at + elapsed);
+        let margin = drift_margin(elapsed + grant.lasts);
+        self.granted(now, grant, since, since + grant.lasts.saturating_sub(margin));
+    }
+
     /// The way to the store is new: what was told meanwhile was missed, and what is told now may be by another clock, until
     /// an answer anchors it.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         self.is_adrift = true;
+        self.early = None;
         self.handle_hint(now);
     }
 

@@ -244,17 +244,66 @@ fn a_lease_pushed_during_a_re_check_needs_a_tombstone_until_that_is_answered() {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
     attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
     assert_eq!(attempt.tombstone(), TOMBSTONE);
+    assert_eq!(attempt.tombstone_once_answered(), Duration::ZERO);
     attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.tombstone(), Duration::ZERO);
 }
 
+fn pushed(ms: u64, kind: PushKind) -> Push {
+    Push { acquisition: Acquisition { client: ClientId::new(1), sequence: 1 }, at: store(ms), kind }
+}
+
 #[test]
-fn a_push_that_overtakes_the_first_answer_is_not_lost() {
+fn a_push_that_overtakes_the_first_answer_is_measured_from_that() {
     let mut attempt = asked(patient());
-    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+    attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(TTL))));
+    assert_eq!(attempt.poll_outcome(), None, "nobody can say yet how old it is");
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
-    assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "it asks again at once");
+    let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
+    assert_eq!(since, at(1), "it was decided 1 ms after the answer, which was not before it was asked for");
+    assert!(trusted_until < at(1) + TTL);
+    assert_eq!(owed(&mut attempt), None);
+    assert_eq!(attempt.tombstone(), Duration::ZERO);
+    assert!(!attempt.was_hinted());
+}
+
+#[test]
+fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measured() {
+    let granted = pushed(6, PushKind::Granted(grant(TTL)));
+    let asks_again = |attempt: &mut AcquireMachine, sent_at, ms| {
+        attempt.handle_answer(sent_at, at(7), &answer(ms, queued(None)));
+        matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_)))
+    };
+
+    let mut older = asked(patient());
+    older.handle_push(at(6), &granted);
+    assert!(asks_again(&mut older, at(0), 8), "the answer knew of it, and it is over");
+
+    let mut elsewhere = asked(patient());
+    elsewhere.handle_push(at(6), &granted);
+    elsewhere.handle_reconnected(at(6));
+    assert!(asks_again(&mut elsewhere, at(0), 5), "that may be by another clock");
+
+    let mut failed = asked(patient());
+    failed.handle_push(at(6), &granted);
+    failed.handle_failure(at(6), Failure::Unknown);
+    assert!(failed.poll_transmit(at(6)).is_some());
+    failed.handle_answer(at(6), at(7), &answer(5, queued(None)));
+    assert_eq!(failed.poll_outcome(), None, "the answer may be another server's");
+
+    let mut too_old = asked(patient());
+    too_old.handle_push(at(6), &pushed(6, PushKind::Granted(grant(Duration::from_millis(4)))));
+    assert!(asks_again(&mut too_old, at(0), 5), "it took longer to arrive than it is good for");
+}
+
+#[test]
+fn what_else_was_told_before_the_first_answer_is_a_reason_to_confirm_the_grant() {
+    let mut attempt = asked(patient());
+    attempt.handle_push(at(5), &pushed(5, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(6), &pushed(6, PushKind::Revoked));
+    attempt.handle_answer(at(0), at(7), &answer(4, queued(None)));
+    assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+    assert!(attempt.was_hinted());
 }
 
 #[test]

@@ -37,12 +37,21 @@ pub enum Script {
     ForceRelease,
     /// `Acquire` of several resources: all of them, or none.
     AcquireTogether,
+    /// `Renew` of several resources, where that is all that is to be done.
+    RenewTogether,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Self; 6] =
-        [Self::Acquire, Self::Renew, Self::Release, Self::Inspect, Self::ForceRelease, Self::AcquireTogether];
+    pub const ALL: [Self; 7] = [
+        Self::Acquire,
+        Self::Renew,
+        Self::Release,
+        Self::Inspect,
+        Self::ForceRelease,
+        Self::AcquireTogether,
+        Self::RenewTogether,
+    ];
 
     /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
     /// microseconds. `channels` says how inboxes are reached: [`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`], and something that
@@ -50,16 +59,20 @@ impl Script {
     /// one of several stores that vote is told besides: [`Self::voting`].
     #[must_use]
     pub fn text(self, clock: &str, channels: &str, quorum: &str) -> String {
-        if self == Self::AcquireTogether {
-            // The scripts of one resource each, as functions of what they are called with.
-            let function = |name, script: Self| {
-                [name, "(KEYS, ARGV)\n", &script.step(channels, quorum), "end\n"].concat()
-            };
-            let acquire = function("local function acquire", Self::Acquire);
-            let release = function("local function release", Self::Release);
-            return [clock, &acquire, &release, include_str!("acquire_together.lua")].concat();
+        // What is for one resource, as a function of what it is called with.
+        let function = |name, step: &str| ["local function ", name, "(KEYS, ARGV)\n", step, "end\n"].concat();
+        match self {
+            Self::AcquireTogether => {
+                let acquire = function("acquire", &Self::Acquire.step(channels, quorum));
+                let release = function("release", &Self::Release.step(channels, quorum));
+                [clock, &acquire, &release, include_str!("acquire_together.lua")].concat()
+            }
+            Self::RenewTogether => {
+                let renew = function("renew", &[STATE, quorum, include_str!("renew_fast.lua")].concat());
+                [clock, &renew, include_str!("renew_together.lua")].concat()
+            }
+            _ => [clock, &self.step(channels, quorum)].concat(),
         }
-        [clock, &self.step(channels, quorum)].concat()
     }
 
     /// What comes after the clock.
@@ -70,7 +83,7 @@ impl Script {
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),
-            Self::AcquireTogether => ("", ""),
+            Self::AcquireTogether | Self::RenewTogether => ("", ""),
         };
         [STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
     }

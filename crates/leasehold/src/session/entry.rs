@@ -79,6 +79,8 @@ enum Stage {
     Lease {
         machine: LeaseMachine,
         tombstone: Duration,
+        /// What the tombstone is once the `Acquire` that is under way is answered.
+        tombstone_once_answered: Duration,
     },
     /// The store may still keep something: the release is repeated until it is answered, or until the
     /// store has let go by itself.
@@ -185,6 +187,9 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
+                *tombstone = *tombstone_once_answered;
+            }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
                 machine.handle_reply(now, errand.sent_at, &answer.reply);
                 self.trouble = None;
@@ -250,7 +255,7 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
-            Stage::Lease { machine, tombstone } => {
+            Stage::Lease { machine, tombstone, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 self.owe(Release { acquisition, at_least: self.at_least, tombstone }, Duration::ZERO, now);
             }
@@ -306,7 +311,9 @@ impl Entry {
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.has_entered = self.owner.is_some();
-            let (acquisition, tombstone) = (machine.acquisition(), machine.tombstone());
+            let acquisition = machine.acquisition();
+            let (tombstone, tombstone_once_answered) =
+                (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
             if let Some((_, bound)) = self.line {
                 let mut turn = Turn::new(bound, grant.tokens);
@@ -319,7 +326,7 @@ impl Entry {
             if machine.was_hinted() {
                 lease.handle_hint(now);
             }
-            self.stage = Stage::Lease { machine: lease, tombstone };
+            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
             let place = machine.place_lasts();
             self.owe(release, place, now);

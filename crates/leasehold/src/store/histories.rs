@@ -39,6 +39,8 @@ pub(super) enum Joint {
     At(usize, Step),
     /// At the first resources, one attempt each.
     Together(Vec<Arc<Acquire>>),
+    /// At the resources of these numbers, each as if it were alone.
+    Renewals(Vec<(usize, Renew)>),
 }
 
 /// How many resources such a history is about.
@@ -63,7 +65,17 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
             Step::Do(Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone })),
         )
     });
+    // By one client, and without tokens.
+    let renewal = (at(), prop_oneof![0..5_u64, sequences()], 1..20_u64);
+    let renewals = (0..CLIENTS, proptest::collection::vec(renewal, 1..5)).prop_map(|(client, renewals)| {
+        let renewal = |(at, sequence, ttl)| {
+            let acquisition = Acquisition { client: ClientId::new(client), sequence };
+            (at, Renew { acquisition, ttl: Duration::from_secs(ttl * ttl * ttl), reserve: 0 })
+        };
+        Joint::Renewals(renewals.into_iter().map(renewal).collect())
+    });
     let one = prop_oneof![
+        3 => renewals.prop_map(|joint| vec![joint]),
         6 => (at(), one(capacity)).prop_map(|(at, step)| vec![Joint::At(at, step)]),
         3 => any.prop_map(|joint| vec![joint]),
         6 => usual.prop_map(|joint| vec![joint]),

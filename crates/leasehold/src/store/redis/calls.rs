@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use leasehold_core::lua::Script;
 use leasehold_core::{Answer, Command, Failure, Resource, Token};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
@@ -25,60 +26,135 @@ pub(super) struct Way<'a> {
     pub(super) is_together: bool,
 }
 
-/// All in one flight. A script that the server does not know (any more) is sent in full.
+/// So many renewals are one command at most: a server that runs it does nothing else meanwhile.
+const RENEWALS: usize = 128;
+
+/// All in one flight, but for renewals that turn out to be more than that.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
     way: Way<'_>,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
-    if way.is_together {
-        return run_together(connection, way, calls).await;
+    let sent = Sent::from_calls(way, calls);
+    let values = send(&mut connection, way, &sent).await;
+    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(way, value));
+    let mut answers: Vec<Option<Result<Answer, Trouble>>> = read.collect();
+    let alone: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
+    if !alone.is_empty() {
+        let sent: Vec<_> = alone.iter().map(|at| Sent::One(calls[*at])).collect();
+        let values = send(&mut connection, way, &sent).await;
+        for ((at, sent), value) in alone.into_iter().zip(&sent).zip(values) {
+            answers[at] = sent.read(way, value).pop().flatten();
+        }
     }
-    let commands =
-        calls.iter().map(|(resource, command)| way.dialect.spelled(resource, command, way.ballot, false));
-    let mut values = flight(&mut connection, commands.collect(), way.is_asking).await;
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(not_ours()))).collect()
+}
+
+/// What goes to the server as one command.
+enum Sent<'a> {
+    One(Call<'a>),
+    /// All of which are granted, or none.
+    Attempts(&'a [Call<'a>]),
+    /// Each as if it were alone, if nothing is special about it.
+    Renewals(&'a [Call<'a>]),
+}
+
+impl<'a> Sent<'a> {
+    fn from_calls(way: Way<'_>, calls: &'a [Call<'a>]) -> Vec<Self> {
+        if way.is_together {
+            return vec![Self::Attempts(calls)];
+        }
+        // A command is for one hash slot.
+        if way.dialect.is_cluster {
+            return calls.iter().map(|call| Self::One(call)).collect();
+        }
+        let may_share =
+            |(_, command): &Call<'_>| matches!(command, Command::Renew(renew) if renew.reserve == 0);
+        let neighbours = calls.chunk_by(|one, next| may_share(one) && may_share(next));
+        let some = |calls: &'a [Call<'a>]| match calls {
+            [call] => Self::One(call),
+            calls => Self::Renewals(calls),
+        };
+        neighbours.flat_map(|calls| calls.chunks(RENEWALS)).map(some).collect()
+    }
+
+    fn script(&self) -> Script {
+        match self {
+            Self::One((_, command)) => script::call(command).0,
+            Self::Attempts(_) => Script::AcquireTogether,
+            Self::Renewals(_) => Script::RenewTogether,
+        }
+    }
+
+    fn spelled(&self, way: Way<'_>, is_in_full: bool) -> redis::Cmd {
+        let Way { dialect, ballot, .. } = way;
+        match self {
+            Self::One((resource, command)) => dialect.spelled(resource, command, ballot, is_in_full),
+            Self::Attempts(calls) => {
+                let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
+                dialect.spelled_together(attempts, is_in_full)
+            }
+            Self::Renewals(calls) => {
+                let renewals = calls.iter().filter_map(|(resource, command)| match command {
+                    Command::Renew(renew) => Some((&**resource, renew)),
+                    _ => None,
+                });
+                dialect.spelled_renewals(&renewals.collect::<Vec<_>>(), ballot, is_in_full)
+            }
+        }
+    }
+
+    /// An answer to each of the calls, but to those that are to go alone.
+    fn read(&self, way: Way<'_>, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, Trouble>>> {
+        let floor = way.ballot.floor;
+        match self {
+            Self::One((_, command)) => vec![Some(read(command, floor, value))],
+            Self::Attempts(calls) => match value {
+                Ok(Value::Array(values)) if values.len() == calls.len() => {
+                    let pairs = calls.iter().zip(values);
+                    pairs.map(|((_, command), value)| Some(read(command, floor, Ok(value)))).collect()
+                }
+                // One answer to all of them: an error, or something that no script answers.
+                value => calls.iter().map(|(_, command)| Some(read(command, floor, value.clone()))).collect(),
+            },
+            Self::Renewals(calls) => {
+                let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error));
+                let commands = calls.iter().map(|(_, command)| command);
+                match value.map(|value| script::renewals(commands, floor, &value)) {
+                    Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
+                    // One that fails is no reason why the others should.
+                    Ok(None) | Err(Trouble::Failed(_)) => calls.iter().map(|_| None).collect(),
+                    Err(trouble) => calls.iter().map(|_| Some(Err(trouble.clone()))).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// A script that the server does not know (any more) is sent in full.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    way: Way<'_>,
+    sent: &[Sent<'_>],
+) -> Vec<Result<Value, RedisError>> {
+    let commands = sent.iter().map(|sent| sent.spelled(way, false));
+    let mut values = flight(connection, commands.collect(), way.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_unknown(&values[*at])).collect();
     if !unknown.is_empty() {
         // In full once, and then the server knows it for those behind.
         let mut told = Vec::new();
         let commands = unknown.iter().map(|at| {
-            let (resource, command) = calls[*at];
-            let kind = std::mem::discriminant(command);
-            let is_in_full = !told.contains(&kind);
-            told.push(kind);
-            way.dialect.spelled(resource, command, way.ballot, is_in_full)
+            let script = sent[*at].script();
+            let is_in_full = !told.contains(&script);
+            told.push(script);
+            sent[*at].spelled(way, is_in_full)
         });
-        let again = flight(&mut connection, commands.collect(), way.is_asking).await;
+        let again = flight(connection, commands.collect(), way.is_asking).await;
         for (at, value) in unknown.into_iter().zip(again) {
             values[at] = value;
         }
     }
-    calls.iter().zip(values).map(|((_, command), value)| read(command, way.ballot.floor, value)).collect()
-}
-
-async fn run_together(
-    mut connection: MultiplexedConnection,
-    way: Way<'_>,
-    calls: &[Call<'_>],
-) -> Vec<Result<Answer, Trouble>> {
-    let mut value = Ok(Value::Nil);
-    for is_in_full in [false, true] {
-        let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
-        let command = way.dialect.spelled_together(attempts, is_in_full);
-        value = flight(&mut connection, vec![command], way.is_asking).await.swap_remove(0);
-        if !is_unknown(&value) {
-            break;
-        }
-    }
-    match value {
-        Ok(Value::Array(values)) if values.len() == calls.len() => calls
-            .iter()
-            .zip(values)
-            .map(|((_, command), value)| read(command, way.ballot.floor, Ok(value)))
-            .collect(),
-        // One answer to all of them: an error, or something that no script answers.
-        value => calls.iter().map(|(_, command)| read(command, way.ballot.floor, value.clone())).collect(),
-    }
+    values
 }
 
 /// Whether the server does not know the script (any more).
@@ -118,11 +194,13 @@ pub(super) fn read(
     value: Result<Value, RedisError>,
 ) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    script::answer(command, floor, &value).ok_or_else(|| {
-        Trouble::Failed(StoreError {
-            failure: Failure::Unknown,
-            message: "the server answered what no script of this version answers".to_owned(),
-        })
+    script::answer(command, floor, &value).ok_or_else(not_ours)
+}
+
+fn not_ours() -> Trouble {
+    Trouble::Failed(StoreError {
+        failure: Failure::Unknown,
+        message: "the server answered what no script of this version answers".to_owned(),
     })
 }
 

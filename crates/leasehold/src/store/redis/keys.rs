@@ -21,11 +21,22 @@ pub(super) const BORN_KEY: &str = "leasehold:1:born";
 
 const PREFIX: &str = "leasehold:1";
 
-/// Calls back with each key of a resource, all in one hash slot.
-pub(super) fn each_key(resource: &Resource, mut with: impl FnMut(&str)) {
+/// What all keys of a resource begin with, which keeps them in one hash slot.
+fn stem(resource: &Resource) -> String {
     let mut key = format!("{PREFIX}:{{");
     push_tag(&mut key, resource);
     key.push_str("}:");
+    key
+}
+
+/// The first of a resource's keys.
+pub(super) fn state_key(resource: &Resource) -> String {
+    stem(resource) + PARTS[0]
+}
+
+/// Calls back with each key of a resource.
+pub(super) fn each_key(resource: &Resource, mut with: impl FnMut(&str)) {
+    let mut key = stem(resource);
     let stem = key.len();
     for part in PARTS {
         key.truncate(stem);

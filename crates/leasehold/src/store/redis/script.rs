@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Grant, Head, Holder, Owner, Push, PushKind, Queued,
-    Refusal, Reply, Resource, StoreTime, Token, TokenRange, View, Waiting, lua,
+    Refusal, Renew, Reply, Resource, StoreTime, Token, TokenRange, View, Waiting, lua,
 };
 use redis::Value;
 
@@ -75,15 +75,12 @@ impl Dialect {
         ballot: Ballot<'_>,
         is_in_full: bool,
     ) -> redis::Cmd {
-        let loaded = &LOADED[&(script, self)];
-        let (word, text) = if is_in_full { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
         let room = |(resource, said): &(&Resource, Vec<u8>)| {
             2 * (resource.name.as_str().len() + 40) + said.len() + 40
         };
-        let room = text.len() + 120 + said.iter().map(room).sum::<usize>();
-        let mut command = redis::Cmd::with_capacity(7 + said.len() * (keys::KEYS + 1), room);
         let abstains_for = ballot.abstains_for.filter(|_| self.is_voting && script == lua::Script::Acquire);
-        command.arg(word).arg(text).arg(said.len() * keys::KEYS + usize::from(abstains_for.is_some()));
+        let count = said.len() * keys::KEYS + usize::from(abstains_for.is_some());
+        let mut command = self.begin(script, count, said.iter().map(room).sum(), is_in_full);
         for (resource, _) in said {
             keys::each_key(resource, |key| {
                 command.arg(key);
@@ -108,6 +105,34 @@ impl Dialect {
         {
             command.arg(keys::inbox(Some(keys::slot_of(resource))));
         }
+        command
+    }
+
+    /// Renewals by one client, none of which asks for tokens, as one command: see [`renewals`].
+    pub(super) fn spelled_renewals(
+        self,
+        renewals: &[(&Resource, &Renew)],
+        ballot: Ballot<'_>,
+        is_in_full: bool,
+    ) -> redis::Cmd {
+        let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 60).sum();
+        let mut command = self.begin(lua::Script::RenewTogether, renewals.len(), room, is_in_full);
+        for (resource, _) in renewals {
+            command.arg(keys::state_key(resource));
+        }
+        command.arg(say_renewals(renewals.iter().map(|(_, renew)| *renew)));
+        if self.is_voting {
+            command.arg(&number(ballot.floor.map_or(0, Token::get))[..]);
+        }
+        command
+    }
+
+    /// With how many keys it goes on, and how many bytes in all.
+    fn begin(self, script: lua::Script, keys: usize, room: usize, is_in_full: bool) -> redis::Cmd {
+        let loaded = &LOADED[&(script, self)];
+        let (word, text) = if is_in_full { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
+        let mut command = redis::Cmd::with_capacity(7 + 2 * keys, text.len() + 120 + room);
+        command.arg(word).arg(text).arg(keys);
         command
     }
 
@@ -175,6 +200,19 @@ fn say_acquire(acquire: &Acquire) -> Vec<u8> {
     said
 }
 
+/// What `RenewTogether` is told: whose leases they are, and of each its sequence number and its ttl.
+pub(super) fn say_renewals<'a>(renewals: impl Iterator<Item = &'a Renew>) -> Vec<u8> {
+    let mut said = Vec::new();
+    for renew in renewals {
+        if said.is_empty() {
+            said.extend(renew.acquisition.client.get().to_be_bytes());
+        }
+        said.extend(renew.acquisition.sequence.to_be_bytes());
+        said.extend(micros(renew.ttl).to_be_bytes());
+    }
+    said
+}
+
 /// 24 bytes that sort as the numbers do, with room for more behind them.
 fn id(acquisition: Acquisition, room: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24 + room);
@@ -219,6 +257,23 @@ pub(super) fn answer(command: &Command, floor: Option<Token>, value: &Value) -> 
     }
     let list = Reader::of(value)?;
     Some(Answer { at: list.time(0)?, reply: reply(&list)? })
+}
+
+/// What `RenewTogether` returned: each one's answer, or none where it is to be asked for alone.
+pub(super) fn renewals<'a>(
+    commands: impl ExactSizeIterator<Item = &'a Command>,
+    floor: Option<Token>,
+    value: &Value,
+) -> Option<Vec<Option<Answer>>> {
+    let one = |(command, value): (&Command, &Value)| match value {
+        Value::Nil => Some(None),
+        value => answer(command, floor, value).map(Some),
+    };
+    match value {
+        Value::Array(values) if values.len() == commands.len() => commands.zip(values).map(one).collect(),
+        Value::Int(_) => commands.map(|command| one((command, value))).collect(),
+        _ => None,
+    }
 }
 
 /// What a script means that says no more than the time.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::model::{Table, Turn, apply, apply_together};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Reply, Resource,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Renew, Reply, Resource,
     StoreTime, Token, View, WaitFor, lua,
 };
 use proptest::strategy::Strategy;
@@ -84,6 +84,24 @@ impl<'c> Lab<'c> {
         assert_eq!(values.len(), commands.len());
         let answer = |(command, value)| script::answer(command, now.floor, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
+    }
+
+    /// None where it is to be asked for alone.
+    fn renew_together(&mut self, said: &[(&Resource, Command)], now: Now) -> Vec<Option<Answer>> {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.scripts[&lua::Script::RenewTogether]).arg(said.len());
+        for (resource, _) in said {
+            call.arg(keys::state_key(resource));
+        }
+        let renewals = said.iter().map(|(_, command)| match command {
+            Command::Renew(renew) => renew,
+            other => panic!("no renewal: {other:?}"),
+        });
+        call.arg(script::say_renewals(renewals));
+        call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
+        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{said:?}: {error}"));
+        let commands = said.iter().map(|(_, command)| command);
+        script::renewals(commands, now.floor, &value).unwrap_or_else(|| panic!("{said:?}: {value:?}"))
     }
 
     /// No key goes before what it holds.
@@ -170,6 +188,30 @@ impl<'l, 'c> Twins<'l, 'c> {
         assert_eq!(found, expected, "after {attempts:?}");
         self.hear(&pushes, &attempts);
         (0..attempts.len()).for_each(|at| self.look(at));
+    }
+
+    /// As a client does it: first together, and then one by one what could not be answered.
+    fn renew_together(&mut self, renewals: &[(usize, Renew)]) {
+        let command = |(at, renew): &(usize, Renew)| (*at, Command::Renew(renew.clone()));
+        let said: Vec<_> = renewals.iter().map(command).collect();
+        let calls: Vec<_> =
+            said.iter().map(|(at, command)| (&self.resources[*at].0, command.clone())).collect();
+        let found = self.lab.renew_together(&calls, self.now);
+        for ((at, command), found) in said.iter().zip(&found) {
+            let Some(found) = found else { continue };
+            let mut pushes = Vec::new();
+            let mut is_there = |client| !self.absent.contains(&client);
+            let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+            let Ok(expected) = apply(&mut self.resources[*at].1, turn, command);
+            assert_eq!(*found, expected, "after {command:?} of {said:?}");
+            assert_eq!(pushes, [], "what is usual pushes nothing: {command:?} of {said:?}");
+        }
+        for ((at, command), found) in said.iter().zip(&found) {
+            if found.is_none() {
+                self.run(*at, command);
+            }
+            self.look(*at);
+        }
     }
 
     fn look(&mut self, at: usize) {
@@ -261,6 +303,7 @@ fn play_jointly(twins: &mut Twins<'_, '_>, steps: &[Joint]) {
         match step {
             Joint::At(at, step) => twins.step(*at, step),
             Joint::Together(attempts) => twins.run_together(attempts),
+            Joint::Renewals(renewals) => twins.renew_together(renewals),
         }
     }
 }

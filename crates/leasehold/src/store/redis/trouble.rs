@@ -8,6 +8,7 @@ use crate::store::StoreError;
 use crate::url::Host;
 
 /// Why a command has no answer.
+#[derive(Clone)]
 pub(super) enum Trouble {
     /// Another node of the cluster has the slot.
     Moved(Host),

@@ -151,6 +151,11 @@ fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Joint]) {
         match step {
             Joint::At(at, step) => twins.step(*at, step),
             Joint::Together(attempts) => twins.run_together(attempts),
+            Joint::Renewals(renewals) => {
+                for (at, renew) in renewals {
+                    twins.step(*at, &Step::Do(Command::Renew(renew.clone())));
+                }
+            }
         }
     }
     // Long after, nothing is left of it.
