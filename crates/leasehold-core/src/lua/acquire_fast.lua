@@ -1,5 +1,5 @@
--- The usual cases of `acquire.lua`, before the rules are even read, for an attempt that is nothing special: nobody holds it
--- and nobody waits; or somebody does, and the attempt goes to the end of the queue. They do what the rules would.
+-- The usual cases of `acquire.lua`, before the rules are even read, for an attempt that is nothing special: it is granted at
+-- once, or goes to the end of the queue. They do what the rules would.
 --
 -- The state is what was said with a few numbers before it: what costs a script its time is calls, and then texts. For the
 -- same reason the keys' expiry, which has to be an hour from now at least, is only set once an hour. (The last token is
@@ -22,8 +22,9 @@ if form == 0 and last < token and token < now + 60000000 then
   end
 end
 
--- It is held by one, without whom it does not fit, or others wait, all of whom are there: nothing can be granted now.
-if form ~= 0 and string.byte(ARGV[1], 25) == 1 then
+-- It is held, with nothing due and nobody passed over, by others than this attempt. Then it is granted if nobody waits and it
+-- fits, or goes to the end of the queue.
+if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
   local state = raw
   if form == 1 then
     local ends, id, flags, capacity, weight, ttl, reserve, at = struct.unpack('>dc24BI4I4I8I4', raw, 18)
@@ -33,35 +34,59 @@ if form ~= 0 and string.byte(ARGV[1], 25) == 1 then
       math.max(last + 1, granted_at + 3600000000), stays, id, weight, last - reserve, granted_at, ends,
       flags == 8 and 0 or 1, 0, 0, 0, #metadata, metadata)
   end
-  local id, _, capacity, weight, ttl, reserve, entry_ttl, longest_queue, at =
-    struct.unpack('>c24BI4I4I8I4I8I4', ARGV[1])
+  local id, waits, capacity, weight, ttl, reserve, at = struct.unpack('>c24BI4I4I8I4', ARGV[1])
   local common, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, stays =
     struct.unpack('>dddddddddddd', state, 2)
-  local deadline = now + entry_ttl
-  local is_usual = leases == 1 and #state > 97 and string.sub(state, 98, 121) ~= id and parked == 0 and tombstones == 0
-    and next_expiry > now and stays > deadline + 1000000
-  -- A holder with tokens set aside has to be told of the first one that waits.
-  local is_told = waiters > 0 or is_usual and struct.unpack('>d', state, 130) == last
-  local must_wait = capacity == common and weight > 0 and weight <= capacity and waiters < longest_queue
-    and (waiters > 0 or weight > capacity - in_use)
-  if is_usual and is_told and must_wait
-    and (waiters == 0 or redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0) then
-    local place, metadata = 1099511627776 + next_place, string.sub(ARGV[1], at)
-    -- Should memory be full, the rules know what to say.
-    local added = redis.pcall('ZADD', KEYS[2],
-      '0', struct.pack('>c1c24ddddddBBI4I4c0B', 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, 0, #metadata,
-        metadata, 0),
-      '0', struct.pack('>c1ddc24', 'd', deadline, place, id),
-      '0', struct.pack('>c1dc24', 'r', place, id))
-    if added == 3 then
-      if waiters == 0 then
-        head = place
-        redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
+  local has_first = #state > 97
+  local is_usual = leases > 0 and parked == 0 and tombstones == 0 and next_expiry > now and capacity == common
+    and weight > 0 and weight <= capacity and not (has_first and string.sub(state, 98, 121) == id)
+  local is_new = is_usual and (leases == 1 and has_first
+    or redis.call('ZLEXCOUNT', KEYS[2], '[l' .. id, '(l' .. id .. '\255') == 0)
+
+  if is_new and waiters == 0 and weight <= capacity - in_use then
+    local token, ends = math.max(last + 1, now, floor), now + ttl
+    last = token + reserve
+    remember_until = math.max(last + 1, now + 3600000000)
+    local metadata = string.sub(ARGV[1], waits == 1 and at + 12 or at)
+    local lease = struct.pack('>c24ddddBBBI4I4c0', id, weight, token, now, ends, 1, 0, 0, 0, #metadata, metadata)
+    local is_in = stays > math.max(remember_until, ends) + 1000000
+    local first = has_first and string.sub(state, 98) or lease
+    if is_in and has_first then
+      -- Should memory be full, the rules know what to say.
+      is_in = redis.pcall('ZADD', KEYS[2], '0', 'l' .. lease, '0', struct.pack('>c1dc24', 'e', ends, id)) == 2
+        and redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
+    end
+    if is_in then
+      redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use + weight, last, next_place, head,
+        leases + 1, 0, 0, 0, math.min(next_expiry, ends), remember_until, stays) .. first, 'KEEPTTL')
+      return { now, 1, token, last, ttl }
+    end
+  end
+
+  if is_new and waits == 1 and (waiters > 0 or weight > capacity - in_use) then
+    local entry_ttl, longest_queue, at = struct.unpack('>I8I4', ARGV[1], at)
+    local deadline = now + entry_ttl
+    -- A holder with tokens set aside has to be told of the first one that waits.
+    local is_told = waiters > 0 or leases == 1 and has_first and struct.unpack('>d', state, 130) == last
+    if is_told and waiters < longest_queue and stays > deadline + 1000000
+      and (waiters == 0 or redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0) then
+      local place, metadata = 1099511627776 + next_place, string.sub(ARGV[1], at)
+      -- Should memory be full, the rules know what to say.
+      local added = redis.pcall('ZADD', KEYS[2],
+        '0', struct.pack('>c1c24ddddddBBI4I4c0B', 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, 0, #metadata,
+          metadata, 0),
+        '0', struct.pack('>c1ddc24', 'd', deadline, place, id),
+        '0', struct.pack('>c1dc24', 'r', place, id))
+      if added == 3 then
+        if waiters == 0 then
+          head = place
+          redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
+        end
+        redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, common, in_use, last, next_place + 1, head, leases,
+          waiters + 1, 0, 0, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
+        if waiters == 0 then return { now, 2, 1, (struct.unpack('>d', state, 146)) } end
+        return { now, 2, 0 }
       end
-      redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, common, in_use, last, next_place + 1, head, 1,
-        waiters + 1, 0, 0, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
-      if waiters == 0 then return { now, 2, 1, (struct.unpack('>d', state, 146)) } end
-      return { now, 2, 0 }
     end
   end
 end

@@ -68,8 +68,13 @@ impl Script {
                 [clock, &acquire, &release, include_str!("acquire_together.lua")].concat()
             }
             Self::RenewTogether => {
-                let renew = function("renew", &[STATE, quorum, include_str!("renew_fast.lua")].concat());
-                [clock, &renew, include_str!("renew_together.lua")].concat()
+                let renew = concat!(
+                    "local function renew(state, id, ttl)\n",
+                    "local raw, reserve = redis.call('GET', state), 0\n",
+                    include_str!("renew_fast.lua"),
+                    "end\n",
+                );
+                [clock, quorum, renew, include_str!("renew_together.lua")].concat()
             }
             _ => [clock, &self.step(channels, quorum)].concat(),
         }
@@ -79,7 +84,10 @@ impl Script {
     fn step(self, channels: &str, quorum: &str) -> String {
         let (usual, command) = match self {
             Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
-            Self::Renew => (include_str!("renew_fast.lua"), include_str!("renew.lua")),
+            Self::Renew => {
+                let usual = concat!(include_str!("renew_said.lua"), include_str!("renew_fast.lua"));
+                (usual, include_str!("renew.lua"))
+            }
             Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
             Self::Inspect => ("", include_str!("inspect.lua")),
             Self::ForceRelease => ("", include_str!("force_release.lua")),

@@ -5,8 +5,6 @@
 --       7 lasts, wanted (0, 1), first token, last token   it runs on; the tokens are 0 where none were asked for
 --       8                                                 not held
 
-local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
-
 may_exceed_memory = true
 begin(raw)
 hear(id)

@@ -1,22 +1,22 @@
 -- The usual case of `renew.lua`, before the rules are even read: the lease is the one in the state, nothing has expired,
 -- nobody is passed over, and nothing is asked of tokens. It does what the rules would, in place.
 --
+-- `state` is the key, and `id`, `ttl` and `reserve` are what the command says.
+--
 -- In a usual form the lease ends within an hour of its grant, so the key stays for long enough.
 
-if raw then
-  local id, asked, tokens = struct.unpack('>c24I8I4', ARGV[1])
-  local ends = now + asked
-  local form, last, _, ended, holder = struct.unpack('>Bdddc24', raw)
+if raw and reserve == 0 then
+  local ends = now + ttl
+  local form, last, _, ended, holder, flags, capacity, weight, before = struct.unpack('>Bdddc24BI4I4I8', raw)
   if form == 2 and floor > 0 then last = struct.unpack('>d', raw, 18) end
-  if tokens > 0 or floor > last then
+  if floor > last then
     -- The rules know how.
   elseif form == 1 and holder == id and ended > now then
-    local flags, capacity, weight, ttl = struct.unpack('>BI4I4I8', raw, 50)
-    ttl = ends - (ended - ttl)
-    if ttl <= 3600000000 then
-      local renewed = struct.pack('>dc24BI4I4I8', ends, id, flags % 8, capacity, weight, ttl)
+    before = ends - (ended - before)
+    if before <= 3600000000 then
+      local renewed = struct.pack('>dc24BI4I4I8', ends, id, flags % 8, capacity, weight, before)
       -- Should memory be full, the rules know what to do.
-      if redis.pcall('SETRANGE', KEYS[1], '17', renewed) == #raw then return now end
+      if redis.pcall('SETRANGE', state, '17', renewed) == #raw then return now end
     end
   elseif form == 2 and #raw > 97 then
     local waiters, parked, _, next_expiry, remember_until, stays, holder, weight, token, granted_at, _, _, kept =
@@ -24,9 +24,9 @@ if raw then
     if holder == id and kept == 0 and parked == 0 and next_expiry > now and stays >= ends + 1000000 then
       local renewed = struct.pack('>dddc24ddddB', math.min(next_expiry, ends), remember_until, stays, id, weight, token,
         granted_at, ends, 1)
-      if redis.pcall('SETRANGE', KEYS[1], '73', renewed) == #raw then
+      if redis.pcall('SETRANGE', state, '73', renewed) == #raw then
         if waiters == 0 then return now end
-        return { now, 7, asked, 1, 0, 0 }
+        return { now, 7, ttl, 1, 0, 0 }
       end
     end
   end

@@ -7,13 +7,13 @@
 --
 -- `renew` is `renew_fast.lua` as a function: for anything else the rules have to be read, with the rows.
 
-local client, said = string.sub(ARGV[1], 1, 16), string.sub(ARGV[1], 17)
-local replies, is_usual = {}, true
+local client, replies, is_usual = string.sub(ARGV[1], 1, 16), {}, true
 
-for i = 1, #KEYS do
-  local renewal = client .. string.sub(said, 16 * i - 15, 16 * i) .. '\0\0\0\0'
-  replies[i] = renew({ KEYS[i] }, { renewal, ARGV[2] }) or false
-  is_usual = is_usual and replies[i] == now
+for i, state in ipairs(KEYS) do
+  local sequence, ttl = struct.unpack('>c8I8', ARGV[1], 16 * i + 1)
+  local reply = renew(state, client .. sequence, ttl) or false
+  replies[i] = reply
+  is_usual = is_usual and reply == now
 end
 
 if is_usual then return now end
