@@ -100,7 +100,15 @@ pub struct AcquireMachine {
     /// Something was told while an answer was under way, which may be older than that: ask once more.
     hinted: bool,
     /// A grant that was pushed before the answer came that it is measured from: each may take a way of its own.
-    early: Option<(Grant, StoreTime)>,
+    early: Option<Pushed>,
+}
+
+/// A pushed grant: what it gives, when the store decided that, and when it was heard here.
+#[derive(Clone, Copy, Debug)]
+struct Pushed {
+    grant: Grant,
+    at: StoreTime,
+    heard_at: LocalTime,
 }
 
 impl AcquireMachine {
@@ -245,8 +253,8 @@ impl AcquireMachine {
                 self.has_waited = true;
                 let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
                 self.phase = Phase::Waiting { look_again_at };
-                if let Some((grant, at)) = self.early.take() {
-                    self.handle_pushed_grant(now, grant, at, (sent_at, answer.at));
+                if let Some(pushed) = self.early.take() {
+                    self.handle_pushed(now, pushed, (sent_at, answer.at));
                 }
                 if !matches!(self.phase, Phase::Done(_)) && core::mem::take(&mut self.hinted) {
                     self.handle_hint(now);
@@ -299,9 +307,9 @@ impl AcquireMachine {
         let Some((sent_at, answered_at)) = self.anchor.filter(|_| !self.is_adrift) else {
             match push.kind {
                 PushKind::Granted(grant) if !self.is_adrift => {
-                    // The newest counts, should the store have given up on one before.
-                    if self.early.is_none_or(|(_, at)| at < push.at) {
-                        self.early = Some((grant, push.at));
+                    // The newest counts, should the store have given up on one before; of that the first word.
+                    if self.early.is_none_or(|early| early.at < push.at) {
+                        self.early = Some(Pushed { grant, at: push.at, heard_at: now });
                     }
                 }
                 // Nothing to measure it from, and the answer that is under way may be older.
@@ -310,7 +318,10 @@ impl AcquireMachine {
             return;
         };
         match push.kind {
-            PushKind::Granted(grant) => self.handle_pushed_grant(now, grant, push.at, (sent_at, answered_at)),
+            PushKind::Granted(grant) => {
+                let pushed = Pushed { grant, at: push.at, heard_at: now };
+                self.handle_pushed(now, pushed, (sent_at, answered_at));
+            }
             PushKind::Next(head) => {
                 if let Phase::Waiting { .. } = self.phase {
                     let look_again_at = self.next_look(now, sent_at, answered_at, Some(head));
@@ -323,12 +334,11 @@ impl AcquireMachine {
         }
     }
 
-    /// A grant that was decided at `at`, by the store's clock, is measured from an answer.
-    fn handle_pushed_grant(
+    /// A pushed grant is measured from an answer: when that was asked for here, and made there.
+    fn handle_pushed(
         &mut self,
         now: LocalTime,
-        grant: Grant,
-        at: StoreTime,
+        Pushed { grant, at, heard_at }: Pushed,
         (sent_at, answered_at): (LocalTime, StoreTime),
     ) {
         // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
@@ -340,7 +350,7 @@ impl AcquireMachine {
         // The store's clock moved this much since it answered, so the push was sent no earlier than this by ours, whatever
         // delayed it on its way.
         let elapsed = at.since(answered_at);
-        let since = now.min(sent_at + elapsed);
+        let since = heard_at.min(sent_at + elapsed);
         let margin = drift_margin(elapsed + grant.lasts);
         self.granted(now, grant, since, since + grant.lasts.saturating_sub(margin));
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
-use leasehold_core::{Kind, Token};
+use leasehold_core::{Acquisition, Kind};
 
 use crate::client::Handle;
 use crate::clock;
@@ -100,14 +100,18 @@ impl Election {
     }
 
     /// Who leads once that is not what was seen.
-    async fn change(self, every: Duration, seen: Option<Option<Token>>) -> Result<Option<HolderView>, Error> {
+    async fn change(
+        self,
+        every: Duration,
+        seen: Option<Option<Acquisition>>,
+    ) -> Result<Option<HolderView>, Error> {
         let handle = &self.0.handle;
         loop {
             if handle.session.is_closed() {
                 return Err(handle.closed());
             }
             let leader = self.leader().await?;
-            if seen != Some(leader.as_ref().map(|leader| leader.token)) {
+            if seen != Some(leader.as_ref().map(|leader| leader.acquisition)) {
                 return Ok(leader);
             }
             Sleep::until(&handle.session, clock::local() + every).await;
@@ -142,8 +146,8 @@ impl Election {
 pub struct Observer {
     election: Election,
     every: Duration,
-    /// What was told last: nothing, that nobody leads, or the token of a leader.
-    seen: Option<Option<Token>>,
+    /// What was told last: nothing, that nobody leads, or a leader.
+    seen: Option<Option<Acquisition>>,
     /// What a stream that is not ready goes on with when it is polled again.
     looking: Option<Looking>,
     /// The stream has ended.
@@ -182,7 +186,7 @@ impl Observer {
         let told = ready!(self.looking.get_or_insert_with(begin).as_mut().poll(context));
         self.looking = None;
         if let Ok(leader) = &told {
-            self.seen = Some(leader.as_ref().map(|leader| leader.token));
+            self.seen = Some(leader.as_ref().map(|leader| leader.acquisition));
         }
         Poll::Ready(told)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
 
 use crate::about::About;
 use crate::barrier;
@@ -55,6 +55,8 @@ pub struct HolderView {
     pub about: About,
     /// It is a guard of the client that asked.
     pub is_ours: bool,
+    /// Which attempt was granted.
+    pub(crate) acquisition: Acquisition,
 }
 
 /// One waiter for a lock.
@@ -144,6 +146,7 @@ impl HolderView {
             kept: holder.kept,
             about: About::decode(&holder.metadata),
             is_ours: holder.acquisition.client == asker,
+            acquisition: holder.acquisition,
         }
     }
 }

@@ -268,6 +268,18 @@ fn a_push_that_overtakes_the_first_answer_is_measured_from_that() {
 }
 
 #[test]
+fn a_push_that_overtakes_the_first_answer_counts_from_when_it_was_heard_at_the_latest() {
+    let mut attempt = asked(patient());
+    // The store's clock was set forward in between.
+    attempt.handle_push(at(2), &pushed(5_000, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(900), &pushed(5_000, PushKind::Granted(grant(TTL))));
+    attempt.handle_answer(at(0), at(2_900), &answer(0, queued(None)));
+    let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
+    assert_eq!(since, at(2));
+    assert!(trusted_until < at(2) + TTL);
+}
+
+#[test]
 fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measured() {
     let granted = pushed(6, PushKind::Granted(grant(TTL)));
     let asks_again = |attempt: &mut AcquireMachine, sent_at, ms| {

@@ -33,19 +33,23 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
     local heads = waiters > 0 and redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '2')
     local id = heads and string.sub(heads[1], -24)
     local row = id and redis.call('ZRANGEBYLEX', KEYS[2], '[w' .. id, '(w' .. id .. '\255', 'LIMIT', '0', '1')[1]
-    local place, weight, ttl, reserve, deadline, waits_named, metadata, replaces
+    local place, weight, ttl, reserve, deadline, waits_named, metadata, replaces = 0, 0, 0, 0, 0, 0, '', ''
     if row then
       place, weight, ttl, reserve, _, deadline, _, waits_named, _, metadata, replaces =
         struct.unpack('>ddddddBBI4c0I4c0Bc0', row, 26)
     end
 
-    if not row or weight > free then
+    if waits_named == 1 or replaces ~= '' then
+      -- It may have a part of what it waits for: the rules know.
+    elseif not row or weight > free then
       if #gone > 0 then redis.call('ZREM', KEYS[2], unpack(gone)) end
       -- Should memory be full, the rules know what to do, if nothing is done yet. Once something was taken out, this can be.
       local done = redis.pcall('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use - weighed, last, next_place,
         head, leases - 1, waiters, 0, 0, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
       if done.ok then return now end
-    elseif waits_named == 0 and replaces == '' and (weight == free or waiters == 1) and reserve < 3600000000 then
+    elseif reserve < 3600000000 and (waiters == 1 or weight == free
+      -- Owners that hold already need nothing that is free.
+      and (leases == 1 or redis.call('ZLEXCOUNT', KEYS[2], '[o', '(p') == 0)) then
       local token, lasts = math.max(last + 1, now), math.min(ttl, 3000000)
       local ends = now + lasts
       last = token + reserve

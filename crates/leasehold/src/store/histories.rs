@@ -28,7 +28,14 @@ pub(super) enum Step {
 pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let one = one(capacity).prop_map(|step| vec![step]);
     let waits_for_more = waits_for_more(capacity);
-    let some = prop_oneof![20 => one, 1 => waits_for_more, 1 => life(capacity), 1 => queue(capacity)];
+    let waits_twice = waits_twice(capacity);
+    let some = prop_oneof![
+        20 => one,
+        1 => waits_for_more,
+        1 => waits_twice,
+        1 => life(capacity),
+        1 => queue(capacity)
+    ];
     proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
 }
 
@@ -150,23 +157,69 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A holder that waits for more: too rare in what is drawn step by step.
+/// A holder that waits for more, beside others, and what then becomes of one of them: too rare in what is drawn step by step.
 fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
-    (0..4_u128, 1..4_u128, 1..=capacity, 1..=capacity).prop_map(move |(client, others, weight, more)| {
-        let ask = |client: u128, sequence, weight, replaces| {
-            Step::Do(Command::from(Acquire {
-                acquisition: Acquisition { client: ClientId::new(client % 4), sequence },
-                owner: None,
-                capacity,
-                weight,
-                ttl: Duration::from_secs(4),
-                reserve: 1,
+    let others = proptest::collection::vec(1..CLIENTS, 1..3);
+    let back = proptest::option::of((0..3_usize, 0..900_u64));
+    (0..CLIENTS, others, 1..=capacity, 1..=capacity, back).prop_map(
+        move |(client, others, weight, more, back)| {
+            let ask = |client: u128, sequence, weight, replaces| {
+                Command::from(Acquire {
+                    acquisition: Acquisition { client: ClientId::new(client % CLIENTS), sequence },
+                    owner: None,
+                    capacity,
+                    weight,
+                    ttl: Duration::from_secs(4),
+                    reserve: 1,
+                    wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                    replaces,
+                    metadata: Arc::from(""),
+                })
+            };
+            let holders: Vec<u128> =
+                [client].into_iter().chain(others.iter().map(|other| client + other)).collect();
+            let mut steps = vec![Step::Do(ask(client, 50, weight, None))];
+            steps.extend(
+                (60..).zip(&others).map(|(number, other)| Step::Do(ask(client + other, number, 1, None))),
+            );
+            steps.push(Step::Do(ask(client, 51, more, Some(50))));
+            // Somebody may come to stand behind it.
+            steps.push(Step::Do(ask(client + 1, 70, 1, None)));
+            if let Some((at, pass)) = back {
+                let (at, sequence) = if at == 0 { (0, 50) } else { (1, 60) };
+                let acquisition = Acquisition { client: ClientId::new(holders[at] % CLIENTS), sequence };
+                steps.extend([Step::Pass(pass), Step::Do(give_back(acquisition))]);
+            }
+            steps
+        },
+    )
+}
+
+/// An owner who waits twice, with somebody in between, and comes to hold once.
+fn waits_twice(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+    let (half, rest) = ((capacity / 2).max(1), (capacity - capacity / 2).max(1));
+    let between = prop_oneof![3 => Just((capacity - 1).max(1)), 1 => 1..=capacity];
+    (0..CLIENTS, between, any::<bool>()).prop_map(move |(client, between, is_named)| {
+        let step = |number: u32, weight, owner: Option<&str>| {
+            let client = (client + u128::from(number)) % CLIENTS;
+            let acquisition = Acquisition { client: ClientId::new(client), sequence: u64::from(80 + number) };
+            let command = Acquire {
+                acquisition,
+                owner: owner.map(Owner::new),
                 wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
-                replaces,
-                metadata: Arc::from(""),
-            }))
+                ..plain(client, 0, capacity)
+            };
+            (acquisition, Step::Do(Command::from(Acquire { weight, ..command })))
         };
-        vec![ask(client, 0, weight, None), ask(client + others, 0, 1, None), ask(client, 1, more, Some(0))]
+        let (first, take_first) = step(0, half, None);
+        let (second, take_second) = step(1, rest, None);
+        let owner = |is_named: bool| is_named.then_some("o");
+        let waits =
+            [step(2, 1, owner(true)), step(3, between, None), step(4, 1, owner(is_named)), step(5, 1, None)];
+        let mut steps = vec![take_first, take_second];
+        steps.extend(waits.into_iter().map(|(_, step)| step));
+        steps.extend([first, second].map(|acquisition| Step::Do(give_back(acquisition))));
+        steps
     })
 }
 
@@ -205,8 +258,9 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
 /// then something happens in between.
 fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
-    let asked =
-        (0..CLIENTS, 0..3_u32, seconds(), seconds(), prop_oneof![3 => Just(capacity), 1 => 1..=capacity]);
+    let weight = prop_oneof![3 => Just(capacity), 1 => 1..=capacity];
+    let owner = proptest::option::weighted(0.1, 1..3_usize);
+    let asked = (0..CLIENTS, 0..3_u32, seconds(), seconds(), weight, owner);
     let asked = proptest::collection::vec(asked, 2..12);
     let aside = prop_oneof![
         6 => Just(Aside::Nothing),
@@ -224,9 +278,9 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         let mut asides = asides.into_iter();
         let asked: Vec<Acquire> = (first..)
             .zip(asked)
-            .map(|(sequence, (client, reserve, ttl, entry_ttl, weight))| Acquire {
+            .map(|(sequence, (client, reserve, ttl, entry_ttl, weight, owner))| Acquire {
                 acquisition: Acquisition { client: ClientId::new(client), sequence },
-                owner: None,
+                owner: owner.map(|owner| Owner::new(&"o".repeat(owner))),
                 capacity,
                 weight,
                 ttl: Duration::from_secs(ttl),

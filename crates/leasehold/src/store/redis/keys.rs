@@ -77,7 +77,7 @@ pub(super) fn inbox_of(client: ClientId, slot: Option<u16>) -> String {
 }
 
 /// The hash slot of a resource's keys.
-pub(super) fn slot_of(resource: &Resource) -> u16 {
+pub(crate) fn slot_of(resource: &Resource) -> u16 {
     let mut tag = String::new();
     push_tag(&mut tag, resource);
     slot(&tag)

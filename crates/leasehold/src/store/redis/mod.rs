@@ -45,6 +45,7 @@ use cluster::Cluster;
 use doctor::Address;
 pub(crate) use doctor::examine_voters;
 use express::CallersRuntime;
+pub(crate) use keys::slot_of;
 use link::{Goal, Link, Terms};
 use script::{Channels, Dialect};
 use sentinel::Sentinels;
@@ -354,7 +355,7 @@ impl Store for Redis {
 
     fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
         if let Nodes::Cluster { .. } = &*self.nodes {
-            let mut slots = attempts.iter().map(|(resource, _)| keys::slot_of(resource));
+            let mut slots = attempts.iter().map(|(resource, _)| slot_of(resource));
             let first = slots.next();
             if slots.any(|slot| Some(slot) != first) {
                 return None;
@@ -385,7 +386,7 @@ impl Store for Redis {
     fn shard(&self, resource: &Resource) -> u64 {
         let Nodes::Cluster { cluster, .. } = &*self.nodes else { return 0 };
         let mut hasher = DefaultHasher::new();
-        cluster.master_of(keys::slot_of(resource)).hash(&mut hasher);
+        cluster.master_of(slot_of(resource)).hash(&mut hasher);
         hasher.finish()
     }
 

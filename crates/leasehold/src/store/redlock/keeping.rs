@@ -176,10 +176,10 @@ impl Quorum {
         let release = Release { acquisition: known.acquisition, at_least, tombstone: Duration::ZERO };
         // Nothing that was asked for before can last longer.
         let until = clock::local() + known.wanted.ttl + TOMBSTONE;
-        let unheard = asked[node].count();
+        let asks = asked[node].get();
         // Dropped before it is answered, it is owed too.
         let mut owing = Owing { quorum: self.clone(), node, resource, release, until, is_told: false };
-        if unheard > 0 {
+        if asks.unanswered > 0 {
             owing.release.tombstone = TOMBSTONE;
         }
         async move {
@@ -188,18 +188,19 @@ impl Quorum {
             let first = owing.tell(Duration::ZERO).await;
             let is_over = match first {
                 Word::Failed => return first,
-                Word::Held { .. } => unheard <= 1,
-                Word::NotHeld => unheard == 0,
+                // What the node gave back is what it was asked for, and it was asked only once.
+                Word::Held { .. } => asks.unanswered == 0 || asks.sent == 1,
+                Word::NotHeld => asks.unanswered == 0,
             };
-            if unheard > 0 {
+            if asks.unanswered > 0 {
                 let _ = timeout(LATE_BY, asked[node].all_answered()).await;
             }
-            if is_over && asked[node].count() == 0 {
+            if is_over && asked[node].unanswered() == 0 {
                 owing.paid();
                 return first;
             }
             // It may have been granted since.
-            let tombstone = if asked[node].count() > 0 { TOMBSTONE } else { Duration::ZERO };
+            let tombstone = if asked[node].unanswered() > 0 { TOMBSTONE } else { Duration::ZERO };
             let second = owing.tell(tombstone).await;
             if second != Word::Failed {
                 owing.paid();

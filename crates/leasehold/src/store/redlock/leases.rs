@@ -33,31 +33,45 @@ pub(super) struct Try {
     pub(super) asked: Arc<[Asked]>,
 }
 
-/// How many `Acquire`s of one try a node has not answered. What they come to may still arrive, so this outlives the try.
+/// The `Acquire`s of one try that a node was sent. What those come to that are not answered may still arrive, so this
+/// outlives the try.
 #[derive(Debug)]
-pub(super) struct Asked(watch::Sender<u32>);
+pub(super) struct Asked(watch::Sender<Asks>);
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Asks {
+    pub(super) sent: u32,
+    pub(super) unanswered: u32,
+}
 
 impl Asked {
     fn new() -> Self {
-        Self(watch::Sender::new(0))
+        Self(watch::Sender::new(Asks::default()))
     }
 
     fn ask(&self) {
-        self.0.send_modify(|count| *count += 1);
+        self.0.send_modify(|asking| {
+            asking.sent += 1;
+            asking.unanswered += 1;
+        });
     }
 
     pub(super) fn answered(&self) {
-        self.0.send_modify(|count| *count = count.saturating_sub(1));
+        self.0.send_modify(|asking| asking.unanswered = asking.unanswered.saturating_sub(1));
     }
 
-    pub(super) fn count(&self) -> u32 {
+    pub(super) fn get(&self) -> Asks {
         *self.0.borrow()
+    }
+
+    pub(super) fn unanswered(&self) -> u32 {
+        self.get().unanswered
     }
 
     /// Waits until all are answered.
     pub(super) async fn all_answered(&self) {
         // It can't fail as long as this is there.
-        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+        let _ = self.0.subscribe().wait_for(|asking| asking.unanswered == 0).await;
     }
 }
 

@@ -151,7 +151,13 @@ impl Quorum {
     async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
         let mut waiting = futures_util::stream::FuturesUnordered::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            waiting.push(async move { (index, node.store.is_there().await) });
+            waiting.push(async move {
+                let is_there = node.store.is_there().await;
+                if is_there.is_ok() {
+                    node.clone().learn_clock().await;
+                }
+                (index, is_there)
+            });
         }
         let (mut there, mut errors) = (0, Vec::new());
         while let Some((index, is_there)) = futures_util::StreamExt::next(&mut waiting).await {

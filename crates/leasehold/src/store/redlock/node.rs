@@ -5,8 +5,12 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Command, Failure, LocalTime, Release, Resource, StoreTime, Token};
+use leasehold_core::{
+    Acquisition, Command, Failure, Kind, LocalTime, Name, Release, Resource, StoreTime, Token,
+};
+use tokio::time::timeout;
 
+use super::SHORTEST_LIMIT;
 use crate::clock;
 use crate::store::redis::Redis;
 use crate::store::{Answered, Store as _, StoreError};
@@ -87,7 +91,12 @@ impl Node {
         }
         let answers = self.store.vote(&batch, floor).await;
         if let Some(Ok(answer)) = answers.last() {
-            self.heard(sent_at, clock::local(), answer.at);
+            let now = clock::local();
+            self.heard_at.store(now.as_micros(), Ordering::Relaxed);
+            // Several may take two flights.
+            if count == 1 {
+                self.heard(sent_at, now, answer.at);
+            }
         }
         answers
     }
@@ -100,6 +109,14 @@ impl Node {
         floor: Option<Token>,
     ) -> Answered {
         self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::client::unanswered)
+    }
+
+    /// Asks about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.
+    pub(super) async fn learn_clock(self: Arc<Self>) {
+        let Ok(name) = Name::new("clock") else { return };
+        let call = self.call_one(Arc::new(Resource { kind: Kind::Queue, name }), Command::Inspect, None);
+        // Without an answer the first one is asked for without a floor.
+        let _ = timeout(SHORTEST_LIMIT, call).await;
     }
 
     /// Whether it is so far behind the others that it is not asked for its vote: what it had not answered when that is given
@@ -116,7 +133,6 @@ impl Node {
         let before = self.round_trip.load(Ordering::Relaxed);
         let average = if before == 0 { took } else { before - before / 8 + took / 8 };
         self.round_trip.store(average.max(1), Ordering::Relaxed);
-        self.heard_at.store(now.as_micros(), Ordering::Relaxed);
         self.ahead.store(at.as_micros().cast_signed() - now.as_micros().cast_signed(), Ordering::Relaxed);
     }
 

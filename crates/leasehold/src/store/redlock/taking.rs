@@ -186,7 +186,7 @@ impl Quorum {
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
             // One that waits has a place in the queue there.
-            if is_granted || known.wanted.wait.is_some() || known.asked[node].count() > 0 {
+            if is_granted || known.wanted.wait.is_some() || known.asked[node].unanswered() > 0 {
                 let giving = self.clone().give_back(node, known, Duration::ZERO);
                 if is_granted { granted.push(giving) } else { unheard.push(giving) }
             }

@@ -188,3 +188,24 @@ async fn what_is_given_back_before_all_have_answered_leaves_no_tombstones() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_first_lease_of_a_client_has_one_token_at_all_nodes() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    let Ok(Reply::Granted(grant)) = lab.ask(1).await else { panic!("nobody has it") };
+    let mut tokens = Vec::new();
+    until(async || {
+        tokens.clear();
+        for node in &lab.quorum().nodes {
+            let answers = node.store.call(vec![(lab.resource.clone(), Command::Inspect)]).await;
+            let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
+                panic!("{answers:?}")
+            };
+            tokens.extend(view.holders.iter().map(|holder| holder.token));
+        }
+        tokens.len() == servers.len()
+    })
+    .await;
+    assert_eq!(tokens, [grant.tokens.first; 3]);
+}

@@ -1,13 +1,13 @@
 //! Whose turn it is to wait at the nodes: a queue for each lock, at one of them. What is had there is a turn and no lock.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, Reply, Resource};
 
 use super::Quorum;
 use crate::store::Answered;
+use crate::store::redis::slot_of;
 
 impl Quorum {
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
@@ -44,13 +44,10 @@ impl Quorum {
     }
 
     pub(super) fn queue_node(&self, resource: &Resource) -> usize {
-        let mut hasher = DefaultHasher::new();
-        resource.name.as_str().hash(&mut hasher);
         let mut order: Vec<usize> = (0..self.nodes.len()).collect();
         // Everybody goes by the addresses, in whatever order they were given.
         order.sort_by(|a, b| self.nodes[*a].name.cmp(&self.nodes[*b].name));
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder of a small number")]
-        let first = (hasher.finish() % order.len() as u64) as usize;
+        let first = usize::from(slot_of(resource)) % order.len();
         order.rotate_left(first);
         order.iter().copied().find(|node| self.nodes[*node].store.is_up()).unwrap_or(order[0])
     }

@@ -93,7 +93,7 @@ impl Quorum {
         }
         let silent = self.nodes.len() - answered;
         let leases = found.into_values().filter(|same| same.len() + silent >= quorum_of(self.nodes.len()));
-        leases.filter_map(|same| one_of(&same)).collect()
+        leases.filter_map(|same| one_of(&same, quorum_of(self.nodes.len()))).collect()
     }
 
     /// The answers of all that answer, if they are a quorum.
@@ -206,10 +206,12 @@ impl Quorum {
 }
 
 /// One lease as several nodes see it.
-fn one_of(same: &[Holder]) -> Option<Holder> {
-    // A quorum of them knows its token; one that was late may have given another one.
-    let votes = |token| same.iter().filter(|holder| holder.token == token).count();
-    let token = same.iter().map(|holder| holder.token).max_by_key(|token| (votes(*token), *token))?;
+fn one_of(same: &[Holder], quorum: usize) -> Option<Holder> {
+    // A quorum knows its token, and one that was late may have given a higher one. Less than a quorum did, so this is never
+    // more than its holder has.
+    let mut tokens: Vec<Token> = same.iter().map(|holder| holder.token).collect();
+    tokens.sort_unstable();
+    let token = *tokens.iter().rev().take(quorum).last()?;
     let mut lease = same.first()?.clone();
     lease.token = token;
     lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
