@@ -210,8 +210,9 @@ fn one_of(same: &[Holder], quorum: usize) -> Option<Holder> {
     // A quorum knows its token, and one that was late may have given a higher one. Less than a quorum did, so this is never
     // more than its holder has.
     let mut tokens: Vec<Token> = same.iter().map(|holder| holder.token).collect();
-    tokens.sort_unstable();
-    let token = *tokens.iter().rev().take(quorum).last()?;
+    tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
+    tokens.truncate(quorum);
+    let token = *tokens.last()?;
     let mut lease = same.first()?.clone();
     lease.token = token;
     lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
