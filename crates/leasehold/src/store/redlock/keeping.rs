@@ -10,7 +10,7 @@ use leasehold_core::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::leases::Try;
+use super::leases::{Asks, Try};
 use super::{Quorum, answer};
 use crate::clock;
 use crate::store::{Answered, StoreError};
@@ -135,7 +135,7 @@ impl Quorum {
         let mut words = Words::new(self.nodes.len());
         let mut hearing = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
-            let giving = self.clone().give_back(node, &known, release.at_least);
+            let giving = self.clone().give_back(node, &known, release.at_least, false);
             hearing.push(async move { (node, giving.await) });
         }
         let mut limit = pin!(sleep(self.limit(known.wanted.ttl)));
@@ -165,24 +165,32 @@ impl Quorum {
         }
     }
 
-    /// Tells one node, and remembers it if it does not answer.
+    /// Tells one node, and remembers it if it does not answer. If it may have nothing, that is waited for first.
     pub(super) fn give_back(
         self: Arc<Self>,
         node: usize,
         known: &Try,
         at_least: Duration,
+        may_have_nothing: bool,
     ) -> impl Future<Output = Word> + Send + use<> {
         let (resource, asked) = (known.resource.clone(), known.asked.clone());
         let release = Release { acquisition: known.acquisition, at_least, tombstone: Duration::ZERO };
         // Nothing that was asked for before can last longer.
         let until = clock::local() + known.wanted.ttl + TOMBSTONE;
-        let asks = asked[node].get();
         // Dropped before it is answered, it is owed too.
         let mut owing = Owing { quorum: self.clone(), node, resource, release, until, is_told: false };
-        if asks.unanswered > 0 {
+        if asked[node].get().unanswered > 0 {
             owing.release.tombstone = TOMBSTONE;
         }
         async move {
+            if may_have_nothing {
+                let _ = timeout(LATE_BY, asked[node].all_answered()).await;
+                if matches!(asked[node].get(), Asks { unanswered: 0, has_something: false, .. }) {
+                    owing.paid();
+                    return Word::NotHeld;
+                }
+            }
+            let asks = asked[node].get();
             // What is not answered yet mostly is on its way, ahead of this. A tombstone, which the store would have to keep,
             // is for what is not.
             let first = owing.tell(Duration::ZERO).await;
@@ -195,12 +203,12 @@ impl Quorum {
             if asks.unanswered > 0 {
                 let _ = timeout(LATE_BY, asked[node].all_answered()).await;
             }
-            if is_over && asked[node].unanswered() == 0 {
+            if is_over && asked[node].get().unanswered == 0 {
                 owing.paid();
                 return first;
             }
             // It may have been granted since.
-            let tombstone = if asked[node].unanswered() > 0 { TOMBSTONE } else { Duration::ZERO };
+            let tombstone = if asked[node].get().unanswered > 0 { TOMBSTONE } else { Duration::ZERO };
             let second = owing.tell(tombstone).await;
             if second != Word::Failed {
                 owing.paid();

@@ -42,6 +42,8 @@ pub(super) struct Asked(watch::Sender<Asks>);
 pub(super) struct Asks {
     pub(super) sent: u32,
     pub(super) unanswered: u32,
+    /// By some answer the node keeps something.
+    pub(super) has_something: bool,
 }
 
 impl Asked {
@@ -50,28 +52,27 @@ impl Asked {
     }
 
     fn ask(&self) {
-        self.0.send_modify(|asking| {
-            asking.sent += 1;
-            asking.unanswered += 1;
+        self.0.send_modify(|asks| {
+            asks.sent += 1;
+            asks.unanswered += 1;
         });
     }
 
-    pub(super) fn answered(&self) {
-        self.0.send_modify(|asking| asking.unanswered = asking.unanswered.saturating_sub(1));
+    pub(super) fn answered(&self, has_something: bool) {
+        self.0.send_modify(|asks| {
+            asks.unanswered = asks.unanswered.saturating_sub(1);
+            asks.has_something |= has_something;
+        });
     }
 
     pub(super) fn get(&self) -> Asks {
         *self.0.borrow()
     }
 
-    pub(super) fn unanswered(&self) -> u32 {
-        self.get().unanswered
-    }
-
     /// Waits until all are answered.
     pub(super) async fn all_answered(&self) {
         // It can't fail as long as this is there.
-        let _ = self.0.subscribe().wait_for(|asking| asking.unanswered == 0).await;
+        let _ = self.0.subscribe().wait_for(|asks| asks.unanswered == 0).await;
     }
 }
 

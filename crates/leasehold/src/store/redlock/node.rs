@@ -17,7 +17,7 @@ use crate::store::{Answered, Store as _, StoreError};
 
 /// A node that owes so many answers, and has given none for so long, stands still: it is not sent what would pile up.
 const AT_ONCE: usize = 256;
-const STANDS_STILL: Duration = Duration::from_millis(500);
+const STANDS_STILL: Duration = Duration::from_secs(2);
 
 /// How many releases that it has not answered are kept for a node, the newest ones. The leases end by themselves too.
 const MOST_DEBTS: usize = 10_000;

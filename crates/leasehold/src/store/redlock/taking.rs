@@ -51,7 +51,7 @@ impl Quorum {
         let doubles = self.doubles();
         for (node, double) in doubles.into_iter().enumerate() {
             if double.is_some() {
-                asked[node].answered();
+                asked[node].answered(false);
                 round.handle_vote(node, Vote::Failed);
                 said[node] = double;
                 continue;
@@ -70,6 +70,9 @@ impl Quorum {
         };
         let verdict = asking.until_decided().await;
         let Asking { round, hearing, said, .. } = asking;
+        // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
+        // says whether there is something to give back.
+        hear_out(hearing);
         let past = self.leases.past(resource, wanted.clone(), acquisition, asked);
         let goes_on = wanted.wait.is_some();
         let now = clock::local();
@@ -78,12 +81,9 @@ impl Quorum {
                 if !self.leases.granted(attempt, acquisition, grant.tokens.first) {
                     return self.overtaken(past, &round).await;
                 }
-                // What comes late is kept: the lease does not have to stand on a bare quorum.
-                hear_out(hearing);
                 answer(now, Reply::Granted(grant))
             }
             Verdict::Busy if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) => {
-                hear_out(hearing);
                 let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
                 if is_partial { queued(now, Some(pause(0))) } else { queued(now, None) }
             }
@@ -147,7 +147,8 @@ impl Quorum {
                 None => to.call_one(resource, command, floor).await,
             };
             if !is_unknown(&answered) {
-                asked[node].answered();
+                let has = matches!(&answered, Ok(answer) if has_something(&answer.reply));
+                asked[node].answered(has);
             }
             (node, Heard::Voted(answered))
         })
@@ -186,8 +187,8 @@ impl Quorum {
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
             // One that waits has a place in the queue there.
-            if is_granted || known.wanted.wait.is_some() || known.asked[node].unanswered() > 0 {
-                let giving = self.clone().give_back(node, known, Duration::ZERO);
+            if is_granted || known.wanted.wait.is_some() || known.asked[node].get().unanswered > 0 {
+                let giving = self.clone().give_back(node, known, Duration::ZERO, !is_granted);
                 if is_granted { granted.push(giving) } else { unheard.push(giving) }
             }
         }
@@ -273,6 +274,11 @@ fn hear_out(mut hearing: Hearing) {
     if !hearing.is_empty() {
         tokio::spawn(async move { while hearing.next().await.is_some() {} });
     }
+}
+
+/// Whether the node keeps something for an attempt that it answered so.
+fn has_something(reply: &Reply) -> bool {
+    matches!(reply, Reply::Granted(_) | Reply::Queued(_))
 }
 
 fn is_unknown(answered: &Answered) -> bool {
