@@ -1,5 +1,5 @@
 -- The usual cases of `release.lua`, before the rules are even read, for a command that says nothing but its acquisition: it
--- is held by nobody else, and nobody waits; or nobody can have it yet; or the first in the queue is there, and takes what is
+-- is held by nobody else, and nobody waits; or nobody can have it yet; or the first in the queue are there, and take what is
 -- free. They do what the rules would. (A lease that has not ended in form 1 was granted less than an hour ago, so its token still has to be remembered.)
 
 if raw then
@@ -29,56 +29,77 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
   local _, weighed, granted_at, kept, is_named
   if given_back then weighed, _, granted_at, _, _, kept, is_named = struct.unpack('>ddddBBB', given_back, 25) end
   if given_back and kept + is_named == 0 and granted_at <= now then
-    local free = capacity - in_use + weighed
-    local heads = waiters > 0 and redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '2')
-    local id = heads and string.sub(heads[1], -24)
-    local row = id and redis.call('ZRANGEBYLEX', KEYS[2], '[w' .. id, '(w' .. id .. '\255', 'LIMIT', '0', '1')[1]
-    local place, weight, ttl, reserve, deadline, waits_named, metadata, replaces = 0, 0, 0, 0, 0, 0, '', ''
-    if row then
-      place, weight, ttl, reserve, _, deadline, _, waits_named, _, metadata, replaces =
+    -- Those who wait get what is free, in their order, as long as it fits. One with an owner, or that is to take the place of a
+    -- lease, may have a part of what it waits for; and one may be away: the rules know.
+    local free, grants, is_usual = capacity - in_use + weighed, {}, true
+    local ready = waiters > 0 and redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '65') or {}
+    for i, place in ipairs(ready) do
+      if free == 0 then
+        is_usual = leases == 1 or redis.call('ZLEXCOUNT', KEYS[2], '[o', '(p') == 0
+        break
+      end
+      local id = string.sub(place, -24)
+      local row = redis.call('ZRANGEBYLEX', KEYS[2], '[w' .. id, '(w' .. id .. '\255', 'LIMIT', '0', '1')[1]
+      local _, weight, ttl, reserve, _, deadline, _, waits_named, _, metadata, replaces =
         struct.unpack('>ddddddBBI4c0I4c0Bc0', row, 26)
+      is_usual = i < 65 and waits_named == 0 and replaces == '' and reserve < 3600000000
+      if not is_usual or weight > free then break end
+      local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
+      is_usual = redis.call('PUBSUB', NUMSUB, inbox)[2] > 0
+      if not is_usual then break end
+      local token, lasts = math.max(last + 1, now), math.min(ttl, 3000000)
+      last = token + reserve
+      free = free - weight
+      grants[i] = { id = id, inbox = inbox, weight = weight, token = token, last = last, lasts = lasts, metadata = metadata,
+        reserve = reserve, rows = { row, struct.pack('>c1dc32', 'd', deadline, string.sub(place, 2)), place } }
     end
 
-    if waits_named == 1 or replaces ~= '' then
-      -- It may have a part of what it waits for: the rules know.
-    elseif not row or weight > free then
+    if is_usual and #grants == 0 then
       if #gone > 0 then redis.call('ZREM', KEYS[2], unpack(gone)) end
       -- Should memory be full, the rules know what to do, if nothing is done yet. Once something was taken out, this can be.
       local done = redis.pcall('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use - weighed, last, next_place,
         head, leases - 1, waiters, 0, 0, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
       if done.ok then return now end
-    elseif reserve < 3600000000 and (waiters == 1 or weight == free
-      -- Owners that hold already need nothing that is free.
-      and (leases == 1 or redis.call('ZLEXCOUNT', KEYS[2], '[o', '(p') == 0)) then
-      local token, lasts = math.max(last + 1, now), math.min(ttl, 3000000)
-      local ends = now + lasts
-      last = token + reserve
+    elseif is_usual and stays > math.max(last + 1, now + 3600000000) + 1000000 then
       remember_until = math.max(last + 1, now + 3600000000)
-      local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
-      local lease = struct.pack('>c24ddddBBBI4I4', id, weight, token, now, ends, 0, 0, 0, 0, #metadata) .. metadata
-      local is_granted = stays > remember_until + 1000000 and redis.call('PUBSUB', NUMSUB, inbox)[2] > 0
-      if is_granted and first ~= '' then
-        -- Should memory be full, the rules know what to do.
-        is_granted = redis.pcall('ZADD', KEYS[2], '0', 'l' .. lease, '0', struct.pack('>c1dc24', 'e', ends, id)) == 2
-      end
-      if is_granted then
-        redis.call('ZREM', KEYS[2], row, struct.pack('>c1ddc24', 'd', deadline, place, id), heads[1], unpack(gone))
-        local next_head, next_id = 0, nil
-        if waiters == 1 and leases == 1 then
-          redis.call('SET', KEYS[1], struct.pack('>Bdddc24BI4I4I8I4', 1, last, stays, ends, id, 8, capacity, weight, lasts,
-            reserve) .. metadata, 'KEEPTTL')
+      leases, waiters = leases - 1 + #grants, waiters - #grants
+      local added = {}
+      for _, grant in ipairs(grants) do
+        local ends = now + grant.lasts
+        local lease = struct.pack('>c24ddddBBBI4I4', grant.id, grant.weight, grant.token, now, ends, 0, 0, 0, 0,
+          #grant.metadata) .. grant.metadata
+        next_expiry = math.min(next_expiry, ends)
+        if first == '' then
+          first = lease
         else
-          if waiters > 1 then next_head, next_id = struct.unpack('>dc24', heads[2], 2) end
-          redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use - weighed + weight, last, next_place,
-            next_head, leases, waiters - 1, 0, 0, math.min(next_expiry, ends), remember_until, stays)
-            .. (first == '' and lease or first), 'KEEPTTL')
+          for _, row in ipairs({ 'l' .. lease, struct.pack('>c1dc24', 'e', ends, grant.id) }) do
+            added[#added + 1] = '0'
+            added[#added + 1] = row
+          end
         end
-        redis.call(PUBLISH, inbox, struct.pack('>Bc24dddd', 1, id, now, token, last, lasts))
+        for _, row in ipairs(grant.rows) do gone[#gone + 1] = row end
+      end
+      -- Should memory be full, the rules know what to do.
+      if #added == 0 or redis.pcall('ZADD', KEYS[2], unpack(added)) == #added / 2 then
+        redis.call('ZREM', KEYS[2], unpack(gone))
+        local next_head, next_id = 0, nil
+        if waiters == 0 and leases == 1 then
+          local grant = grants[1]
+          redis.call('SET', KEYS[1], struct.pack('>Bdddc24BI4I4I8I4', 1, last, stays, now + grant.lasts, grant.id, 8,
+            capacity, grant.weight, grant.lasts, grant.reserve) .. grant.metadata, 'KEEPTTL')
+        else
+          if waiters > 0 then next_head, next_id = struct.unpack('>dc24', ready[#grants + 1], 2) end
+          redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, capacity - free, last, next_place, next_head,
+            leases, waiters, 0, 0, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
+        end
+        for _, grant in ipairs(grants) do
+          redis.call(PUBLISH, grant.inbox, struct.pack('>Bc24dddd', 1, grant.id, now, grant.token, grant.last, grant.lasts))
+        end
         if next_id and next_head ~= head then
-          local soonest = first == '' and ends or struct.unpack('>d', first, 49)
+          local soonest = struct.unpack('>d', first, 49)
           local further = leases > 1 and redis.call('ZRANGEBYLEX', KEYS[2], '[e', '(f', 'LIMIT', '0', '1')[1]
           if further then soonest = math.min(soonest, (struct.unpack('>d', further, 2))) end
-          inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', next_id))
+          local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', next_id))
           redis.call(PUBLISH, inbox, struct.pack('>Bc24dddd', 2, next_id, now, soonest, 0, 0))
         end
         return now
