@@ -101,6 +101,8 @@ pub struct AcquireMachine {
     hinted: bool,
     /// A grant that was pushed before the answer came that it is measured from: each may take a way of its own.
     early: Option<Pushed>,
+    /// So it was told that it is the next, and when.
+    early_head: Option<(Head, StoreTime)>,
 }
 
 /// A pushed grant: what it gives, when the store decided that, and when it was heard here.
@@ -133,6 +135,7 @@ impl AcquireMachine {
             has_waited: false,
             hinted: false,
             early: None,
+            early_head: None,
         }
     }
 
@@ -251,7 +254,8 @@ impl AcquireMachine {
             }
             Reply::Queued(queued) => {
                 self.has_waited = true;
-                let look_again_at = self.next_look(now, sent_at, answer.at, queued.head);
+                let told = self.early_head.take().filter(|(_, at)| *at >= answer.at).map(|(head, _)| head);
+                let look_again_at = self.next_look(now, sent_at, answer.at, told.or(queued.head));
                 self.phase = Phase::Waiting { look_again_at };
                 if let Some(pushed) = self.early.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));
@@ -275,7 +279,7 @@ impl AcquireMachine {
             return;
         }
         // The next answer may be another server's.
-        self.early = None;
+        self.forget_early();
         if failure == Failure::Unknown {
             self.failures += 1;
         } else {
@@ -312,6 +316,7 @@ impl AcquireMachine {
                         self.early = Some(Pushed { grant, at: push.at, heard_at: now });
                     }
                 }
+                PushKind::Next(head) if !self.is_adrift => self.early_head = Some((head, push.at)),
                 // Nothing to measure it from, and the answer that is under way may be older.
                 _ => self.hinted = true,
             }
@@ -359,8 +364,12 @@ impl AcquireMachine {
     /// an answer anchors it.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         self.is_adrift = true;
-        self.early = None;
+        self.forget_early();
         self.handle_hint(now);
+    }
+
+    fn forget_early(&mut self) {
+        (self.early, self.early_head) = (None, None);
     }
 
     /// Something may have changed: ask at once.

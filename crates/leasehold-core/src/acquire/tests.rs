@@ -309,6 +309,22 @@ fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measu
 }
 
 #[test]
+fn a_waiter_that_is_told_to_be_the_next_before_its_first_answer_looks_again_then() {
+    let next = |ms| PushKind::Next(Head { look_again_at: store(ms) });
+    let mut attempt = asked(patient());
+    attempt.handle_push(at(6), &pushed(6, next(4_000)));
+    attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
+    assert_eq!(attempt.poll_transmit(at(7)), None, "nothing is unclear");
+    let look = attempt.poll_timeout().unwrap();
+    assert!(look > at(3_990) && look < at(4_100), "{look:?}");
+
+    let mut older = asked(patient());
+    older.handle_push(at(6), &pushed(4, next(4_000)));
+    older.handle_answer(at(0), at(7), &answer(5, queued(None)));
+    assert_eq!(older.poll_timeout(), Some(at(20_007)), "the answer knows better");
+}
+
+#[test]
 fn what_else_was_told_before_the_first_answer_is_a_reason_to_confirm_the_grant() {
     let mut attempt = asked(patient());
     attempt.handle_push(at(5), &pushed(5, PushKind::Granted(grant(TTL))));

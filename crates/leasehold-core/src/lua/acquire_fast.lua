@@ -22,7 +22,7 @@ if form == 0 and last < token and token < now + 60000000 then
   end
 end
 
--- It is held, with nothing due and nobody passed over, by others than this attempt. Then it is granted if nobody waits and it
+-- It is held, with nothing due and nobody passed over, by others than this attempt, which was not given back before. Then it is granted if nobody waits and it
 -- fits, or goes to the end of the queue.
 if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
   local state = raw
@@ -38,10 +38,11 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
   local common, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, stays =
     struct.unpack('>dddddddddddd', state, 2)
   local has_first = #state > 97
-  local is_usual = leases > 0 and parked == 0 and tombstones == 0 and next_expiry > now and capacity == common
-    and weight > 0 and weight <= capacity and not (has_first and string.sub(state, 98, 121) == id)
+  local is_usual = leases > 0 and parked == 0 and next_expiry > now
+    and capacity == common and weight > 0 and weight <= capacity and not (has_first and string.sub(state, 98, 121) == id)
   local is_new = is_usual and (leases == 1 and has_first
     or redis.call('ZLEXCOUNT', KEYS[2], '[l' .. id, '(l' .. id .. '\255') == 0)
+    and (tombstones == 0 or redis.call('ZLEXCOUNT', KEYS[2], '[t' .. id, '(t' .. id .. '\255') == 0)
 
   if is_new and waiters == 0 and weight <= capacity - in_use then
     local token, ends = math.max(last + 1, now, floor), now + ttl
@@ -58,7 +59,7 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
     end
     if is_in then
       redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use + weight, last, next_place, head,
-        leases + 1, 0, 0, 0, math.min(next_expiry, ends), remember_until, stays) .. first, 'KEEPTTL')
+        leases + 1, 0, 0, tombstones, math.min(next_expiry, ends), remember_until, stays) .. first, 'KEEPTTL')
       return { now, 1, token, last, ttl }
     end
   end
@@ -83,7 +84,7 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
           redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
         end
         redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, common, in_use, last, next_place + 1, head, leases,
-          waiters + 1, 0, 0, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
+          waiters + 1, 0, tombstones, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
         if waiters == 0 then return { now, 2, 1, (struct.unpack('>d', state, 146)) } end
         return { now, 2, 0 }
       end

@@ -14,7 +14,7 @@ end
 if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
   local capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, stays =
     struct.unpack('>dddddddddddd', raw, 2)
-  local is_usual = (waiters > 0 or leases > 2) and parked == 0 and tombstones == 0 and next_expiry > now
+  local is_usual = (waiters > 0 or leases > 2) and parked == 0 and next_expiry > now
     and stays > remember_until + 1000000
   local first, given_back, gone = string.sub(raw, 98), nil, {}
   if is_usual and string.sub(first, 1, 24) == ARGV[1] then
@@ -58,7 +58,7 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
       if #gone > 0 then redis.call('ZREM', KEYS[2], unpack(gone)) end
       -- Should memory be full, the rules know what to do, if nothing is done yet. Once something was taken out, this can be.
       local done = redis.pcall('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, in_use - weighed, last, next_place,
-        head, leases - 1, waiters, 0, 0, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
+        head, leases - 1, waiters, 0, tombstones, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
       if done.ok then return now end
     elseif is_usual and stays > math.max(last + 1, now + 3600000000) + 1000000 then
       remember_until = math.max(last + 1, now + 3600000000)
@@ -83,14 +83,14 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
       if #added == 0 or redis.pcall('ZADD', KEYS[2], unpack(added)) == #added / 2 then
         redis.call('ZREM', KEYS[2], unpack(gone))
         local next_head, next_id = 0, nil
-        if waiters == 0 and leases == 1 then
+        if waiters == 0 and leases == 1 and tombstones == 0 then
           local grant = grants[1]
           redis.call('SET', KEYS[1], struct.pack('>Bdddc24BI4I4I8I4', 1, last, stays, now + grant.lasts, grant.id, 8,
             capacity, grant.weight, grant.lasts, grant.reserve) .. grant.metadata, 'KEEPTTL')
         else
           if waiters > 0 then next_head, next_id = struct.unpack('>dc24', ready[#grants + 1], 2) end
           redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, capacity, capacity - free, last, next_place, next_head,
-            leases, waiters, 0, 0, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
+            leases, waiters, 0, tombstones, next_expiry, remember_until, stays) .. first, 'KEEPTTL')
         end
         for _, grant in ipairs(grants) do
           redis.call(PUBLISH, grant.inbox, struct.pack('>Bc24dddd', 1, grant.id, now, grant.token, grant.last, grant.lasts))
