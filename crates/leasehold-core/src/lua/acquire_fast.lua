@@ -22,8 +22,8 @@ if form == 0 and last < token and token < now + 60000000 then
   end
 end
 
--- It is held, with nothing due and nobody passed over, by others than this attempt, which was not given back before. Then it is granted if nobody waits and it
--- fits, or goes to the end of the queue.
+-- It is held, with nothing due and nobody passed over, by others than this attempt, which was not given back before. Then it is
+-- granted if nobody waits and it fits, or goes to the end of the queue.
 if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
   local state = raw
   if form == 1 then

@@ -32,8 +32,10 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
     -- Those who wait get what is free, in their order, as long as it fits. One with an owner, or that is to take the place of a
     -- lease, may have a part of what it waits for; and one may be away: the rules know.
     local free, grants, is_usual = capacity - in_use + weighed, {}, true
-    local ready = waiters > 0 and redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '65') or {}
-    for i, place in ipairs(ready) do
+    local ready = waiters > 0 and redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '2') or {}
+    for i = 1, math.min(waiters, 65) do
+      if not ready[i] then ready = redis.call('ZRANGEBYLEX', KEYS[2], '[r', '(s', 'LIMIT', '0', '65') end
+      local place = ready[i]
       if free == 0 then
         is_usual = leases == 1 or redis.call('ZLEXCOUNT', KEYS[2], '[o', '(p') == 0
         break
