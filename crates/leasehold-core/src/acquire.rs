@@ -327,12 +327,15 @@ impl AcquireMachine {
                 let pushed = Pushed { grant, at: push.at, heard_at: now };
                 self.handle_pushed(now, pushed, (sent_at, answered_at));
             }
-            PushKind::Next(head) => {
-                if let Phase::Waiting { .. } = self.phase {
+            PushKind::Next(head) => match self.phase {
+                Phase::Waiting { .. } => {
                     let look_again_at = self.next_look(now, sent_at, answered_at, Some(head));
                     self.phase = Phase::Waiting { look_again_at };
                 }
-            }
+                // The answer that is under way may not know of it.
+                Phase::Asked { .. } => self.early_head = Some((head, push.at)),
+                Phase::Asking { .. } | Phase::Done(_) => {}
+            },
             PushKind::Revoked => self.handle_hint(now),
             // It is told to whoever holds already; its grant is under way.
             PushKind::Wanted => self.handle_hint(now),

@@ -318,6 +318,14 @@ fn a_waiter_that_is_told_to_be_the_next_before_its_first_answer_looks_again_then
     let look = attempt.poll_timeout().unwrap();
     assert!(look > at(3_990) && look < at(4_100), "{look:?}");
 
+    let mut again = asked(patient());
+    again.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    assert!(matches!(again.poll_transmit(at(20_001)), Some(Command::Acquire(_))), "it looks again");
+    again.handle_push(at(20_003), &pushed(20_003, next(24_000)));
+    again.handle_answer(at(20_001), at(20_004), &answer(20_002, queued(None)));
+    let look = again.poll_timeout().unwrap();
+    assert!(look > at(23_990) && look < at(24_100), "{look:?}");
+
     let mut older = asked(patient());
     older.handle_push(at(6), &pushed(4, next(4_000)));
     older.handle_answer(at(0), at(7), &answer(5, queued(None)));

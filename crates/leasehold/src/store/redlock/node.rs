@@ -34,7 +34,7 @@ pub(super) struct Node {
     /// Its address, without what may be secret.
     pub(super) name: String,
     unanswered: AtomicUsize,
-    /// By the local clock, in microseconds: its last answer.
+    /// By the local clock, in microseconds: its last answer, or since when it has owed one.
     heard_at: AtomicU64,
     /// In microseconds, of the last ones on average; zero before the first.
     round_trip: AtomicU64,
@@ -86,6 +86,10 @@ impl Node {
         let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let _unanswered = Unanswered(self.clone());
         let sent_at = clock::local();
+        if waiting == 0 {
+            // It owed nothing until now.
+            self.heard_at.store(sent_at.as_micros(), Ordering::Relaxed);
+        }
         if waiting >= AT_ONCE && sent_at.since(self.heard_at()) > STANDS_STILL {
             return vec![Err(too_slow(waiting)); count];
         }

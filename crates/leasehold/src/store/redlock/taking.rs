@@ -186,8 +186,10 @@ impl Quorum {
         let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
-            // One that waits has a place in the queue there.
-            if is_granted || known.wanted.wait.is_some() || known.asked[node].get().unanswered > 0 {
+            let asks = known.asked[node].get();
+            // One that waits has a place in the queue there; and one that granted it may not have confirmed the token.
+            let has_something = known.wanted.wait.is_some() || asks.has_something || asks.unanswered > 0;
+            if is_granted || has_something {
                 let giving = self.clone().give_back(node, known, Duration::ZERO, !is_granted);
                 if is_granted { granted.push(giving) } else { unheard.push(giving) }
             }

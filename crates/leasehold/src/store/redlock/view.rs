@@ -207,8 +207,8 @@ impl Quorum {
 
 /// One lease as several nodes see it.
 fn one_of(same: &[Holder], quorum: usize) -> Option<Holder> {
-    // A quorum knows its token, and one that was late may have given a higher one. Less than a quorum did, so this is never
-    // more than its holder has.
+    // A quorum knows its token, and one that was late may have given a higher one: fewer than a quorum did, as long as no
+    // others have joined since.
     let mut tokens: Vec<Token> = same.iter().map(|holder| holder.token).collect();
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
     tokens.truncate(quorum);
