@@ -513,10 +513,15 @@ pub(crate) async fn sixteen_clients_get_equally_many_turns(store: Store) {
     for _ in 0..16 {
         clients.push(store.client().await);
     }
-    let end = Instant::now() + span;
+    // It counts from when each has had a turn: who comes first has the lock for itself.
+    let all_there = Arc::new(tokio::sync::Barrier::new(clients.len()));
     let mut tasks = Vec::new();
     for client in clients {
+        let all_there = all_there.clone();
         tasks.push(tokio::spawn(async move {
+            client.mutex("a").strict().lock().await.unwrap().release().await.unwrap();
+            all_there.wait().await;
+            let end = Instant::now() + span;
             let mut turns = 0_u32;
             while Instant::now() < end {
                 let guard = client.mutex("a").strict().lock().await.unwrap();
