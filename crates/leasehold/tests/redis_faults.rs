@@ -284,7 +284,7 @@ async fn a_lost_push_costs_time_and_nothing_else() {
 /// What ends the name of an inbox and begins the word that a lease is wanted.
 const WANTED: &[u8] = b"\n\x04";
 
-/// Takes and gives back the lock until it is told to stop.
+/// Takes and gives back the lock until it is told to stop, and has work to do with it, so that its tokens last.
 async fn work_on(mutex: leasehold::Mutex, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::SeqCst) {
         let guard = mutex.lock().await.unwrap();
