@@ -49,6 +49,7 @@ mod error;
 mod examination;
 pub mod fence;
 mod guard;
+mod in_turn;
 mod latch;
 mod local;
 mod lock;

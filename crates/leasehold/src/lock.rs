@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -21,7 +21,6 @@ use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::session::{Closed, Ended, Errand, Given, Sleep};
-use crate::store::queue_of;
 use crate::view::{HolderView, LockView};
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
@@ -29,7 +28,7 @@ pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// The longest ttl, and the longest that a released lock can be kept.
 pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
-const DEFAULT_TTL: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
 /// How long whoever gave up waits for its place in the queue to be taken back.
@@ -228,56 +227,6 @@ impl Lock {
         }
     }
 
-    /// Where several stores vote: at once, and otherwise first in a queue of this store's clients, of whom only the first
-    /// waits at all nodes. Two who waited there might stand in two orders, and each be granted a part.
-    ///
-    /// Turns are a courtesy, and nobody's right depends on them: where that queue can't be had, one waits without.
-    fn acquire_in_turn(
-        &self,
-        weight: u32,
-        wait: Wait,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<Guard>, Error>> + Send + '_>> {
-        Box::pin(async move {
-            let resource = self.check(weight)?;
-            let deadline = wait.deadline();
-            let tried = self.attempt(resource, weight, None, Wait::No).await;
-            let turn = match tried {
-                Ok(Some(guard)) => return Ok(Some(guard)),
-                tried if deadline.is_none() => return tried,
-                Ok(None) => self.turn(resource),
-                // Those who may vote soon are waited for.
-                Err(_) if self.handle.store.is_young() => None,
-                Err(error) => return Err(error),
-            };
-            let turn = match turn {
-                None => None,
-                Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
-                    Ok(None) => return Ok(None),
-                    Ok(turn) => turn,
-                    Err(error) if error.is_unavailable() => None,
-                    Err(error) => return Err(error),
-                },
-            };
-            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
-            // Now the next one may wait at the nodes.
-            drop(turn);
-            guard
-        })
-    }
-
-    /// The queue of those who wait for this resource, where it has one.
-    fn turn(&self, resource: &Resource) -> Option<Self> {
-        let queue = queue_of(resource)?;
-        let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
-        // The first of those who wait has the turn.
-        turn.max_waiters = self.max_waiters.saturating_sub(1);
-        // Nothing may be held for longer than the longest that was named.
-        let longest = self.handle.store.longest_ttl().unwrap_or(DEFAULT_TTL);
-        turn.terms.ttl = longest.min(DEFAULT_TTL);
-        turn.about = self.about.clone();
-        Some(turn)
-    }
-
     /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
     pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, trouble: Option<&str>) -> Error {
         match outcome {
@@ -361,7 +310,7 @@ impl Lock {
             })?;
         }
         let store = &self.handle.store;
-        if !store.bears(resource.kind) || self.owner.is_some() && store.has_turns() {
+        if !store.bears(resource.kind, self.owner.is_some()) {
             let what = "a quorum of servers has mutexes and elections only";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }

@@ -82,8 +82,8 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
-    /// Whether it has this kind of lock.
-    fn bears(&self, _kind: Kind) -> bool {
+    /// Whether it has this kind of lock, with named owners or without.
+    fn bears(&self, _kind: Kind, _is_owned: bool) -> bool {
         true
     }
 

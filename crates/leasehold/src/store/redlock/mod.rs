@@ -362,9 +362,10 @@ impl Store for Redlock {
         self.quorum.young_until.load(Ordering::Relaxed) > clock::local().as_micros()
     }
 
-    fn bears(&self, kind: Kind) -> bool {
-        // Two permits over three nodes could have three holders, and what a reader knows another reader may not.
-        matches!(kind, Kind::Mutex | Kind::Election | Kind::Queue)
+    fn bears(&self, kind: Kind, is_owned: bool) -> bool {
+        // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task, another
+        // one may not.
+        matches!(kind, Kind::Mutex | Kind::Election | Kind::Queue) && !is_owned
     }
 
     fn longest_ttl(&self) -> Option<Duration> {
