@@ -49,19 +49,9 @@ impl Model {
         self.now += 1;
         let acquisition = Acquisition { client: ClientId::new(7), sequence: self.sequence };
         let (ttl, metadata) = (Duration::from_secs(10), Arc::from(""));
-        let acquire = Acquire {
-            acquisition,
-            owner: None,
-            capacity: 1,
-            weight: 1,
-            ttl,
-            reserve: 0,
-            wait: None,
-            replaces: None,
-            metadata,
-        };
+        let acquire = Acquire { metadata, ..Acquire::exclusive(acquisition, ttl) };
         self.apply(&acquire.into());
-        let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
+        let release = Release::now(acquisition);
         self.apply(&StoreCommand::Release(release));
     }
 

@@ -59,6 +59,24 @@ pub struct Acquire {
     pub metadata: Arc<str>,
 }
 
+impl Acquire {
+    /// All of a resource that bears one holder, without a place in the queue and anything special: what others differ from.
+    #[must_use]
+    pub fn exclusive(acquisition: Acquisition, ttl: Duration) -> Self {
+        Self {
+            acquisition,
+            owner: None,
+            capacity: 1,
+            weight: 1,
+            ttl,
+            reserve: 0,
+            wait: None,
+            replaces: None,
+            metadata: Arc::from(""),
+        }
+    }
+}
+
 /// How to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFor {
@@ -89,6 +107,14 @@ pub struct Release {
     /// An `Acquire` of this attempt may still be under way: leave a tombstone for this long, so that it
     /// answers `Cancelled` instead of taking a lease that nobody holds. Zero leaves none.
     pub tombstone: Duration,
+}
+
+impl Release {
+    /// At once, of an attempt whose every `Acquire` was answered.
+    #[must_use]
+    pub const fn now(acquisition: Acquisition) -> Self {
+        Self { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO }
+    }
 }
 
 /// A store's answer to a command.

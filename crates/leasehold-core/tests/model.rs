@@ -1,7 +1,6 @@
 //! The promises of the lease table, each checked after every step of random command sequences.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::model::{Header, Lease, Rows, Table, Turn, Waiter, apply, sweep};
@@ -22,15 +21,10 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 
 fn acquire(acquisition: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
     Command::from(Acquire {
-        acquisition,
-        owner: None,
         capacity,
         weight,
-        ttl: TTL,
-        reserve: 0,
         wait: wait.then_some(WaitFor { entry_ttl: ENTRY_TTL, max_queue: 1_000 }),
-        replaces: None,
-        metadata: Arc::from(""),
+        ..Acquire::exclusive(acquisition, TTL)
     })
 }
 
@@ -43,7 +37,7 @@ fn replace(old: Acquisition, new: Acquisition, capacity: u32, weight: u32, wait:
 }
 
 fn release(acquisition: Acquisition) -> Command {
-    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+    Command::Release(Release::now(acquisition))
 }
 
 fn renew(acquisition: Acquisition) -> Command {

@@ -12,17 +12,7 @@ use proptest::prelude::*;
 const NOW: StoreTime = StoreTime::from_micros(1_700_000_000_000_000);
 
 fn attempt(client: u128, sequence: u64) -> Acquire {
-    Acquire {
-        acquisition: Acquisition { client: ClientId::new(client), sequence },
-        owner: None,
-        capacity: 1,
-        weight: 1,
-        ttl: Duration::from_secs(10),
-        reserve: 0,
-        wait: None,
-        replaces: None,
-        metadata: Arc::from(""),
-    }
+    Acquire::exclusive(Acquisition { client: ClientId::new(client), sequence }, Duration::from_secs(10))
 }
 
 /// Some resources, and what was pushed about them.

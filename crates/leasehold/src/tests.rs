@@ -210,15 +210,9 @@ impl Stage {
 
     fn other_takes(&self, capacity: u32, weight: u32) {
         let acquire = Acquire {
-            acquisition: Acquisition { client: OTHER, sequence: 1 },
-            owner: None,
             capacity,
             weight,
-            ttl: Duration::from_secs(600),
-            reserve: 0,
-            wait: None,
-            replaces: None,
-            metadata: Arc::from(""),
+            ..Acquire::exclusive(Acquisition { client: OTHER, sequence: 1 }, Duration::from_secs(600))
         };
         let answer = self.store.run(&self.resource, &acquire.into()).unwrap();
         assert!(matches!(answer.reply, Reply::Granted(_)));
@@ -226,7 +220,7 @@ impl Stage {
 
     fn other_gives_it_back(&self) {
         let acquisition = Acquisition { client: OTHER, sequence: 1 };
-        let release = Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO };
+        let release = Release::now(acquisition);
         let _ = self.store.run(&self.resource, &Command::Release(release));
     }
 

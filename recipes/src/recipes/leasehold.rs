@@ -226,8 +226,7 @@ impl Recipe for Leasehold {
 
     async fn unlock(&mut self) -> RedisResult<bool> {
         let lease = self.held.pop().ok_or_else(|| misuse("it does not hold"))?;
-        let release =
-            Release { acquisition: lease.acquisition(), at_least: Duration::ZERO, tombstone: Duration::ZERO };
+        let release = Release::now(lease.acquisition());
         let answer = self.say(&Command::Release(release)).await?;
         Ok(answer.reply == Reply::Released)
     }

@@ -18,17 +18,7 @@ fn store(ms: u64) -> StoreTime {
 fn attempt(patience: Option<Patience>) -> AcquireMachine {
     let wait = patience.map(|_| WaitFor { entry_ttl: TTL, max_queue: 9 });
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    let command = Acquire {
-        acquisition,
-        owner: None,
-        capacity: 1,
-        weight: 1,
-        ttl: TTL,
-        reserve: 0,
-        wait,
-        replaces: None,
-        metadata: Arc::from(""),
-    };
+    let command = Acquire { wait, ..Acquire::exclusive(acquisition, TTL) };
     AcquireMachine::new(command, patience, at(0))
 }
 

@@ -2,7 +2,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::time::Duration;
 
 use super::{Rows, Turn, step};
 use crate::command::{Acquire, Answer, Command, Release, Reply};
@@ -48,16 +47,11 @@ pub fn apply_together<R: Rows>(
     if is_new.len() < attempts.len() {
         for (((rows, acquire), answer), is_new) in attempts.iter_mut().zip(&mut answers).zip(is_new) {
             if is_new {
-                run(rows, &give_back(acquire))?;
+                run(rows, &Command::Release(Release::now(acquire.acquisition)))?;
                 answer.reply = Reply::Busy;
             }
         }
         answers.resize(attempts.len(), Answer { at: now.time, reply: Reply::Busy });
     }
     Ok(answers)
-}
-
-fn give_back(acquire: &Acquire) -> Command {
-    let acquisition = acquire.acquisition;
-    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
 }

@@ -269,15 +269,13 @@ impl State {
         // Who is alone has nobody to hand it on to. Tokens that nobody uses would make the clock run ahead.
         let reserve = if line.waiting.len() > 1 { Turn::reserve_at_first(wish.hand_off) } else { 0 };
         let command = Acquire {
-            acquisition: Acquisition { client: self.id, sequence },
-            owner: None,
-            capacity: 1,
-            weight: 1,
-            ttl: wish.terms.ttl.max(wish.terms.outlives),
             reserve,
             wait: Some(wish.wait),
-            replaces: None,
             metadata: wish.metadata.clone(),
+            ..Acquire::exclusive(
+                Acquisition { client: self.id, sequence },
+                wish.terms.ttl.max(wish.terms.outlives),
+            )
         };
         let machine = AcquireMachine::new(command, Some(wish.patience), now);
         let mut entry = Entry::new(wish.resource.clone(), None, wish.terms, Duration::ZERO, machine);

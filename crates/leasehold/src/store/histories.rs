@@ -96,15 +96,10 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
 
 fn plain(client: u128, sequence: u64, capacity: u32) -> Acquire {
     Acquire {
-        acquisition: Acquisition { client: ClientId::new(client), sequence },
-        owner: None,
         capacity,
         weight: capacity,
-        ttl: Duration::from_secs(10),
-        reserve: 0,
-        wait: None,
-        replaces: None,
         metadata: Arc::from("m"),
+        ..Acquire::exclusive(Acquisition { client: ClientId::new(client), sequence }, Duration::from_secs(10))
     }
 }
 
@@ -333,5 +328,5 @@ impl Aside {
 }
 
 pub(super) fn give_back(acquisition: Acquisition) -> Command {
-    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+    Command::Release(Release::now(acquisition))
 }

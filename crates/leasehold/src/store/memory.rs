@@ -233,15 +233,11 @@ mod tests {
 
     fn acquire(client: u128) -> Command {
         Command::from(Acquire {
-            acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
-            owner: None,
-            capacity: 1,
-            weight: 1,
-            ttl: Duration::from_secs(10),
-            reserve: 0,
             wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 10 }),
-            replaces: None,
-            metadata: Arc::from(""),
+            ..Acquire::exclusive(
+                Acquisition { client: ClientId::new(client), sequence: 0 },
+                Duration::from_secs(10),
+            )
         })
     }
 

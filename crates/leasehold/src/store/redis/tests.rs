@@ -339,17 +339,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
     let mut ms_left_after_use = |sequence, minutes: u64| {
         let now = start + Duration::from_secs(60 * minutes);
         let acquisition = Acquisition { client: ClientId::new(0), sequence };
-        let acquire = Command::from(Acquire {
-            acquisition,
-            owner: None,
-            capacity: 1,
-            weight: 1,
-            ttl: Duration::from_secs(10),
-            reserve: 0,
-            wait: None,
-            replaces: None,
-            metadata: Arc::from(""),
-        });
+        let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
         assert!(matches!(lab.run(&resource, &acquire, Now::same(now)).reply, Reply::Granted(_)));
         assert_eq!(lab.run(&resource, &give_back(acquisition), Now::same(now)).reply, Reply::Released);
         let left: i64 = redis::cmd("PTTL").arg(&state).query(lab.commands).unwrap();
@@ -389,15 +379,8 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
         };
         let acquire = |client| {
             Command::from(Acquire {
-                acquisition: Acquisition { client, sequence: 1 },
-                owner: None,
-                capacity: 1,
-                weight: 1,
-                ttl: Duration::from_secs(10),
-                reserve: 0,
                 wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
-                replaces: None,
-                metadata: Arc::from(""),
+                ..Acquire::exclusive(Acquisition { client, sequence: 1 }, Duration::from_secs(10))
             })
         };
         assert!(matches!(run(&acquire(holder)), Reply::Granted(_)));

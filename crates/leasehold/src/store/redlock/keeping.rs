@@ -106,15 +106,8 @@ impl Quorum {
                 continue;
             }
             let acquire = Acquire {
-                acquisition: known.acquisition,
-                owner: None,
-                capacity: 1,
-                weight: 1,
-                ttl: renew.ttl,
-                reserve: 0,
-                wait: None,
-                replaces: None,
                 metadata: known.wanted.metadata.clone(),
+                ..Acquire::exclusive(known.acquisition, renew.ttl)
             };
             let call = (known.resource.clone(), Command::from(acquire));
             let voting = self.ask_for_vote(node, known.asked.clone(), call, known.token);

@@ -54,18 +54,10 @@ impl Lab {
     }
 
     fn wanted(&self, sequence: u64) -> Arc<Acquire> {
-        Arc::new(Acquire {
-            acquisition: self.attempt(sequence),
-            owner: None,
-            capacity: 1,
-            weight: 1,
-            // Nothing goes by itself.
-            ttl: Duration::from_secs(600),
-            reserve: 0,
-            wait: Some(WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 9 }),
-            replaces: None,
-            metadata: "".into(),
-        })
+        // Nothing goes by itself.
+        let plain = Acquire::exclusive(self.attempt(sequence), Duration::from_secs(600));
+        let wait = WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 9 };
+        Arc::new(Acquire { wait: Some(wait), ..plain })
     }
 
     async fn ask(&self, sequence: u64) -> Result<Reply, Failure> {

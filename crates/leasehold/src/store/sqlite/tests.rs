@@ -24,20 +24,14 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 
 fn acquire(acquisition: Acquisition, wait: bool) -> Command {
     Command::from(Acquire {
-        acquisition,
-        owner: None,
-        capacity: 1,
-        weight: 1,
-        ttl: TTL,
-        reserve: 0,
         wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 100 }),
-        replaces: None,
         metadata: Arc::from("somebody"),
+        ..Acquire::exclusive(acquisition, TTL)
     })
 }
 
 fn release(acquisition: Acquisition) -> Command {
-    Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO })
+    Command::Release(Release::now(acquisition))
 }
 
 // --- Against the model ---------------------------------------------------------------------------

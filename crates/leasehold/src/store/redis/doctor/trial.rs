@@ -243,19 +243,8 @@ async fn lock_and_release(
     round: u32,
 ) -> Result<(), String> {
     let acquisition = Acquisition { client: probe.client, sequence: u64::from(round) };
-    let acquire = Command::from(Acquire {
-        acquisition,
-        owner: None,
-        capacity: 1,
-        weight: 1,
-        ttl: Duration::from_secs(1),
-        reserve: 0,
-        wait: None,
-        replaces: None,
-        metadata: Arc::from(""),
-    });
-    let release =
-        Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO });
+    let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(1)));
+    let release = Command::Release(Release::now(acquisition));
     for command in [acquire, release] {
         let call = (probe.resource.clone(), command);
         let way = Way { dialect, ballot: Ballot::default(), is_asking: false, is_together: false };
