@@ -90,7 +90,7 @@ async fn pairs(
     }
 }
 
-/// How long it takes to get a lock while any two of five nodes fail in some way.
+/// How long it takes to get a lock while two of five nodes fail, in one way after the other.
 async fn faults(report: &mut Report, servers: &[Server]) {
     let proxies: Vec<Proxy> = servers.iter().map(|server| near(server, Duration::ZERO)).collect();
     let ports: Vec<u16> = proxies.iter().map(Proxy::port).collect();

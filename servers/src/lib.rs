@@ -22,6 +22,7 @@ pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
 pub use pauses::{Pauses, undisturbed};
+pub use port::Port;
 pub use program::Flavor;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;

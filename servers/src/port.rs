@@ -11,7 +11,8 @@ const COUNT: u16 = 10_000;
 const CLUSTER_BUS: u16 = 10_000;
 
 /// A port that no other claim on this machine has, for as long as this value lives.
-pub(crate) struct Port {
+#[derive(Debug)]
+pub struct Port {
     number: u16,
     /// TCP is the server's. The same number's UDP, which no server uses, says to other tests that it is taken.
     _claim: UdpSocket,
@@ -19,7 +20,8 @@ pub(crate) struct Port {
 
 impl Port {
     /// Claims any port whose cluster bus is free as well.
-    pub(crate) fn claim() -> Self {
+    #[must_use]
+    pub fn claim() -> Self {
         let start = RandomState::new().hash_one(FIRST) % u64::from(COUNT);
         let start = u16::try_from(start).expect("it is below COUNT");
         (0..COUNT)
@@ -35,7 +37,9 @@ impl Port {
         Some(Self { number, _claim: claim })
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// The port.
+    #[must_use]
+    pub fn number(&self) -> u16 {
         self.number
     }
 }

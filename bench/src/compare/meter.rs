@@ -58,24 +58,29 @@ impl Used {
     }
 }
 
-/// User and system time of a process. The kernel tells it in ticks of 10 ms.
-fn process_seconds(pid: u32) -> f64 {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0.0 };
-    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-    let ticks: f64 = [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<f64>().ok()).sum();
-    ticks * 0.01
+/// The fields of a process in `/proc`, from its state on: its name before them may have spaces.
+fn fields(pid: u32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().unwrap_or_default().split(' ').map(str::to_owned).collect()
 }
 
-/// The same, with the processes that it has started: PostgreSQL has one for each connection.
+/// The kernel tells them in ticks of 10 ms.
+fn seconds(fields: &[String]) -> f64 {
+    fields.iter().filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() * 0.01
+}
+
+/// User and system time of a process.
+fn process_seconds(pid: u32) -> f64 {
+    fields(pid).get(11..13).map_or(0.0, seconds)
+}
+
+/// The same, with the processes that it has started, also those that have ended: PostgreSQL has one for each connection.
 fn family_seconds(pid: u32) -> f64 {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let is_child = |other: &u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{other}/stat")).unwrap_or_default();
-        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
-        parent.and_then(|parent| parent.parse().ok()) == Some(pid)
-    };
-    process_seconds(pid) + pids.filter(is_child).map(process_seconds).sum::<f64>()
+    let parent = pid.to_string();
+    let children = pids.filter(|other| fields(*other).get(1) == Some(&parent));
+    fields(pid).get(11..15).map_or(0.0, seconds) + children.map(process_seconds).sum::<f64>()
 }
 
 /// Counts the commands that clients send, without those that scripts call. It slows the server down, so it listens to the
@@ -142,5 +147,17 @@ mod tests {
         assert!(!is_sent(br#"+1339518083.107412 [0 lua] "get" "a""#));
         assert!(!is_sent(br#"+1339518083.107412 [0 unix:/tmp/socket] "info""#));
         assert!(!is_sent(b"+OK"));
+    }
+
+    #[test]
+    fn what_a_process_spent_that_has_ended_is_its_parent_s() {
+        let own = std::process::id();
+        let before = family_seconds(own);
+        let spent = std::process::Command::new("sh")
+            .args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+            .status();
+        assert!(spent.unwrap().success());
+        assert!(family_seconds(own) >= before + 0.02);
+        assert!(process_seconds(u32::MAX).abs() < f64::EPSILON);
     }
 }

@@ -115,9 +115,11 @@ impl Bench {
         self.results.peers.entry(program.to_owned()).or_insert(missing);
     }
 
-    /// Repeating may take a tenth of the time: it helps against a hiccup, and not on a machine that is busy all along.
+    /// Repeating may take a tenth of the time, and half as much of a short one: it helps against a hiccup, and not on a machine
+    /// that is busy all along.
     fn may_repeat(&mut self, span: Duration) -> bool {
-        let may = self.repeated + span < self.began.elapsed() / 10;
+        let part = if self.options.is_quick { 20 } else { 10 };
+        let may = self.repeated + span < self.began.elapsed() / part;
         self.repeated += if may { span } else { Duration::ZERO };
         may
     }

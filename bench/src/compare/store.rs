@@ -2,11 +2,12 @@
 //! durability that they come with.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use leasehold_servers::Port;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
@@ -44,6 +45,8 @@ pub(crate) struct Store {
     /// Where clients connect.
     pub(crate) url: String,
     folder: TempDir,
+    /// For clients, and for other servers of its kind.
+    _ports: [Port; 2],
 }
 
 impl Store {
@@ -55,18 +58,20 @@ impl Store {
     pub(crate) fn start(kind: Kind) -> Result<Self, String> {
         let folder =
             tempfile::Builder::new().prefix("store-").tempdir().map_err(|error| error.to_string())?;
-        let (mut command, url, port) = prepare(kind, folder.path())?;
+        let (port, peers) = (Port::claim(), Port::claim());
+        let (mut command, url) = prepare(kind, folder.path(), &port, &peers)?;
         let log = File::create(folder.path().join("log")).map_err(|error| error.to_string())?;
         let errors = log.try_clone().map_err(|error| error.to_string())?;
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
-        let mut store = Self { process, url, folder };
+        let number = port.number();
+        let mut store = Self { process, url, folder, _ports: [port, peers] };
         let limit = Instant::now() + STARTING;
         loop {
             let log = std::fs::read_to_string(store.folder.path().join("log")).unwrap_or_default();
             // PostgreSQL takes connections before it is ready, only to refuse them.
             let is_ready = kind != Kind::Postgres || log.contains("ready to accept connections");
-            if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_ok() {
                 return Ok(store);
             }
             if Instant::now() > limit || !matches!(store.process.try_wait(), Ok(None)) {
@@ -95,19 +100,18 @@ impl Drop for Store {
     }
 }
 
-fn prepare(kind: Kind, folder: &Path) -> Result<(Command, String, u16), String> {
-    let port = free_port()?;
+fn prepare(kind: Kind, folder: &Path, port: &Port, peers: &Port) -> Result<(Command, String), String> {
+    let (port, peers) = (port.number(), peers.number());
     let data = folder.join("data");
     match kind {
         Kind::Etcd => {
-            let (clients, peers) =
-                (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()?));
+            let [clients, peers] = [port, peers].map(|port| format!("http://127.0.0.1:{port}"));
             let mut command = Command::new("etcd");
             command.arg("--data-dir").arg(&data);
             command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
             command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
             command.args(["--initial-cluster", &format!("default={peers}")]);
-            Ok((command, format!("etcd://127.0.0.1:{port}"), port))
+            Ok((command, format!("etcd://127.0.0.1:{port}")))
         }
         Kind::ZooKeeper => {
             let settings = format!(
@@ -119,14 +123,14 @@ fn prepare(kind: Kind, folder: &Path) -> Result<(Command, String, u16), String> 
             let mut command = Command::new("java");
             command.args(["-cp", "/usr/share/java/zookeeper.jar"]);
             command.arg("org.apache.zookeeper.server.ZooKeeperServerMain").arg(folder.join("conf"));
-            Ok((command, format!("zookeeper://127.0.0.1:{port}"), port))
+            Ok((command, format!("zookeeper://127.0.0.1:{port}")))
         }
         Kind::Postgres => {
             postgres_data(folder, &data)?;
             let mut command = as_its_user("postgres");
             command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
             command.args(["-c", "unix_socket_directories=", "-c", "max_connections=200"]);
-            Ok((command, format!("postgres://postgres@127.0.0.1:{port}/postgres"), port))
+            Ok((command, format!("postgres://postgres@127.0.0.1:{port}/postgres")))
         }
     }
 }
@@ -160,9 +164,4 @@ fn run(command: &mut Command) -> Result<(), String> {
     let done = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
     let why = String::from_utf8_lossy(&done.stderr);
     if done.status.success() { Ok(()) } else { Err(why.lines().last().unwrap_or("it failed").to_owned()) }
-}
-
-fn free_port() -> Result<u16, String> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|error| error.to_string())?;
-    listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
 }

@@ -10,6 +10,8 @@ use super::columns::{Better, Column, of};
 const CLASS: f64 = 1.1;
 /// So far from the lower bound.
 const BOUND: f64 = 1.3;
+/// The promise that costs something also where nobody waits.
+pub(super) const TOKENS: &str = "fencing tokens";
 
 /// One column of one cell in which leasehold is behind.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +26,8 @@ pub(super) struct Behind {
     pub(super) other: String,
     /// How many times worse leasehold is.
     pub(super) ratio: f64,
+    /// What leasehold's row promises there, and the other does not.
+    pub(super) leaves_out: Vec<&'static str>,
 }
 
 /// What leasehold is behind of.
@@ -50,22 +54,19 @@ pub(super) fn verdict(results: &Results) -> Verdict {
 }
 
 fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
-    let Some((own, figure)) = cell.rows.iter().find_map(|row| {
-        let known = known(row)?;
-        (known.program == "leasehold").then_some((row, row.median(column.figure)?))
-    }) else {
-        return;
-    };
+    let is_own = |row: &&RowResult| known(row).is_some_and(|known| known.program == "leasehold");
+    let own = cell.rows.iter().filter(is_own).find_map(|row| Some((row, row.median(column.figure)?)));
+    let Some(own) = own else { return };
     let (mut class, mut others): (Option<Rival<'_>>, Option<Rival<'_>>) = (None, None);
     for row in &cell.rows {
         let (Some(known), Some(figure)) = (known(row), row.median(column.figure)) else { continue };
         // On other stores they pay for other promises.
-        if row.row == own.row || row.is_broken() || Kind::of(known.program).is_some() {
+        if row.row == own.0.row || row.is_broken() || Kind::of(known.program).is_some() {
             continue;
         }
         if known.program == "bounds" {
             if column.is_chief {
-                note(&mut verdict.bound, cell, column, figure_of(own, column), (row, figure), BOUND);
+                note(&mut verdict.bound, cell, column, own, (row, figure), BOUND);
             }
             continue;
         }
@@ -77,7 +78,7 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
     }
     for (rival, list) in [(class, &mut verdict.class), (others, &mut verdict.others)] {
         if let Some(rival) = rival {
-            note(list, cell, column, figure, rival, CLASS);
+            note(list, cell, column, own, rival, CLASS);
         }
     }
 }
@@ -95,13 +96,24 @@ fn is_of_class(promises: Promises, cell: &Cell) -> bool {
 /// A row with its figure.
 type Rival<'a> = (&'a RowResult, f64);
 
-fn figure_of(row: &RowResult, column: Column) -> f64 {
-    row.median(column.figure).unwrap_or(f64::NAN)
+fn promises(row: &RowResult) -> Promises {
+    known(row).map(|row| row.promises).unwrap_or_default()
 }
 
-fn note(list: &mut Vec<Behind>, cell: &Cell, column: Column, own: f64, rival: Rival<'_>, limit: f64) {
-    let (row, best) = rival;
-    let ratio = if column.better == Better::Low { own / best } else { best / own };
+/// What one promises and the other does not, in the words of the page.
+fn leaves_out(own: Promises, other: Promises) -> Vec<&'static str> {
+    let promises = [
+        ("renewal", own.renews, other.renews),
+        ("being told", own.is_told, other.is_told),
+        ("a queue", own.is_fair, other.is_fair),
+        (TOKENS, own.is_fenced, other.is_fenced),
+    ];
+    promises.into_iter().filter(|(_, own, other)| *own && !other).map(|(what, ..)| what).collect()
+}
+
+fn note(list: &mut Vec<Behind>, cell: &Cell, column: Column, own: Rival<'_>, rival: Rival<'_>, limit: f64) {
+    let (figure, best) = (own.1, rival.1);
+    let ratio = if column.better == Better::Low { figure / best } else { best / figure };
     // Nothing lost against nothing lost is neither better nor worse.
     if ratio.is_nan() || ratio <= limit {
         return;
@@ -109,9 +121,10 @@ fn note(list: &mut Vec<Behind>, cell: &Cell, column: Column, own: f64, rival: Ri
     list.push(Behind {
         place: format!("({}) {}", cell.scenario, cell.title),
         column: column.title,
-        own: column.unit.show(own),
-        other: format!("{}: {}", row.row, column.unit.show(best)),
+        own: column.unit.show(figure),
+        other: format!("{}: {}", rival.0.row, column.unit.show(best)),
         ratio,
+        leaves_out: leaves_out(promises(own.0), promises(rival.0)),
     });
 }
 
@@ -153,6 +166,8 @@ mod tests {
         assert_eq!(named(&found.class), ["Redisson RFairLock: 120"]);
         assert_eq!(named(&found.others), ["redsync: 300"]);
         assert_eq!(named(&found.bound), ["PUBLISH to the next: 131"]);
+        assert_eq!(found.class[0].leaves_out, [TOKENS]);
+        assert_eq!(found.others[0].leaves_out, ["renewal", "being told", "a queue", TOKENS]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::compare::results::Results;
 
-use super::verdict::{Behind, Verdict};
+use super::verdict::{Behind, TOKENS, Verdict};
 
 /// What a scenario is about.
 pub(super) struct About {
@@ -94,39 +94,51 @@ pub(super) fn opening(results: &Results) -> String {
 /// Where leasehold is not the best.
 pub(super) fn verdict(verdict: &Verdict) -> String {
     let mut page = String::from("\n## Where leasehold is not the best\n");
+    let without_tokens = verdict.class.iter().filter(|behind| behind.leaves_out.contains(&TOKENS)).count();
+    let class = format!(
+        "More than a tenth behind the first of those that do the same: they renew, tell whoever waits, and where clients compete serve \
+         the first to come first. In {without_tokens} of these {} the first gives no fencing tokens, which have to outlive their lock:",
+        verdict.class.len()
+    );
     let parts = [
         (
-            "More than a tenth behind the first of those that do the same: they renew, tell whoever waits, and where clients compete serve \
-             the first to come first:",
+            class.as_str(),
             "Nowhere is it more than a tenth behind the first of those that do the same: renew, tell whoever waits, and where clients \
              compete serve the first to come first.",
-            &verdict.class,
+            table(&verdict.class, true),
         ),
         (
             "More than a tenth behind the first of the others, which leave something of that out:",
             "Nowhere is it more than a tenth behind the first of the others.",
-            &verdict.others,
+            table(&verdict.others, true),
         ),
         (
             "More than 1.3 times away from a lower bound:",
             "Nowhere is it more than 1.3 times away from a lower bound.",
-            &verdict.bound,
+            table(&verdict.bound, false),
         ),
     ];
-    for (some, none, list) in parts {
-        page += &if list.is_empty() { format!("\n{none}\n") } else { format!("\n{some}\n\n{}", table(list)) };
+    for (some, none, table) in parts {
+        page += &table.map_or(format!("\n{none}\n"), |table| format!("\n{some}\n\n{table}"));
     }
     page + "\n### Why\n\n" + include_str!("../../explanations.md")
 }
 
-fn table(list: &[Behind]) -> String {
-    let mut page = String::from("| where | column | leasehold | who | times |\n|---|---|--:|--:|--:|\n");
-    for behind in list {
-        let Behind { place, column, own, other, ratio } = behind;
-        let ratio = if ratio.is_finite() { format!("{ratio:.2}") } else { "–".into() };
-        let _ = writeln!(page, "| {place} | {column} | {own} | {other} | {ratio} |");
+/// None where there is nothing to show. Lower bounds promise nothing, so that need not be told of them.
+fn table(list: &[Behind], with_promises: bool) -> Option<String> {
+    if list.is_empty() {
+        return None;
     }
-    page
+    let (head, line) = if with_promises { (" which leaves out |", "---|") } else { ("", "") };
+    let mut page =
+        format!("| where | column | leasehold | who | times |{head}\n|---|---|--:|--:|--:|{line}\n");
+    for behind in list {
+        let Behind { place, column, own, other, ratio, leaves_out } = behind;
+        let ratio = if ratio.is_finite() { format!("{ratio:.2}") } else { "–".into() };
+        let promises = if with_promises { format!(" {} |", leaves_out.join(", ")) } else { String::new() };
+        let _ = writeln!(page, "| {place} | {column} | {own} | {other} | {ratio} |{promises}");
+    }
+    Some(page)
 }
 
 /// The day of a moment, as 2026-11-21.
