@@ -133,7 +133,7 @@ impl Scale {
             hold: Duration::from_millis(hold_ms),
             reads_percent: 0,
             one_is_stopped: false,
-            span: Duration::from_millis(self.pick(400, 1_200)),
+            span: Duration::from_millis(self.pick(400, 1_000)),
             rounds: self.pick(1, 3),
         }
     }

@@ -30,7 +30,20 @@ pub(super) struct Way<'a> {
 const RENEWALS: usize = 128;
 
 /// All in one flight, but for renewals that turn out to be more than that.
+///
+/// Here and in `route.rs`, futures for what is rare are boxed: every command's would have room for all of them.
 pub(super) async fn run(
+    mut connection: MultiplexedConnection,
+    way: Way<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    if let ([call], false, false) = (calls, way.is_asking, way.is_together) {
+        return vec![run_one(&mut connection, way, call).await];
+    }
+    Box::pin(run_several(connection, way, calls)).await
+}
+
+async fn run_several(
     mut connection: MultiplexedConnection,
     way: Way<'_>,
     calls: &[Call<'_>],
@@ -48,6 +61,20 @@ pub(super) async fn run(
         }
     }
     answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(not_ours()))).collect()
+}
+
+/// As [`run`], which nearly always has one command, without all that is for several.
+async fn run_one(
+    connection: &mut MultiplexedConnection,
+    way: Way<'_>,
+    (resource, command): Call<'_>,
+) -> Result<Answer, Trouble> {
+    let spelled = |is_in_full| way.dialect.spelled(resource, command, way.ballot, is_in_full);
+    let mut value = connection.send_packed_command(&spelled(false)).await.and_then(Value::extract_error);
+    if is_unknown(&value) {
+        value = connection.send_packed_command(&spelled(true)).await;
+    }
+    read(command, way.ballot.floor, value)
 }
 
 /// What goes to the server as one command.
@@ -164,15 +191,9 @@ pub(super) fn is_unknown(value: &Result<Value, RedisError>) -> bool {
 
 pub(super) async fn flight(
     connection: &mut MultiplexedConnection,
-    mut commands: Vec<redis::Cmd>,
+    commands: Vec<redis::Cmd>,
     is_asking: bool,
 ) -> Vec<Result<Value, RedisError>> {
-    if commands.len() == 1
-        && !is_asking
-        && let Some(command) = commands.pop()
-    {
-        return vec![connection.send_packed_command(&command).await.and_then(Value::extract_error)];
-    }
     let count = commands.len();
     let mut pipeline = redis::pipe();
     pipeline.ignore_errors();

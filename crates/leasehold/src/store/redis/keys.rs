@@ -23,7 +23,10 @@ const PREFIX: &str = "leasehold:1";
 
 /// What all keys of a resource begin with, which keeps them in one hash slot.
 fn stem(resource: &Resource) -> String {
-    let mut key = format!("{PREFIX}:{{");
+    // With room for the kind, and for a name that is spelled as it is.
+    let mut key = String::with_capacity(PREFIX.len() + resource.name.as_str().len() + 40);
+    key.push_str(PREFIX);
+    key.push_str(":{");
     push_tag(&mut key, resource);
     key.push_str("}:");
     key

@@ -103,7 +103,7 @@ impl Link {
         };
         let mut state = self.state.clone();
         let decided = state.wait_for(|state| !matches!(state, State::Dialing { .. }));
-        match timeout(limit, decided).await.map(|found| found.map(|state| state.clone())) {
+        match Box::pin(timeout(limit, decided)).await.map(|found| found.map(|state| state.clone())) {
             Ok(Ok(State::Up(lanes))) => Ok(lanes),
             Ok(Ok(State::Down(error))) => Err(error),
             _ => Err(not_sent(no_answer(limit))),

@@ -64,7 +64,8 @@ impl Nodes {
             }
             Self::Cluster { cluster, dialect, client, runtime } => {
                 let (dialect, client) = (*dialect, *client);
-                Flight { cluster, dialect, client, runtime, batch, replicas, is_together }.run().await
+                Box::pin(Flight { cluster, dialect, client, runtime, batch, replicas, is_together }.run())
+                    .await
             }
         }
     }
@@ -107,7 +108,7 @@ async fn run_on(
     let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
     let mut answers = match inboxes {
         None => run_over(&lanes, way, replicas, calls).await,
-        Some(client) => subscribe_and_run(&lanes, way, replicas, calls, client).await,
+        Some(client) => Box::pin(subscribe_and_run(&lanes, way, replicas, calls, client)).await,
     };
     if lanes.is_over() {
         // One of these may have been the answer to something else.
@@ -117,7 +118,7 @@ async fn run_on(
     }
     if answers.iter().any(is_lost) {
         // So that whoever tries again at once does not meet the same connection.
-        link.settled(&lanes).await;
+        Box::pin(link.settled(&lanes)).await;
     } else if answers.iter().any(|answer| matches!(answer, Err(Trouble::Late(_)))) {
         link.doubt();
     }
@@ -136,7 +137,7 @@ async fn run_over(
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
     if replicas > 0 {
-        return durable::run(lanes, way, replicas, calls).await;
+        return Box::pin(durable::run(lanes, way, replicas, calls)).await;
     }
     let Some(express) = lanes.express() else {
         return calls::run(lanes.home(), way, calls).await;
