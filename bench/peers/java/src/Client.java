@@ -19,5 +19,24 @@ interface Client {
         void take(boolean isShared) throws Exception;
 
         void give(boolean isShared) throws Exception;
+
+        /** One whose turns are all of the same kind. */
+        static Lock of(Step take, Step give) {
+            return new Lock() {
+                @Override
+                public void take(boolean isShared) throws Exception {
+                    take.run();
+                }
+
+                @Override
+                public void give(boolean isShared) throws Exception {
+                    give.run();
+                }
+            };
+        }
+    }
+
+    interface Step {
+        void run() throws Exception;
     }
 }

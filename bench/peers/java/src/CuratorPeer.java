@@ -32,7 +32,8 @@ final class CuratorPeer implements Client {
         if (!order.lock.equals("mutex")) {
             throw new IllegalArgumentException("Curator's peer has no lock that is called " + order.lock);
         }
-        return new Mutex(mutex(name));
+        InterProcessMutex mutex = mutex(name);
+        return Lock.of(mutex::acquire, mutex::release);
     }
 
     private InterProcessMutex mutex(String name) {
@@ -55,17 +56,5 @@ final class CuratorPeer implements Client {
     @Override
     public void close() {
         client.close();
-    }
-
-    private record Mutex(InterProcessMutex mutex) implements Lock {
-        @Override
-        public void take(boolean isShared) throws Exception {
-            mutex.acquire();
-        }
-
-        @Override
-        public void give(boolean isShared) throws Exception {
-            mutex.release();
-        }
     }
 }

@@ -66,9 +66,12 @@ final class RedissonPeer implements Client {
             case "semaphore" -> {
                 RSemaphore semaphore = servers.get(0).getSemaphore(name);
                 semaphore.trySetPermits(order.permits);
-                yield new Permits(semaphore);
+                yield Lock.of(semaphore::acquire, semaphore::release);
             }
-            default -> new Mutex(mutex(order.lock, name));
+            default -> {
+                RLock lock = mutex(order.lock, name);
+                yield Lock.of(lock::lockInterruptibly, lock::unlock);
+            }
         };
     }
 
@@ -120,18 +123,6 @@ final class RedissonPeer implements Client {
         servers.forEach(RedissonClient::shutdown);
     }
 
-    private record Mutex(RLock lock) implements Lock {
-        @Override
-        public void take(boolean isShared) throws InterruptedException {
-            lock.lockInterruptibly();
-        }
-
-        @Override
-        public void give(boolean isShared) {
-            lock.unlock();
-        }
-    }
-
     private record ReadWrite(RReadWriteLock lock) implements Lock {
         private RLock side(boolean isShared) {
             return isShared ? lock.readLock() : lock.writeLock();
@@ -145,18 +136,6 @@ final class RedissonPeer implements Client {
         @Override
         public void give(boolean isShared) {
             side(isShared).unlock();
-        }
-    }
-
-    private record Permits(RSemaphore semaphore) implements Lock {
-        @Override
-        public void take(boolean isShared) throws InterruptedException {
-            semaphore.acquire();
-        }
-
-        @Override
-        public void give(boolean isShared) {
-            semaphore.release();
         }
     }
 }
