@@ -21,7 +21,8 @@ async fn leasehold_sells_to_everybody_and_counts_every_sale_with_one_and_with_tw
     for services in [1, 2] {
         let row = compete(program(), &Contender::Leasehold, services, LOAD, false).await.unwrap();
         assert_eq!((row.seen.sold(), row.seen.failed, row.oversold), (60, 0, 0), "{services}");
-        assert!(row.commands_per_sale >= 2.0);
+        // Two are the sale's own. Were the lock not handed on within a service, all of them would be some 18.
+        assert!((2.0..12.0).contains(&row.commands_per_sale), "{}", row.commands_per_sale);
         assert!(table(&[row]).contains("| leasehold |"));
     }
 }
