@@ -125,12 +125,8 @@ fn bound(verdict: &Verdict) -> String {
 }
 
 fn contender(lock: &str, retry: Option<Retry>) -> Outcome<Contender> {
-    match (lock, retry) {
-        ("leasehold", None) => Ok(Contender::Leasehold),
-        ("none", None) => Ok(Contender::Nothing),
-        (id, Some(retry)) => Ok(Contender::Recipe { id: find(id)?.id, retry }),
-        (id, None) => Err(format!("{id} needs --retry").into()),
-    }
+    let mut named = Contender::named(lock, retry.as_slice())?;
+    named.pop().filter(|_| named.is_empty()).ok_or_else(|| format!("{lock} needs --retry").into())
 }
 
 async fn flash_sale(args: &FlashSale) -> Outcome<()> {
