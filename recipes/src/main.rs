@@ -1,6 +1,6 @@
 //! The program: arguments, then what they ask for, then the exit code.
 
-use std::io::{IsTerminal as _, stderr};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use recipes::run::{Outcome, find, run};
 use recipes::sale::driver::Load;
 use recipes::sale::{Contender, Retry, ab, contest, picture, raise_file_limit, service};
 use recipes::verdict::{Verdict, examine};
-use recipes::{report, timeline};
+use recipes::{progress, report, timeline};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -31,8 +31,7 @@ async fn main() -> ExitCode {
             );
         }),
         Action::Explore(args) => explore(&args),
-        Action::Report { out } => report::write(&report::files(&report::examine_all(progress)), &out)
-            .map_err(|error| format!("{}: {error}: choose another folder with --out", out.display()).into()),
+        Action::Report { out } => write_report(&out),
         Action::FlashSale(args) => flash_sale(&args).await,
         Action::Lottery(args) => draw(&args).await,
         Action::Instance { lock, database, urls } => match Way::named(&lock) {
@@ -94,6 +93,14 @@ fn explore(args: &Explore) -> Outcome<()> {
     std::fs::write(folder.join(format!("{id}.html")), timeline::html(id, &pictures))?;
     println!("\nwritten to {}", folder.display());
     Ok(())
+}
+
+fn write_report(out: &Path) -> Outcome<()> {
+    let say = |done, all| progress::show("exploring", format_args!("{done} of {all}"));
+    let files = report::files(&report::examine_all(say));
+    progress::done("exploring");
+    report::write(&files, out)
+        .map_err(|error| format!("{}: {error}: choose another folder with --out", out.display()).into())
 }
 
 fn examine_recipe(which: &Which) -> Outcome<Verdict> {
@@ -167,13 +174,4 @@ async fn draw(args: &Lottery) -> Outcome<()> {
     }
     print!("{}", lottery::table(&tallies));
     Ok(())
-}
-
-fn progress(done: usize, all: usize) {
-    if stderr().is_terminal() {
-        eprint!("\r{done} of {all} explored");
-        if done == all {
-            eprintln!();
-        }
-    }
 }
