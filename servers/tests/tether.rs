@@ -13,11 +13,12 @@ use rustix::process::{Pid, Signal, kill_process};
 const DRIVER: &str = "LEASEHOLD_SERVERS_DRIVER";
 
 #[test]
-fn a_driver_that_is_killed_or_interrupted_leaves_no_server_behind() {
+fn a_driver_that_is_killed_or_terminated_leaves_no_server_behind() {
     if std::env::var_os(DRIVER).is_some() {
         drive();
     }
-    for signal in [Signal::KILL, Signal::INT] {
+    // Not INT, which whoever runs in the background of a shell may have been told to ignore.
+    for signal in [Signal::KILL, Signal::TERM] {
         let folder = tempfile::tempdir().unwrap();
         let mut driver = start_driver(folder.path());
         let mut witness = Witness::of(&mut driver);
@@ -50,7 +51,7 @@ fn drive() -> ! {
 
 fn start_driver(folder: &Path) -> Child {
     let mut driver = Command::new(std::env::current_exe().unwrap());
-    driver.args(["--exact", "a_driver_that_is_killed_or_interrupted_leaves_no_server_behind", "--nocapture"]);
+    driver.args(["--exact", "a_driver_that_is_killed_or_terminated_leaves_no_server_behind", "--nocapture"]);
     driver.env(DRIVER, "1").env("TMPDIR", folder).stdin(Stdio::piped()).stdout(Stdio::piped());
     driver.spawn().unwrap()
 }
