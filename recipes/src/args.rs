@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::recipe::{GetNil, GetSetNil, Patience, Terms};
-use crate::run::{Outcome, find};
+use crate::run::Outcome;
 use crate::sale::{Contender, Retry};
 
 /// Every published recipe for a lock on Redis, running, with what breaks it.
@@ -71,7 +71,7 @@ pub struct FlashSale {
     /// A recipe, `leasehold`, or `none` for no lock; may be given several times
     #[arg(long, value_name = "ID", default_values = ["set-nx-px", "leasehold"])]
     pub lock: Vec<String>,
-    /// What a request does while somebody else has the lock; all policies unless some are given
+    /// What a request does while somebody else has the lock; all that suit the recipe unless some are given
     #[arg(long, value_enum)]
     pub retry: Vec<Retry>,
     /// How many service processes there are; may be given several times
@@ -125,21 +125,11 @@ impl FlashSale {
     ///
     /// # Errors
     ///
-    /// A name that there is not.
+    /// A name that there is not, or a way to wait that it does not have.
     pub fn contenders(&self) -> Outcome<Vec<Contender>> {
-        let retries = if self.retry.is_empty() { Retry::ALL.to_vec() } else { self.retry.clone() };
-        let mut contenders = Vec::new();
-        for id in &self.lock {
-            match id.as_str() {
-                "leasehold" => contenders.push(Contender::Leasehold),
-                "none" => contenders.push(Contender::Nothing),
-                id => {
-                    let id = find(id)?.id;
-                    contenders.extend(retries.iter().map(|retry| Contender::Recipe { id, retry: *retry }));
-                }
-            }
-        }
-        Ok(contenders)
+        let named: Outcome<Vec<_>> =
+            self.lock.iter().map(|name| Contender::named(name, &self.retry)).collect();
+        Ok(named?.concat())
     }
 }
 

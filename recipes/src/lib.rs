@@ -9,6 +9,7 @@
 pub mod args;
 pub mod explorer;
 pub mod lottery;
+pub mod progress;
 pub mod real;
 pub mod recipe;
 pub mod recipes;
@@ -18,3 +19,4 @@ pub mod run;
 pub mod sale;
 pub mod timeline;
 pub mod verdict;
+mod worker;

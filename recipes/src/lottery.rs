@@ -4,30 +4,27 @@
 //! drawing, so that it can be seen.
 
 use std::fmt::{self, Write as _};
-use std::io::{IsTerminal as _, stderr};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, params};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines, stdin};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
+use tokio::process::Command;
 
+use crate::progress;
 use crate::real::{Process, RealClient};
 use crate::recipe::Terms;
 use crate::recipes::{ROWS, Row};
 use crate::redis::Redis;
 use crate::run::{Outcome, find, servers};
+use crate::worker::{self, Worker};
 
 /// How many win.
 const WINNERS: i64 = 10;
 
 /// From how many they are drawn.
 const TICKETS: u64 = 1_000_000;
-
-/// An instance that takes longer for one round has failed.
-const ROUND_LIMIT: Duration = Duration::from_secs(30);
 
 /// How the instances agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,35 +103,31 @@ pub async fn play(program: &Path, way: Way, processes: u8, rounds: u32) -> Outco
     let database = open(&path)?;
     let mut instances = Vec::new();
     for _ in 0..processes {
-        instances.push(Instance::start(program, way, &path, &urls)?);
+        let mut command = Command::new(program);
+        command.args(["instance", "--lock", &way.to_string(), "--database"]).arg(&path).args(&urls);
+        instances.push(Worker::start(&mut command)?);
     }
     for instance in &mut instances {
         instance.hear().await?;
     }
     for round in 0..rounds {
         for instance in &mut instances {
-            instance.wake(round).await?;
+            instance.tell(&round.to_string()).await?;
         }
         for instance in &mut instances {
             instance.hear().await?;
         }
-        show(way, round + 1, rounds);
+        if round.is_multiple_of(50) {
+            progress::show(way, format_args!("{round} of {rounds} rounds"));
+        }
     }
+    progress::done(way);
     tally(&database, way, rounds)
-}
-
-fn show(way: Way, round: u32, rounds: u32) {
-    if stderr().is_terminal() && (round.is_multiple_of(50) || round == rounds) {
-        eprint!("\r\x1b[K{way}: {round} of {rounds} rounds");
-    }
-    if round == rounds {
-        eprintln!("{}{way}: done", if stderr().is_terminal() { "\r\x1b[K" } else { "" });
-    }
 }
 
 fn open(path: &Path) -> Outcome<Connection> {
     let database = Connection::open(path)?;
-    database.busy_timeout(ROUND_LIMIT)?;
+    database.busy_timeout(worker::LIMIT)?;
     // What is lost with the machine is of no interest here.
     database.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;
@@ -163,35 +156,6 @@ pub fn table(tallies: &[Tally]) -> String {
         let _ = writeln!(out, "| {way} | {none} | {once} | {more} |");
     }
     out
-}
-
-/// An instance of the service, as whoever wakes it sees it.
-struct Instance {
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-    _process: Child,
-}
-
-impl Instance {
-    fn start(program: &Path, way: Way, database: &Path, urls: &[String]) -> Outcome<Self> {
-        let mut command = Command::new(program);
-        command.args(["instance", "--lock", &way.to_string(), "--database"]).arg(database).args(urls);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn()?;
-        let stdin = process.stdin.take().ok_or("the instance hears nothing")?;
-        let stdout = process.stdout.take().ok_or("the instance says nothing")?;
-        Ok(Self { stdin, lines: BufReader::new(stdout).lines(), _process: process })
-    }
-
-    async fn wake(&mut self, round: u32) -> Outcome<()> {
-        Ok(self.stdin.write_all(format!("{round}\n").as_bytes()).await?)
-    }
-
-    /// Waits until it is ready for the next round.
-    async fn hear(&mut self) -> Outcome<()> {
-        let line = tokio::time::timeout(ROUND_LIMIT, self.lines.next_line()).await??;
-        line.map(drop).ok_or_else(|| "an instance has ended".into())
-    }
 }
 
 /// One instance of the service: a round for each line that it hears.

@@ -1,6 +1,6 @@
 //! The program: arguments, then what they ask for, then the exit code.
 
-use std::io::{IsTerminal as _, stderr};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use recipes::run::{Outcome, find, run};
 use recipes::sale::driver::Load;
 use recipes::sale::{Contender, Retry, ab, contest, picture, raise_file_limit, service};
 use recipes::verdict::{Verdict, examine};
-use recipes::{report, timeline};
+use recipes::{progress, report, timeline};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -31,8 +31,7 @@ async fn main() -> ExitCode {
             );
         }),
         Action::Explore(args) => explore(&args),
-        Action::Report { out } => report::write(&report::files(&report::examine_all(progress)), &out)
-            .map_err(|error| format!("{}: {error}: choose another folder with --out", out.display()).into()),
+        Action::Report { out } => write_report(&out),
         Action::FlashSale(args) => flash_sale(&args).await,
         Action::Lottery(args) => draw(&args).await,
         Action::Instance { lock, database, urls } => match Way::named(&lock) {
@@ -96,6 +95,14 @@ fn explore(args: &Explore) -> Outcome<()> {
     Ok(())
 }
 
+fn write_report(out: &Path) -> Outcome<()> {
+    let say = |done, all| progress::show("exploring", format_args!("{done} of {all}"));
+    let files = report::files(&report::examine_all(say));
+    progress::done("exploring");
+    report::write(&files, out)
+        .map_err(|error| format!("{}: {error}: choose another folder with --out", out.display()).into())
+}
+
 fn examine_recipe(which: &Which) -> Outcome<Verdict> {
     let row = find(&which.id)?;
     let mut asked = Terms::default();
@@ -125,12 +132,8 @@ fn bound(verdict: &Verdict) -> String {
 }
 
 fn contender(lock: &str, retry: Option<Retry>) -> Outcome<Contender> {
-    match (lock, retry) {
-        ("leasehold", None) => Ok(Contender::Leasehold),
-        ("none", None) => Ok(Contender::Nothing),
-        (id, Some(retry)) => Ok(Contender::Recipe { id: find(id)?.id, retry }),
-        (id, None) => Err(format!("{id} needs --retry").into()),
-    }
+    let mut named = Contender::named(lock, retry.as_slice())?;
+    named.pop().filter(|_| named.is_empty()).ok_or_else(|| format!("{lock} needs --retry").into())
 }
 
 async fn flash_sale(args: &FlashSale) -> Outcome<()> {
@@ -171,13 +174,4 @@ async fn draw(args: &Lottery) -> Outcome<()> {
     }
     print!("{}", lottery::table(&tallies));
     Ok(())
-}
-
-fn progress(done: usize, all: usize) {
-    if stderr().is_terminal() {
-        eprint!("\r{done} of {all} explored");
-        if done == all {
-            eprintln!();
-        }
-    }
 }

@@ -295,6 +295,23 @@ impl Redis {
     }
 }
 
+/// An answer, for people.
+#[must_use]
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::Nil => "nil".to_owned(),
+        Value::Int(number) => number.to_string(),
+        Value::Okay => "OK".to_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::BulkString(bytes) => match std::str::from_utf8(bytes) {
+            Ok(text) if text.chars().all(|c| !c.is_control()) => format!("\"{text}\""),
+            _ => format!("{} bytes", bytes.len()),
+        },
+        Value::Array(list) => format!("[{}]", list.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        other => format!("{other:?}"),
+    }
+}
+
 /// A span in whole milliseconds, as commands want it.
 #[must_use]
 pub fn millis(span: Duration) -> String {

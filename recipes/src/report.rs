@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
@@ -16,6 +17,9 @@ use crate::verdict::{Finding, Verdict, examine};
 
 /// Rows explored at the same time.
 const WORKERS: usize = 2;
+
+/// The page itself.
+const PAGE: &str = "recipes.md";
 
 /// The files of the report, by their path below `docs`.
 pub type Files = BTreeMap<String, String>;
@@ -73,18 +77,33 @@ pub fn files(verdicts: &Verdicts) -> Files {
     page.files()
 }
 
-/// Writes them below this folder, and takes away pictures that are none any more.
+/// Writes them below this folder, and takes away the pictures of the page that is there which this one does not have. What
+/// else is there stays, since the folder may be anybody's.
 ///
 /// # Errors
 ///
 /// The file system's.
 pub fn write(files: &Files, docs: &Path) -> io::Result<()> {
-    let pictures = docs.join("recipes");
-    if pictures.is_dir() {
-        std::fs::remove_dir_all(&pictures)?;
+    let before = unless_missing(fs::read_to_string(docs.join(PAGE)))?.unwrap_or_default();
+    fs::create_dir_all(docs.join("recipes"))?;
+    for picture in pictures_of(&before).filter(|picture| !files.contains_key(picture)) {
+        unless_missing(fs::remove_file(docs.join(picture)))?;
     }
-    std::fs::create_dir_all(&pictures)?;
-    files.iter().try_for_each(|(path, text)| std::fs::write(docs.join(path), text))
+    files.iter().try_for_each(|(path, text)| fs::write(docs.join(path), text))
+}
+
+/// The pictures that a page shows, by their path beside it: those that lie where this report puts its own.
+fn pictures_of(page: &str) -> impl Iterator<Item = String> {
+    let links = page.split("](recipes/").skip(1).filter_map(|rest| rest.split_once(')'));
+    let names = links.map(|(name, _)| name).filter(|name| name.ends_with(".svg") && !name.contains('/'));
+    names.map(|name| format!("recipes/{name}"))
+}
+
+fn unless_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        done => done.map(Some),
+    }
 }
 
 #[derive(Default)]
@@ -248,7 +267,7 @@ impl Page {
         };
         page += &self.sections;
         let mut files = self.pictures;
-        files.insert("recipes.md".to_owned(), page);
+        files.insert(PAGE.to_owned(), page);
         files
     }
 }
@@ -308,4 +327,38 @@ fn picture_of(row: &Row, variant: &Variant, finding: &Finding) -> String {
         check.extend(c.to_lowercase());
     }
     format!("recipes/{}{variant}{check}.svg", row.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pictures_of_the_page_before_are_taken_away_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let docs = folder.path();
+        let report = |pictures: &[&str]| {
+            let page = pictures.iter().map(|name| format!("![why]({name})\n")).collect();
+            let pictures = pictures.iter().map(|name| ((*name).to_owned(), "<svg/>".to_owned()));
+            pictures.chain([(PAGE.to_owned(), page)]).collect::<Files>()
+        };
+        write(&report(&["recipes/stale.svg", "recipes/same.svg"]), docs).unwrap();
+        fs::create_dir(docs.join("recipes/photos")).unwrap();
+        for mine in ["recipes/photos/a.svg", "recipes/mine.svg", "recipes/notes.txt"] {
+            fs::write(docs.join(mine), "mine").unwrap();
+        }
+        write(&report(&["recipes/same.svg", "recipes/fresh.svg"]), docs).unwrap();
+        let is_there = |path: &str| docs.join(path).exists();
+        assert!(!is_there("recipes/stale.svg"));
+        assert!(is_there("recipes/same.svg") && is_there("recipes/fresh.svg"));
+        assert!(
+            is_there("recipes/photos/a.svg") && is_there("recipes/mine.svg") && is_there("recipes/notes.txt")
+        );
+    }
+
+    #[test]
+    fn only_pictures_in_the_report_s_own_folder_are_taken_for_its_own() {
+        let page = "![a](recipes/a.svg) ![b](recipes/../b.svg) [c](recipes/c.md) ![d](other/d.svg)";
+        assert_eq!(pictures_of(page).collect::<Vec<_>>(), ["recipes/a.svg"]);
+    }
 }

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold_servers::Server;
-use redis::Value;
 
 use crate::args;
 use crate::explorer::Fault;
 use crate::real::{Process, RealClient, Told, Watch};
 use crate::recipe::{AnyRecipe, Role, Terms, lock, unlock_within};
 use crate::recipes::{self, Row};
-use crate::redis::{Note, Redis};
+use crate::redis::{Note, Redis, shown};
 
 /// Whatever goes wrong, told at the command line.
 pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -116,7 +115,8 @@ fn printer(name: char, start: Instant) -> Watch {
     Box::new(move |told| {
         let ms = start.elapsed().as_millis();
         let line = match told {
-            Told::Step(said, answer) => format!("{said} → {}", answered(answer)),
+            Told::Step(said, Ok(answer)) => format!("{said} → {}", shown(answer)),
+            Told::Step(said, Err(error)) => format!("{said} → failed: {error}"),
             Told::Note(Note::Holds(_)) => "▸ holds the lock".to_owned(),
             Told::Note(Note::Released(true)) => "▸ has released it".to_owned(),
             Told::Note(Note::Released(false)) => {
@@ -126,15 +126,4 @@ fn printer(name: char, start: Instant) -> Watch {
         };
         println!("{ms:>6} ms  {name}  {line}");
     })
-}
-
-fn answered(answer: &redis::RedisResult<Value>) -> String {
-    match answer {
-        Err(error) => format!("failed: {error}"),
-        Ok(Value::Nil) => "nil".to_owned(),
-        Ok(Value::Int(number)) => number.to_string(),
-        Ok(Value::Okay) => "OK".to_owned(),
-        Ok(Value::BulkString(bytes)) => format!("\"{}\"", String::from_utf8_lossy(bytes)),
-        Ok(other) => format!("{other:?}"),
-    }
 }

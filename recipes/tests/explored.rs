@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use recipes::explorer::Check;
-use recipes::recipes::leasehold::{OWN, releasing_anything, telling_nobody};
+use recipes::recipes::leasehold::{OWN, releasing_anything, repeating_tokens, telling_nobody};
 use recipes::recipes::{ROWS, Row, Variant};
 use recipes::report::{self, Verdicts, examine_all};
 use recipes::verdict::{Finding, Verdict, examine};
@@ -131,6 +131,14 @@ fn a_grant_of_leasehold_s_that_is_told_to_nobody_is_caught() {
     let own = OWN[0];
     let verdict = examine(&own.subject(telling_nobody), &own.scenarios());
     assert!(verdict.of(Check::Woken).any(Finding::is_root));
+}
+
+#[test]
+fn a_token_of_leasehold_s_that_does_not_rise_is_caught() {
+    for own in OWN.iter().filter(|own| own.id == "leasehold-try" || own.id == "leasehold-mutex") {
+        let verdict = examine(&own.subject(repeating_tokens), &own.scenarios());
+        assert!(verdict.of(Check::Fenced).any(Finding::is_root), "{}", own.id);
+    }
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! Each recipe does what it was published to do, on a real server and by real clocks.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use leasehold_servers::until;
 use recipes::explorer::Fault;
 use recipes::real::{Process, RealClient};
 use recipes::recipe::{AnyRecipe, Patience, Role, Terms, lock};
 use recipes::recipes::{ROWS, Row, find, rw_keys};
-use recipes::redis::Redis;
+use recipes::redis::{Op, Redis, Soon, World};
 use recipes::run::servers;
+use redis::{RedisResult, Value};
 
 struct House {
     _servers: Vec<leasehold_servers::Server>,
@@ -26,8 +29,35 @@ impl House {
     }
 
     fn client(&self, row: &Row, role: Role, owner: &str) -> Box<dyn AnyRecipe> {
-        let owner = row.faults.contains(&Fault::SameOwner).then(|| owner.to_owned());
-        (row.make)(self.redis(), Terms { role, owner, ..Terms::default() })
+        client(self.redis(), row, role, owner)
+    }
+}
+
+fn client(redis: Redis, row: &Row, role: Role, owner: &str) -> Box<dyn AnyRecipe> {
+    let owner = row.faults.contains(&Fault::SameOwner).then(|| owner.to_owned());
+    (row.make)(redis, Terms { role, owner, ..Terms::default() })
+}
+
+/// The world of a client of which it can be seen that it has begun to wait.
+struct Watched {
+    world: RealClient,
+    waits: Arc<AtomicBool>,
+}
+
+impl World for Watched {
+    fn perform(&self, op: Op) -> Soon<'_, RedisResult<Value>> {
+        if matches!(op, Op::Sleep(_) | Op::Receive(_)) {
+            self.waits.store(true, Ordering::SeqCst);
+        }
+        self.world.perform(op)
+    }
+
+    fn clock(&self) -> Duration {
+        self.world.clock()
+    }
+
+    fn token(&self) -> String {
+        self.world.token()
     }
 }
 
@@ -52,11 +82,16 @@ async fn who_waits_until_a_timeout_gets_it_when_it_is_free() {
         let house = House::of(row).await;
         let mut holder = house.client(row, Role::Writer, "holder");
         assert!(holder.try_lock().await.unwrap().is_some(), "{}", row.id);
-        let waiting = tokio::spawn({
-            let (redis, mut waiter) = (house.redis(), house.client(row, Role::Writer, "waiter"));
+        let waits = Arc::new(AtomicBool::new(false));
+        let world = RealClient::new(house.process.clone(), None);
+        let redis = Redis::new(Arc::new(Watched { world, waits: waits.clone() }));
+        let waiting = tokio::spawn(async move {
+            let mut waiter = client(redis.clone(), row, Role::Writer, "waiter");
             let (timeout, interval) = (Duration::from_secs(60), Duration::from_millis(5));
-            async move { lock(&redis, &mut *waiter, Patience::Until { timeout, interval }).await.unwrap() }
+            lock(&redis, &mut *waiter, Patience::Until { timeout, interval }).await.unwrap()
         });
+        until(async || waits.load(Ordering::SeqCst)).await;
+        assert!(!waiting.is_finished(), "{}", row.id);
         assert!(holder.unlock().await.unwrap(), "{}", row.id);
         assert!(waiting.await.unwrap().is_some(), "{}", row.id);
     }

@@ -21,7 +21,8 @@ async fn leasehold_sells_to_everybody_and_counts_every_sale_with_one_and_with_tw
     for services in [1, 2] {
         let row = compete(program(), &Contender::Leasehold, services, LOAD, false).await.unwrap();
         assert_eq!((row.seen.sold(), row.seen.failed, row.oversold), (60, 0, 0), "{services}");
-        assert!(row.commands_per_sale >= 2.0);
+        // Two are the sale's own. Were the lock not handed on within a service, all of them would be some 18.
+        assert!((2.0..12.0).contains(&row.commands_per_sale), "{}", row.commands_per_sale);
         assert!(table(&[row]).contains("| leasehold |"));
     }
 }
@@ -29,7 +30,7 @@ async fn leasehold_sells_to_everybody_and_counts_every_sale_with_one_and_with_tw
 #[tokio::test]
 async fn a_recipe_that_excludes_sells_nothing_twice_under_any_policy() {
     let load = Load { requests: 8, customers: 4, ..LOAD };
-    for retry in Retry::ALL {
+    for retry in Retry::POLICIES {
         let contender = Contender::Recipe { id: "set-nx-px", retry };
         let row = compete(program(), &contender, 2, load, false).await.unwrap();
         assert_eq!((row.seen.failed, row.oversold), (0, 0), "{retry}");
@@ -78,5 +79,6 @@ fn wrong_input_is_told_in_words() {
     assert!(said(&["explore", "setnx", "--in-one-step"]).contains("it has none"));
     assert!(said(&["run", "redlock", "--url", "redis://127.0.0.1"]).contains("needs 3 masters"));
     assert!(said(&["flash-sale", "--lock", "nothing"]).contains("no recipe is called"));
+    assert!(said(&["flash-sale", "--lock", "setnx", "--retry", "listen"]).contains("tells nobody"));
     assert!(said(&["lottery", "--rounds", "0"]).contains("1..=100000"));
 }

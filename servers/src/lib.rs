@@ -12,6 +12,7 @@ mod certificates;
 mod cluster;
 mod pauses;
 mod port;
+mod process;
 mod program;
 mod proxy;
 mod sentinels;

@@ -4,17 +4,17 @@
 //! ready, and there it gets the test's own commands: without TLS, and never another program that took its port.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::builder::Builder;
 use crate::port::Port;
+use crate::process::Process;
 use crate::wait::{LIMIT, wait_for};
 
 /// When a start is over.
@@ -26,10 +26,10 @@ pub(crate) enum Ready {
 
 /// A server of one test's own, ended with it, whatever state it is in.
 ///
-/// One in a `static` is never dropped and so is never ended: keep it in a local variable.
+/// One in a `static` is never dropped, and ends only when the process that started it is gone: keep it in a local variable.
 pub struct Server {
     /// None while it is stopped.
-    process: Option<Child>,
+    process: Option<Process>,
     /// Stopped by a signal: it is there, and says nothing.
     is_frozen: AtomicBool,
     /// Kept while it is stopped, so that it can come back on it.
@@ -146,8 +146,8 @@ impl Server {
     }
 
     /// Whether its process is there.
-    pub fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(|process| process.try_wait().expect("it is our child").is_none())
+    pub fn is_running(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| !process.has_ended())
     }
 
     /// Whether it can be asked, as far as that is the test's doing: it is neither ended nor frozen.
@@ -172,22 +172,15 @@ impl Server {
 
     /// Kills it at once: nothing is saved, no connection is closed politely.
     pub fn stop(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            // It fails only if the process has ended by itself.
-            let _ = process.kill();
-            process.wait().expect("it is our child");
-            self.is_frozen.store(false, Ordering::SeqCst);
-        }
+        self.process = None;
+        self.is_frozen.store(false, Ordering::SeqCst);
     }
 
     /// Ends it as an administrator would: it saves what it is told to save.
     pub fn shut_down(&mut self) {
         self.signal("TERM");
-        let status = wait_for(|| {
-            let process = self.process.as_mut().expect("it runs");
-            process.try_wait().expect("it is our child")
-        });
-        assert!(status.is_some(), "it does not shut down:\n{}", self.log());
+        let ended = wait_for(|| (!self.is_running()).then_some(()));
+        assert!(ended.is_some(), "it does not shut down:\n{}", self.log());
         self.process = None;
     }
 
@@ -218,7 +211,7 @@ impl Server {
             command.arg("--sentinel");
         }
         command.stdout(log.try_clone().expect("a file")).stderr(log);
-        self.process = Some(command.spawn().unwrap_or_else(|error| {
+        self.process = Some(Process::start(&mut command, self.folder.path()).unwrap_or_else(|error| {
             panic!("{}: {error}: scripts/test install", self.program.display());
         }));
         let is_ready = wait_for(|| {
@@ -248,8 +241,7 @@ impl Server {
             "TERM" => Signal::TERM,
             other => panic!("no test sends {other}"),
         };
-        let process = self.process.as_ref().expect("it runs");
-        kill_process(Pid::from_child(process), signal).map_err(io::Error::from).expect("it is our child");
+        self.process.as_ref().expect("it runs").signal(signal);
         if signal != Signal::TERM {
             self.is_frozen.store(signal == Signal::STOP, Ordering::SeqCst);
         }

@@ -106,7 +106,7 @@ fn a_server_can_be_had_while_it_loads() {
 
 #[test]
 fn a_frozen_server_is_silent_until_it_goes_on_and_can_be_ended() {
-    let mut server = Server::on_port();
+    let server = Server::on_port();
     server.signal("STOP");
     assert!(ping(&server.url()).is_err());
     server.signal("CONT");

@@ -4,15 +4,14 @@
 //! same is at the same point: a client is taken up again by telling it everything once more.
 
 use std::collections::hash_map::DefaultHasher;
-use std::future::Future;
 use std::hash::{Hash as _, Hasher as _};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use redis::{RedisResult, Value};
 
+use super::scenario::Visit;
 use crate::redis::{Note, Op, Redis, Soon, World};
 
 /// What a client was told in answer to a step, and what its clock said then.
@@ -35,8 +34,8 @@ pub(super) struct Standing {
     pub(super) next: Option<Op>,
 }
 
-/// What a client does, from beginning to end.
-pub(super) type Program<'a> = &'a dyn Fn(Redis) -> Pin<Box<dyn Future<Output = RedisResult<()>> + Send>>;
+/// Begins it.
+pub(super) type Program<'a> = &'a dyn Fn(Redis) -> Visit;
 
 impl Standing {
     /// At the beginning, with what it tells until its first step.

@@ -22,18 +22,3 @@ pub(super) fn in_whole_seconds(reply: Value) -> Value {
         reply => reply,
     }
 }
-
-pub(super) fn shown(value: &Value) -> String {
-    match value {
-        Value::Nil => "nil".to_owned(),
-        Value::Int(number) => number.to_string(),
-        Value::Okay => "OK".to_owned(),
-        Value::SimpleString(text) => text.clone(),
-        Value::BulkString(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) if text.chars().all(|c| !c.is_control()) => format!("\"{text}\""),
-            _ => format!("{} bytes", bytes.len()),
-        },
-        Value::Array(list) => format!("[{}]", list.iter().map(shown).collect::<Vec<_>>().join(", ")),
-        other => format!("{other:?}"),
-    }
-}

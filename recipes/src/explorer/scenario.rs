@@ -1,14 +1,13 @@
 //! Who does what in an exploration, what may happen meanwhile, and what is to hold.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::RedisResult;
 
 use crate::recipe::{AnyRecipe, Role};
-use crate::redis::{Note, Redis};
+use crate::redis::{Note, Redis, Soon};
 
 /// What every lock should be able to promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,7 +148,8 @@ pub const NAMES: [&str; 4] = ["A", "B", "C", "Z"];
 /// Whoever comes to see.
 pub const PROBE: usize = 3;
 
-type Visit = Pin<Box<dyn Future<Output = RedisResult<()>> + Send>>;
+/// What a client does, from beginning to end.
+pub(super) type Visit = Soon<'static, RedisResult<()>>;
 
 impl Subject {
     /// What this client does, from beginning to end.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use redis::Value;
 
 use super::desk::{Standing, Told};
-use super::event::{Event, in_whole_seconds, shown};
+use super::event::{Event, in_whole_seconds};
 use super::lab::{Contents, EMPTY, Lab, Start};
-use super::scenario::{Check, Fault, NAMES, PROBE, Part, Scenario, Stay, Subject};
+use super::scenario::{Check, Fault, NAMES, PROBE, Part, Scenario, Stay, Subject, Visit};
 use crate::recipe::Role;
-use crate::redis::{Note, Op};
+use crate::redis::{Note, Op, Redis, shown};
 
 /// What the clients' clocks say in the beginning: small, so that people can read it.
 const CLIENTS_START: Duration = Duration::from_secs(100);
@@ -127,11 +127,7 @@ impl Stage<'_> {
         Client { standing, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
     }
 
-    fn program(
-        &self,
-        who: usize,
-    ) -> impl Fn(crate::redis::Redis) -> std::pin::Pin<Box<dyn Future<Output = redis::RedisResult<()>> + Send>>
-    + use<> {
+    fn program(&self, who: usize) -> impl Fn(Redis) -> Visit + use<> {
         let probe = Part { role: Role::Writer, tries: 1, stay: Stay::Plain };
         let part = if who == PROBE { probe } else { self.scenario.parts[who] };
         let owner = if self.scenario.fault == Fault::SameOwner && who != PROBE { 0 } else { who };

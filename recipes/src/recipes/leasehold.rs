@@ -58,6 +58,14 @@ pub fn telling_nobody(script: &str) -> String {
     script.replace("redis.call(PUBLISH, ", "redis.call(PUBLISH, 'nobody' .. ")
 }
 
+/// Grants with the token of the one before, where no time has passed since: what the explorer must catch too.
+#[must_use]
+pub fn repeating_tokens(script: &str) -> String {
+    script
+        .replace("local token = math.max(h.last_token + 1, ", "local token = math.max(h.last_token, ")
+        .replace("local token, lasts = math.max(last + 1, ", "local token, lasts = math.max(last, ")
+}
+
 /// What is driven.
 pub const OWN: [Own; 4] = [
     Own { id: "leasehold-mutex", title: "`Mutex`", kind: Kind::Mutex, has_owners: false, waits: true },

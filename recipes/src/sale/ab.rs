@@ -29,7 +29,9 @@ pub async fn drive(port: u16, load: Load) -> Outcome<Seen> {
     ab.stdin(Stdio::null()).kill_on_drop(true);
     let said = timeout(load.limit, ab.output()).await;
     let Ok(said) = said else {
-        return Ok(Seen { failed: load.requests, took: load.limit, driver: "ab", ..Seen::default() });
+        // What it had seen by then is lost with it.
+        let latencies = vec![load.limit; load.requests];
+        return Ok(Seen { latencies, failed: load.requests, took: load.limit, driver: "ab" });
     };
     let said = said?;
     if !said.status.success() {
@@ -56,7 +58,63 @@ fn read(said: &str, table: &str) -> Outcome<Seen> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::task::JoinSet;
+
     use super::*;
+
+    /// A service that gives everybody this answer, or none, until the test is over.
+    async fn service(answer: Option<&'static str>) -> (u16, JoinSet<()>) {
+        assert!(is_there().await, "ab is missing: scripts/test install");
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut serving = JoinSet::new();
+        serving.spawn(async move {
+            let mut customers = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                customers.spawn(serve(stream, answer));
+            }
+        });
+        (port, serving)
+    }
+
+    /// Until the connection is over.
+    async fn serve(mut stream: TcpStream, answer: Option<&'static str>) -> io::Result<()> {
+        let mut heard = Vec::new();
+        loop {
+            heard.push(stream.read_u8().await?);
+            if heard.ends_with(b"\r\n\r\n") {
+                let head = answer.map(|status| format!("HTTP/1.1 {status}\r\nConnection: keep-alive\r\n"));
+                let answer = head.map(|head| head + "Content-Length: 0\r\n\r\n").unwrap_or_default();
+                stream.write_all(answer.as_bytes()).await?;
+                heard.clear();
+            }
+        }
+    }
+
+    const LOAD: Load = Load { requests: 40, customers: 8, limit: Duration::from_secs(60) };
+
+    #[tokio::test]
+    async fn everybody_who_is_answered_is_counted_as_sold_to_or_as_failed() {
+        let (port, _serving) = service(Some("200 OK")).await;
+        let seen = drive(port, LOAD).await.unwrap();
+        assert_eq!((seen.latencies.len(), seen.sold(), seen.failed), (40, 40, 0));
+        let (port, _serving) = service(Some("503 Busy")).await;
+        let seen = drive(port, LOAD).await.unwrap();
+        assert_eq!((seen.latencies.len(), seen.sold(), seen.failed), (40, 0, 40));
+    }
+
+    #[tokio::test]
+    async fn who_is_not_answered_before_the_run_is_over_has_waited_for_all_of_it() {
+        let (port, _serving) = service(None).await;
+        let load = Load { limit: Duration::from_millis(200), ..LOAD };
+        let seen = drive(port, load).await.unwrap();
+        assert_eq!((seen.sold(), seen.failed, seen.took), (0, 40, load.limit));
+        assert_eq!([0, 500, 1_000].map(|part| seen.quantile(part)), [load.limit; 3]);
+    }
 
     #[test]
     fn what_ab_says_is_understood() {

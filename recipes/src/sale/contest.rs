@@ -1,21 +1,20 @@
 //! Everybody's run, one after the other: a Redis of its own, the services, the customers, and what came of it.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal as _, stderr};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_servers::Server;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 use super::driver::{Load, Seen, drive};
 use super::service::COUNT;
 use super::{Contender, ab};
+use crate::progress;
 use crate::run::{Outcome, find};
+use crate::worker::Worker;
 
 /// How often progress is shown.
 const LOOK: Duration = Duration::from_millis(250);
@@ -62,12 +61,12 @@ pub async fn compete(
     let label = format!("{contender}, services: {services}");
     let seen = match ports[..] {
         [port] if with_ab => {
-            show(&label, "ab is under way");
+            progress::show(&label, "ab is under way");
             ab::drive(port, load).await?
         }
         _ => driven(&ports, load, &label).await,
     };
-    show(&label, "done");
+    progress::done(&label);
     let done = commands(&servers)? - before;
     let counted: Option<i64> = servers[0].query(&["GET", COUNT])?;
     let sold = i64::try_from(seen.sold())?;
@@ -87,20 +86,9 @@ async fn driven(ports: &[u16], load: Load, label: &str) -> Seen {
             seen = &mut driving => return seen,
             () = tokio::time::sleep(LOOK) => {
                 let (answered, all) = (answered.load(Ordering::Relaxed), load.requests);
-                show(label, &format!("{answered} of {all}"));
+                progress::show(label, format_args!("{answered} of {all}"));
             }
         }
-    }
-}
-
-fn show(label: &str, what: &str) {
-    if stderr().is_terminal() {
-        eprint!("\r\x1b[K{label}: {what}");
-        if what == "done" {
-            eprintln!();
-        }
-    } else if what == "done" {
-        eprintln!("{label}: done");
     }
 }
 
@@ -117,7 +105,7 @@ fn commands(servers: &[Server]) -> Outcome<u64> {
 /// A service in a process of its own. It ends when its standard input does.
 struct Shop {
     port: u16,
-    _process: Child,
+    _process: Worker,
 }
 
 impl Shop {
@@ -128,12 +116,8 @@ impl Shop {
             Contender::Recipe { id, retry } => command.args(["--lock", id, "--retry", &retry.to_string()]),
             other => command.args(["--lock", &other.to_string()]),
         };
-        command.args(urls).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut process = command.spawn()?;
-        let stdout = process.stdout.take().ok_or("the service says nothing")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).await?;
-        let port = line.trim().parse().map_err(|_| "the service did not start")?;
+        let mut process = Worker::start(command.args(urls))?;
+        let port = process.hear().await?.trim().parse().map_err(|_| "the service did not start")?;
         Ok(Self { port, _process: process })
     }
 }

@@ -12,8 +12,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use redis::RedisResult;
+use tokio::time::timeout;
 
+use crate::recipe::AnyRecipe;
 use crate::redis::Redis;
+use crate::run::{Outcome, find};
 
 /// How long a customer waits at most, as `ab` has it.
 pub const CUSTOMER_LIMIT: Duration = Duration::from_secs(30);
@@ -21,7 +24,7 @@ pub const CUSTOMER_LIMIT: Duration = Duration::from_secs(30);
 /// For how long some policies are busy before they rest.
 const BUSY: Duration = Duration::from_millis(600);
 
-/// What a request does while somebody else has the lock: the published policies.
+/// What a request does while somebody else has the lock: one of the published policies, or what the recipe itself says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Retry {
     /// Try again at once for 600 ms, then let others run before each try
@@ -34,17 +37,20 @@ pub enum Retry {
     Sleep2s,
     /// Let others run before each try
     Yield,
+    /// Wait for word that it is free: hash-pubsub, which does so unless it is told to do something else
+    Listen,
 }
 
 impl Retry {
-    /// All of them, in the order in which they were published.
-    pub const ALL: [Self; 5] =
+    /// The policies, in the order in which they were published.
+    pub const POLICIES: [Self; 5] =
         [Self::SpinThenYield, Self::YieldThenSleep, Self::Sleep200ms, Self::Sleep2s, Self::Yield];
 
     /// After a try that failed, `waited` after the first one.
-    async fn pause(self, redis: &Redis, waited: Duration) -> RedisResult<()> {
+    async fn pause(self, redis: &Redis, recipe: &mut dyn AnyRecipe, waited: Duration) -> RedisResult<()> {
         let is_busy = waited < BUSY;
         let pause = match self {
+            Self::Listen => return listen(recipe, CUSTOMER_LIMIT.saturating_sub(waited)).await,
             Self::SpinThenYield if is_busy => return Ok(()),
             Self::SpinThenYield | Self::Yield => Duration::ZERO,
             Self::YieldThenSleep if is_busy => Duration::ZERO,
@@ -52,6 +58,14 @@ impl Retry {
             Self::Sleep2s => Duration::from_secs(2),
         };
         redis.sleep(pause + lateness(pause)).await
+    }
+}
+
+async fn listen(recipe: &mut dyn AnyRecipe, limit: Duration) -> RedisResult<()> {
+    match timeout(limit, recipe.wait(Duration::ZERO)).await {
+        Ok(heard) => heard.map(drop),
+        // The holder's lease may last longer than the customer's patience.
+        Err(_) => Ok(()),
     }
 }
 
@@ -71,6 +85,7 @@ impl fmt::Display for Retry {
             Self::Sleep200ms => "sleep200ms",
             Self::Sleep2s => "sleep2s",
             Self::Yield => "yield",
+            Self::Listen => "listen",
         })
     }
 }
@@ -89,6 +104,30 @@ pub enum Contender {
     Leasehold,
     /// No lock: what is sold twice has to be seen.
     Nothing,
+}
+
+impl Contender {
+    /// Those of this name: a recipe once with each of these ways to wait, or with all that suit it.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name, or it tells nobody what one of them would listen to.
+    pub fn named(name: &str, retries: &[Retry]) -> Outcome<Vec<Self>> {
+        let row = match name {
+            "leasehold" => return Ok(vec![Self::Leasehold]),
+            "none" => return Ok(vec![Self::Nothing]),
+            id => find(id)?,
+        };
+        if retries.contains(&Retry::Listen) && !row.waits {
+            return Err(format!("{name} tells nobody that it is free: choose another --retry").into());
+        }
+        let retries = match retries {
+            [] if row.waits => &[Retry::Listen],
+            [] => &Retry::POLICIES[..],
+            some => some,
+        };
+        Ok(retries.iter().map(|retry| Self::Recipe { id: row.id, retry: *retry }).collect())
+    }
 }
 
 impl fmt::Display for Contender {

@@ -128,7 +128,7 @@ impl Shop {
                 recipe.give_up().await?;
                 return Ok(None);
             }
-            retry.pause(redis, start.elapsed()).await?;
+            retry.pause(redis, &mut *recipe, start.elapsed()).await?;
         }
         Ok(Some(recipe))
     }
@@ -143,4 +143,31 @@ async fn count_one(redis: &Redis) -> Outcome<Sale> {
     }
     redis.set(COUNT, &(sold + 1).to_string()).await?;
     Ok(Sale::Sold)
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_servers::until;
+
+    use super::super::Retry;
+    use super::*;
+    use crate::run::servers;
+
+    #[tokio::test]
+    async fn who_listens_asks_once_more_when_it_hears_and_then_when_it_is_told() {
+        let (_server, urls) = servers(1);
+        let process = Process::connect(&urls).await.unwrap();
+        let contender = Contender::Recipe { id: "hash-pubsub", retry: Retry::Listen };
+        let shop = Arc::new(Shop { contender, process: process.clone(), leasehold: None });
+        let redis = Redis::new(Arc::new(RealClient::new(process.clone(), None)));
+        let mut holder = shop.lock(&redis).await.unwrap().unwrap();
+        assert_eq!(process.asked(), 1);
+        let customer = tokio::spawn(async move { shop.sell().await.unwrap() });
+        // It tries, subscribes, and tries again.
+        until(async || process.asked() >= 4).await;
+        assert!(holder.unlock().await.unwrap());
+        assert!(matches!(customer.await.unwrap(), Sale::Sold));
+        // It tries, looks, writes, and unlocks.
+        assert_eq!(process.asked(), 4 + 1 + 4);
+    }
 }
