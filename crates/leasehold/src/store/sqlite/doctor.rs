@@ -117,7 +117,7 @@ fn size(bytes: u64) -> String {
 /// Those that are met most; network file systems are refused when the file is opened.
 #[cfg(target_os = "linux")]
 fn file_system(path: &Path) -> Option<&'static str> {
-    const KNOWN: [(u64, &str); 6] = [
+    const KNOWN: [(u32, &str); 6] = [
         (0xEF53, "ext"),
         (0x5846_5342, "xfs"),
         (0x9123_683E, "btrfs"),
@@ -125,8 +125,7 @@ fn file_system(path: &Path) -> Option<&'static str> {
         (0x0102_1994, "tmpfs"),
         (0x794C_7630, "overlay"),
     ];
-    let magic = u64::try_from(rustix::fs::statfs(path).ok()?.f_type).ok()? & 0xFFFF_FFFF;
-    KNOWN.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
+    schema::name_of(&rustix::fs::statfs(path).ok()?, &KNOWN)
 }
 
 #[cfg(not(target_os = "linux"))]
