@@ -1,9 +1,9 @@
 //! How a push reaches another process: one named pipe per client, beside the database.
 //!
-//! The reader holds its pipe open for as long as it lives, and others only while they write, so opening a pipe for writing fails as
-//! soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole, and is
-//! complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full is
-//! dropped, and one that nobody understands is ignored.
+//! The reader holds its pipe open for as long as it lives, and others only while they write, so opening a pipe for writing
+//! fails as soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole,
+//! and is complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full
+//! is dropped, and one that nobody understands is ignored.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

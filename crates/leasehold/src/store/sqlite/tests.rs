@@ -1,5 +1,7 @@
 //! The store against the model, against bad files, and against its neighbours.
 
+mod worker;
+
 use std::os::unix::fs::PermissionsExt;
 
 use leasehold_core::model::Table;

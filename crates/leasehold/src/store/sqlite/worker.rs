@@ -174,7 +174,7 @@ impl Desk {
     fn run_jobs(&mut self) {
         loop {
             let Some((until, job)) = self.post.jobs().pop_front() else { return };
-            // However many jobs there are, a grant does not wait for them.
+            // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
             self.hear();
             match job {
                 Job::Commands(batch, tell) => {
@@ -200,6 +200,7 @@ impl Desk {
     /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
     /// succeeded after all, when a repetition would answer for what came before it.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
+        self.hear();
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(error) if error.failure == Failure::Unknown => {
