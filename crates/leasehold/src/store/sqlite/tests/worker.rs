@@ -2,6 +2,47 @@
 
 use super::*;
 
+/// Somebody whose inbox brings down the thread that delivers to it.
+struct Panics;
+
+impl Inbox for Panics {
+    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
+
+    fn deliver(&self, push: Push) {
+        panic!("{push:?} came, as it was to");
+    }
+}
+
+#[test]
+fn a_client_whose_worker_has_panicked_counts_as_gone_and_what_it_asks_of_it_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let inbox: Arc<dyn Inbox> = Arc::new(Panics);
+    let first = open(&path, 1).unwrap();
+    let second = Sqlite::open(&path, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
+    assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
+    assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
+    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    let give_up = Instant::now() + Duration::from_secs(10);
+    while !matches!(first.shared.mailboxes.reach(ClientId::new(2)), Reached::Gone) {
+        assert!(Instant::now() < give_up, "it still seems to be there");
+        thread::yield_now();
+    }
+    let other = resource("b");
+    let ask = |store: &Sqlite, acquisition| {
+        store.call_now(&other, &acquire(acquisition, true)).unwrap().unwrap().reply
+    };
+    assert!(matches!(ask(&first, id(1, 2)), Reply::Granted(_)));
+    assert!(matches!(ask(&second, id(2, 2)), Reply::Queued(_)));
+    first.call_now(&other, &release(id(1, 2))).unwrap().unwrap();
+    assert!(
+        matches!(ask(&first, id(1, 3)), Reply::Granted(_)),
+        "it is not granted what it would not hear of"
+    );
+    let answers = pollster::block_on(second.call(vec![(Arc::new(other.clone()), Command::Inspect)]));
+    assert!(matches!(&answers[..], [Err(error)] if error.failure == Failure::NotSent), "{answers:?}");
+}
+
 /// Notes what comes. As the first comes, another client writes to this one.
 struct Echo {
     mailboxes: Mailboxes,
