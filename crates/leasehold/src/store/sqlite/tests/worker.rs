@@ -86,3 +86,34 @@ fn what_others_push_does_not_wait_for_the_end_of_a_long_batch() {
     let at = |sequence| came.iter().rposition(|(of, _)| *of == sequence);
     assert!(at(2).is_some() && at(2) < at(ECHO) && at(ECHO) < at(3), "{came:?}");
 }
+
+/// Whoever gives back a lease meets a COMMIT that fails for a reason which is not known to leave everything as it was.
+const FAILS: &str = "
+    CREATE TABLE known (id INTEGER PRIMARY KEY);
+    CREATE TABLE doubt (id INTEGER REFERENCES known DEFERRABLE INITIALLY DEFERRED);
+    CREATE TRIGGER fails AFTER DELETE ON lease BEGIN INSERT INTO doubt VALUES (1); END;
+";
+
+#[test]
+fn what_became_of_a_commit_that_failed_is_unknown_to_all_of_its_commands_and_none_is_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch(FAILS).unwrap();
+    let alone = store.call_now(&resource("a"), &release(id(1, 1))).unwrap();
+    assert!(matches!(alone, Err(error) if error.failure == Failure::Unknown));
+    let batch = vec![
+        (Arc::new(resource("a")), release(id(1, 1))),
+        (Arc::new(resource("b")), acquire(id(1, 2), false)),
+    ];
+    for answered in pollster::block_on(store.call(batch.clone())) {
+        assert!(matches!(&answered, Err(error) if error.failure == Failure::Unknown), "{answered:?}");
+    }
+    // Whoever asks again learns how it is: this time, nothing had happened.
+    other.execute_batch("DROP TRIGGER fails").unwrap();
+    let answers = pollster::block_on(store.call(batch));
+    let replies: Vec<_> = answers.into_iter().map(|answered| answered.unwrap().reply).collect();
+    assert!(matches!(&replies[..], [Reply::Released, Reply::Granted(_)]), "{replies:?}");
+}
