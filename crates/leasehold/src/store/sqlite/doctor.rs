@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{BUSY_LIMIT, not_sent, schema};
+use super::{BUSY_LIMIT, log, not_sent, schema};
 use crate::examination::{Examination, Subject};
 use crate::store::StoreError;
 
@@ -44,13 +44,10 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
             _ => return Err(not_sent(schema::explain(&error))),
         },
     };
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    let bytes_of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     Ok(Seen {
         path: path.to_path_buf(),
-        bytes: bytes_of(path),
-        log_bytes: bytes_of(Path::new(&log)),
+        bytes: fs::metadata(path).map_or(0, |found| found.len()),
+        log_bytes: log::size(path),
         free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
         file_system: file_system(path),
         is_durable,
