@@ -5,7 +5,7 @@
 //! each; [`Table`] keeps a resource in memory; [`Rows`] is what another store implements instead. What all commands share
 //! is here, and what each of them does in `acquire.rs`, `release.rs` and `inspect.rs`.
 //!
-//! The rules, each of them a property in `tests/model.rs`:
+//! The rules, each of them a property in `tests/model/`:
 //!
 //! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters, and a holder that waits for
 //!   more: only one that has more than half of the capacity may, so that no two can wait for each other.
