@@ -1,7 +1,7 @@
 //! The write-ahead log beside the file: how it is kept from growing for ever.
 //!
-//! SQLite would have one writer in a thousand move it into the file, and wait for the disk. Here workers do that, every
-//! some hundred commands. What bounds the log:
+//! SQLite would have a writer move it into the file after every thousand pages, and wait for the disk. Here workers do that,
+//! after some hundred commands. What bounds the log:
 //!
 //! - **Whoever writes faster than the disk** is slowed: a large log is moved as a whole, and meanwhile nobody writes.
 //! - **Processes that live shorter than a flush takes** have workers that come to no end. So whoever opens a file whose log
