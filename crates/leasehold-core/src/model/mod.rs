@@ -2,10 +2,10 @@
 //!
 //! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
 //! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_together`] several by an attempt
-//! each; [`Table`] keeps a
-//! resource in memory; [`Rows`] is what another store implements instead.
+//! each; [`Table`] keeps a resource in memory; [`Rows`] is what another store implements instead. What all commands share
+//! is here, and what each of them does in `acquire.rs`, `release.rs` and `inspect.rs`.
 //!
-//! The rules, each of them a property in `tests/model.rs`:
+//! The rules, each of them a property in `tests/model/`:
 //!
 //! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters, and a holder that waits for
 //!   more: only one that has more than half of the capacity may, so that no two can wait for each other.
@@ -39,6 +39,9 @@
 //! assert_eq!(ask(2), Reply::Busy);
 //! ```
 
+mod acquire;
+mod inspect;
+mod release;
 mod rows;
 mod table;
 mod together;
@@ -46,13 +49,10 @@ mod together;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::command::{
-    Acquire, Answer, Command, Grant, Head, Holder, Push, PushKind, Queued, Refusal, Release, Renew, Reply,
-    View, WaitFor, Waiting,
-};
+use crate::command::{Answer, Command, Grant, Head, Push, PushKind};
 use crate::id::{Acquisition, ClientId, Owner};
 use crate::time::{Now, StoreTime};
-use crate::token::{Token, TokenRange};
+use crate::token::TokenRange;
 
 pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
@@ -223,6 +223,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
+    // --- Grants ----------------------------------------------------------------------------------
+
     /// Grants to the head of the queue while it fits.
     fn grant(&mut self) -> Result<(), R::Error> {
         while self.header.is_awaited() {
@@ -285,6 +287,24 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(Grant { tokens, lasts })
     }
 
+    /// A grant that is answered need not be pushed as well.
+    fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
+        let index = self.turn.pushes.iter().position(|push| push.acquisition == acquisition)?;
+        match self.turn.pushes[index].kind {
+            PushKind::Granted(grant) => {
+                self.turn.pushes.remove(index);
+                Some(grant)
+            }
+            PushKind::Next(_) | PushKind::Revoked | PushKind::Wanted => None,
+        }
+    }
+
+    /// Ends a lease whose place another takes. If it was granted just now, nobody needs to hear of it any more.
+    fn make_way(&mut self, held: &Lease) -> Result<(), R::Error> {
+        self.take_back_grant(held.acquisition);
+        self.remove_lease(held)
+    }
+
     /// A holder that is alone hands on to its own only with tokens that it has set aside, and those come after its
     /// lease's own. Others have no use for the news.
     fn tell_holder(&mut self) -> Result<(), R::Error> {
@@ -315,315 +335,6 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn head_hint(&mut self) -> Result<Head, R::Error> {
         let first = self.rows.first_expiring_lease()?;
         Ok(Head { look_again_at: first.map_or(self.now(), |lease| lease.expires_at) })
-    }
-
-    // --- Commands --------------------------------------------------------------------------------
-
-    fn acquire(&mut self, acquire: &Acquire) -> Result<Reply, R::Error> {
-        if let Some(reply) = self.known_attempt(acquire)? {
-            self.is_known = true;
-            return Ok(reply);
-        }
-        if acquire.weight == 0 || acquire.weight > acquire.capacity {
-            return Ok(Reply::Refused(Refusal::Weight { capacity: acquire.capacity }));
-        }
-        let replaced = match acquire.replaces {
-            Some(sequence) if acquire.owner.is_none() => {
-                self.replaceable(acquire.acquisition.client, sequence)?
-            }
-            _ => None,
-        };
-        if acquire.replaces.is_some() && replaced.is_none() {
-            return Ok(Reply::Refused(Refusal::NotHeld));
-        }
-        if self.header.leases == 0 && self.header.waiters == 0 {
-            self.header.capacity = acquire.capacity;
-        } else if self.header.capacity != acquire.capacity {
-            return Ok(Reply::Refused(Refusal::Capacity { in_use: self.header.capacity }));
-        }
-        if let Some(held) = replaced {
-            return self.replace(acquire, &held);
-        }
-        if let Some(held) = self.held_by(acquire.owner.as_ref())? {
-            return self.reenter(acquire, &held);
-        }
-        if !self.header.is_awaited() && self.fits(acquire.weight) {
-            let tokens = self.next_tokens(acquire.reserve);
-            return self.lease_at_once(acquire, tokens, self.now());
-        }
-        match acquire.wait {
-            None => Ok(Reply::Busy),
-            Some(wait) => self.enqueue(acquire, wait),
-        }
-    }
-
-    /// The answer to an attempt that the table has heard of before.
-    fn known_attempt(&mut self, acquire: &Acquire) -> Result<Option<Reply>, R::Error> {
-        let acquisition = acquire.acquisition;
-        if let Some(grant) = self.take_back_grant(acquisition) {
-            return Ok(Some(Reply::Granted(grant)));
-        }
-        if self.header.tombstones > 0 && self.rows.tombstone(acquisition)?.is_some() {
-            return Ok(Some(Reply::Cancelled));
-        }
-        if self.header.leases > 0
-            && let Some(lease) = self.rows.lease(acquisition)?
-        {
-            return Ok(Some(self.granted_before(&lease)));
-        }
-        if self.header.waiters > 0
-            && let Some(waiter) = self.rows.waiter(acquisition)?
-        {
-            return self.look_again(waiter, acquire).map(Some);
-        }
-        Ok(None)
-    }
-
-    /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
-    fn granted_before(&self, lease: &Lease) -> Reply {
-        if lease.kept {
-            return Reply::Cancelled;
-        }
-        // The range that was set aside is not stored: a repeat gets the grant's own token only.
-        let tokens = TokenRange { first: lease.token, last: lease.token };
-        Reply::Granted(Grant { tokens, lasts: lease.expires_at.since(self.now()) })
-    }
-
-    /// A waiter's re-check, still waiting after the queue has moved.
-    fn look_again(&mut self, mut waiter: Waiter, acquire: &Acquire) -> Result<Reply, R::Error> {
-        if let Some(held) = self.held_by(waiter.owner.as_ref())?
-            && waiter.weight <= held.weight
-        {
-            // Its owner was granted the lease through another attempt meanwhile.
-            self.remove_waiter(&waiter)?;
-            return Ok(Reply::Granted(self.lease_to_waiter(&waiter, Some(&held))?));
-        }
-        let place = waiter.place;
-        if let Some(wait) = acquire.wait {
-            waiter.deadline = self.now() + wait.entry_ttl;
-            self.soonest_expiry(waiter.deadline);
-            self.rows.put_waiter(waiter)?;
-        }
-        self.queued(place)
-    }
-
-    /// A grant that is answered need not be pushed as well.
-    fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
-        let index = self.turn.pushes.iter().position(|push| push.acquisition == acquisition)?;
-        match self.turn.pushes[index].kind {
-            PushKind::Granted(grant) => {
-                self.turn.pushes.remove(index);
-                Some(grant)
-            }
-            PushKind::Next(_) | PushKind::Revoked | PushKind::Wanted => None,
-        }
-    }
-
-    fn reenter(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
-        if acquire.weight > held.weight {
-            return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
-        }
-        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token }, self.now())
-    }
-
-    /// Takes the place of a lease. With less weight it is still the same critical section, with the same token; with
-    /// more it is another one. In both cases the hold goes on, and counts since its beginning.
-    fn replace(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
-        let further = acquire.weight.saturating_sub(held.weight);
-        if !self.fits(further) {
-            return match acquire.wait {
-                None => Ok(Reply::Busy),
-                Some(wait) if held.weight > self.header.capacity / 2 => self.enqueue(acquire, wait),
-                Some(_) => Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight })),
-            };
-        }
-        self.make_way(held)?;
-        let tokens = match further {
-            0 => TokenRange { first: held.token, last: held.token },
-            _ => self.next_tokens(acquire.reserve),
-        };
-        let reply = self.lease_at_once(acquire, tokens, held.granted_at)?;
-        self.head_was_told_wrong();
-        self.grant()?;
-        Ok(reply)
-    }
-
-    /// Ends a lease whose place another takes. If it was granted just now, nobody needs to hear of it any more.
-    fn make_way(&mut self, held: &Lease) -> Result<(), R::Error> {
-        self.take_back_grant(held.acquisition);
-        self.remove_lease(held)
-    }
-
-    fn lease_at_once(
-        &mut self,
-        acquire: &Acquire,
-        tokens: TokenRange,
-        granted_at: StoreTime,
-    ) -> Result<Reply, R::Error> {
-        self.add_lease(Lease {
-            acquisition: acquire.acquisition,
-            owner: acquire.owner.clone(),
-            weight: acquire.weight,
-            token: tokens.first,
-            granted_at,
-            expires_at: self.now() + acquire.ttl,
-            claimed: true,
-            kept: false,
-            metadata: acquire.metadata.clone(),
-        })?;
-        Ok(Reply::Granted(Grant { tokens, lasts: acquire.ttl }))
-    }
-
-    fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
-        // A holder that waits for more is the only one of its kind, and those who stand behind it must not cost it its lease.
-        if acquire.replaces.is_none() && self.header.waiters >= wait.max_queue {
-            return Ok(Reply::QueueFull);
-        }
-        let number = self.header.next_place;
-        let place = if acquire.replaces.is_some() { number } else { BEHIND_HOLDERS + number };
-        let deadline = self.now() + wait.entry_ttl;
-        self.rows.put_waiter(Waiter {
-            place,
-            acquisition: acquire.acquisition,
-            owner: acquire.owner.clone(),
-            weight: acquire.weight,
-            ttl: acquire.ttl,
-            reserve: acquire.reserve,
-            replaces: acquire.replaces,
-            since: self.now(),
-            deadline,
-            parked: false,
-            metadata: acquire.metadata.clone(),
-        })?;
-        self.header.next_place += 1;
-        self.header.waiters += 1;
-        self.soonest_expiry(deadline);
-        self.queued(place)
-    }
-
-    /// The answer for a place in the queue. Whoever is the head learns it here, and needs no push.
-    fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
-        let head = match self.rows.first_ready_waiter()? {
-            Some(first) if first.place == place => {
-                self.header.head = place;
-                Some(self.head_hint()?)
-            }
-            _ => None,
-        };
-        Ok(Reply::Queued(Queued { head }))
-    }
-
-    fn renew(&mut self, renew: &Renew) -> Result<Reply, R::Error> {
-        let Some(mut lease) = self.held_lease(renew.acquisition)? else {
-            return Ok(Reply::NotHeld);
-        };
-        lease.claimed = true;
-        lease.expires_at = self.now() + renew.ttl;
-        self.soonest_expiry(lease.expires_at);
-        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
-            // It is one lease at several stores, with one token.
-            self.remember_token(floor.get());
-            lease.token = floor;
-        }
-        self.rows.put_lease(lease)?;
-        let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
-        let wanted = self.header.is_awaited();
-        Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
-    }
-
-    fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
-        if !release.tombstone.is_zero() {
-            self.bury(release)?;
-        }
-        if let Some(lease) = self.held_lease(release.acquisition)? {
-            self.give_back(lease, release.at_least)?;
-        } else if self.header.waiters > 0
-            && let Some(waiter) = self.rows.waiter(release.acquisition)?
-        {
-            self.remove_waiter(&waiter)?;
-        } else {
-            return Ok(Reply::NotHeld);
-        }
-        self.grant()?;
-        Ok(Reply::Released)
-    }
-
-    /// Ends a lease. It stays as a *kept* one where `at_least` has not passed yet, unless its owner holds
-    /// the resource through another acquisition: then the last release decides.
-    fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
-        self.remove_lease(&lease)?;
-        let keep_until = lease.granted_at + at_least;
-        if keep_until <= self.now() || self.weight_of(lease.owner.as_ref())? > 0 {
-            return Ok(());
-        }
-        lease.kept = true;
-        lease.claimed = true;
-        lease.expires_at = keep_until;
-        self.add_lease(lease)?;
-        self.head_was_told_wrong();
-        Ok(())
-    }
-
-    fn bury(&mut self, release: &Release) -> Result<(), R::Error> {
-        let until = self.now() + release.tombstone;
-        if self.rows.tombstone(release.acquisition)?.is_none() {
-            self.header.tombstones += 1;
-        }
-        self.rows.put_tombstone(release.acquisition, until)?;
-        self.soonest_expiry(until);
-        Ok(())
-    }
-
-    fn inspect(&mut self) -> Result<Reply, R::Error> {
-        let holders = self.holders()?;
-        let mut waiters = Vec::new();
-        self.rows.each_waiter(&mut |waiter| {
-            waiters.push(Waiting {
-                acquisition: waiter.acquisition,
-                weight: waiter.weight,
-                since: waiter.since,
-                deadline: waiter.deadline,
-                passed_over: waiter.parked,
-                metadata: waiter.metadata,
-            });
-        })?;
-        Ok(Reply::View(View {
-            capacity: self.header.capacity,
-            in_use: self.header.in_use,
-            last_token: Token::new(self.header.last_token),
-            holders,
-            waiters,
-        }))
-    }
-
-    fn force_release(&mut self) -> Result<Reply, R::Error> {
-        let holders = self.holders()?;
-        for holder in &holders {
-            if let Some(lease) = self.rows.lease(holder.acquisition)? {
-                self.remove_lease(&lease)?;
-                self.push(holder.acquisition, PushKind::Revoked);
-            }
-        }
-        self.grant()?;
-        Ok(Reply::Forced(holders))
-    }
-
-    fn holders(&mut self) -> Result<Vec<Holder>, R::Error> {
-        let mut holders = Vec::new();
-        self.rows.each_lease(&mut |lease| {
-            holders.push(Holder {
-                acquisition: lease.acquisition,
-                owner: lease.owner,
-                weight: lease.weight,
-                token: lease.token,
-                granted_at: lease.granted_at,
-                expires_at: lease.expires_at,
-                kept: lease.kept,
-                metadata: lease.metadata,
-            });
-        })?;
-        holders.sort_by_key(|holder| (holder.token, holder.acquisition));
-        Ok(holders)
     }
 
     // --- Rows and header, changed together -------------------------------------------------------

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{BUSY_LIMIT, not_sent, schema};
+use super::{BUSY_LIMIT, log, not_sent, schema};
 use crate::examination::{Examination, Subject};
 use crate::store::StoreError;
 
@@ -44,13 +44,10 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
             _ => return Err(not_sent(schema::explain(&error))),
         },
     };
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    let bytes_of = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     Ok(Seen {
         path: path.to_path_buf(),
-        bytes: bytes_of(path),
-        log_bytes: bytes_of(Path::new(&log)),
+        bytes: fs::metadata(path).map_or(0, |found| found.len()),
+        log_bytes: log::size(path),
         free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
         file_system: file_system(path),
         is_durable,
@@ -117,7 +114,7 @@ fn size(bytes: u64) -> String {
 /// Those that are met most; network file systems are refused when the file is opened.
 #[cfg(target_os = "linux")]
 fn file_system(path: &Path) -> Option<&'static str> {
-    const KNOWN: [(u64, &str); 6] = [
+    const KNOWN: [(u32, &str); 6] = [
         (0xEF53, "ext"),
         (0x5846_5342, "xfs"),
         (0x9123_683E, "btrfs"),
@@ -125,8 +122,7 @@ fn file_system(path: &Path) -> Option<&'static str> {
         (0x0102_1994, "tmpfs"),
         (0x794C_7630, "overlay"),
     ];
-    let magic = u64::try_from(rustix::fs::statfs(path).ok()?.f_type).ok()? & 0xFFFF_FFFF;
-    KNOWN.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
+    schema::name_of(&rustix::fs::statfs(path).ok()?, &KNOWN)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -1,9 +1,9 @@
 //! How a push reaches another process: one named pipe per client, beside the database.
 //!
-//! The reader holds its pipe open for as long as it lives, and nobody else does, so opening a pipe for writing fails as
-//! soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole, and is
-//! complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full is
-//! dropped, and one that nobody understands is ignored.
+//! The reader holds its pipe open for as long as it lives, and others only while they write, so opening a pipe for writing
+//! fails as soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole,
+//! and is complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full
+//! is dropped, and one that nobody understands is ignored.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -52,8 +52,10 @@ impl Mailboxes {
 
     /// Makes this client's pipe. It gets its name once it is open, so a pipe with a name has a reader unless that is dead.
     pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
-        // Others may write into it, if they may write the database. Only its client reads.
-        let mode = 0o600 | (permissions(database)? & 0o022);
+        // Who may write the database may write into it, and open it for reading, which writing takes (`Letterbox::write`).
+        // It reveals nothing that is not in the database.
+        let writers = permissions(database)? & 0o022;
+        let mode = 0o600 | writers | (writers << 1);
         let unnamed = self.folder.join(format!(".{client}"));
         mknodat(CWD, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
         let opened = (|| {
@@ -74,11 +76,9 @@ impl Mailboxes {
 
     /// The way to a client.
     pub(super) fn reach(&self, client: ClientId) -> Reached {
-        match reach(&self.path(client)) {
-            Ok(pipe) => {
-                let open = OpenOptions::new().read(true).custom_flags(nonblocking()).open(self.path(client));
-                Reached::Open(Letterbox { pipe, _open: open })
-            }
+        let path = self.path(client);
+        match reach(&path) {
+            Ok(pipe) => Reached::Open(Letterbox { pipe, path }),
             Err(error) if is_gone(&error) => Reached::Gone,
             Err(error) => Reached::Closed(error),
         }
@@ -148,16 +148,22 @@ pub(super) enum Reached {
 /// A client that is there, and can be written to.
 pub(super) struct Letterbox {
     pipe: File,
-    /// Should the client go at this moment, there still is a reader: nobody is sent a signal for having written.
-    _open: io::Result<File>,
+    path: PathBuf,
 }
 
 impl Letterbox {
     /// Writes a push, or drops it where the reader is too far behind.
     pub(super) fn post(&self, push: &Push) {
-        if let Err(error) = (&self.pipe).write(&encode(push)) {
+        if let Err(error) = self.write(&encode(push)) {
             tracing::debug!(%error, to = %push.to(), "a push was dropped");
         }
+    }
+
+    /// The client may have gone since it was reached, and whoever writes where nobody reads is sent a signal that ends most
+    /// programs. So this one reads too, but only while it writes: to others the client would seem to be there.
+    fn write(&self, record: &[u8; RECORD]) -> io::Result<()> {
+        let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&self.path)?;
+        (&self.pipe).write(record).map(drop)
     }
 }
 
@@ -296,6 +302,44 @@ mod tests {
         assert!(read.len() > 100 && read.len() < 5_000 && read.iter().all(|found| *found == push));
     }
 
+    /// A killed process closes its pipe and does not remove it.
+    fn kill(mailbox: Mailbox) {
+        let left = mailbox.path.clone();
+        let kept = left.with_extension("kept");
+        fs::hard_link(&left, &kept).unwrap();
+        drop(mailbox);
+        fs::rename(&kept, &left).unwrap();
+    }
+
+    #[test]
+    fn whoever_writes_to_a_client_that_has_just_gone_is_sent_no_signal() {
+        let (_folder, path) = database();
+        let sender = Mailboxes::beside(&path).unwrap();
+        for go in [kill, drop::<Mailbox>] {
+            let client = ClientId::new(1);
+            let mailbox = sender.open(client, &path).unwrap();
+            let letterbox = reached(&sender, client).unwrap();
+            go(mailbox);
+            // The signal comes with the error that says that the pipe is broken, and with nothing else.
+            let written = letterbox.write(&[7; RECORD]);
+            assert!(!written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe));
+            assert!(reached(&sender, client).is_none(), "it does not seem to be there again");
+        }
+    }
+
+    #[test]
+    fn whoever_may_write_the_database_may_open_a_pipe_both_ways() {
+        let (_folder, path) = database();
+        let sender = Mailboxes::beside(&path).unwrap();
+        for (database, pipe) in
+            [(0o600, 0o600), (0o644, 0o600), (0o660, 0o660), (0o664, 0o660), (0o666, 0o666)]
+        {
+            fs::set_permissions(&path, fs::Permissions::from_mode(database)).unwrap();
+            let mailbox = sender.open(ClientId::new(1), &path).unwrap();
+            assert_eq!(fs::metadata(&mailbox.path).unwrap().mode() & 0o777, pipe, "beside {database:o}");
+        }
+    }
+
     #[test]
     fn a_client_that_is_gone_is_not_reached_and_its_pipe_is_swept() {
         let (_folder, path) = database();
@@ -304,13 +348,8 @@ mod tests {
         let mailbox = sender.open(dead, &path).unwrap();
         let _living = sender.open(living, &path).unwrap();
         assert!(reached(&sender, dead).is_some());
-        // A killed process closes its pipe and does not remove it.
+        kill(mailbox);
         let left = sender.path(dead);
-        let mut kept = left.clone();
-        kept.set_extension("kept");
-        fs::hard_link(&left, &kept).unwrap();
-        drop(mailbox);
-        fs::rename(&kept, &left).unwrap();
         assert!(reached(&sender, dead).is_none());
         sender.sweep().unwrap();
         assert!(!left.exists() && reached(&sender, living).is_some());

@@ -24,6 +24,7 @@
 //! whoever opened the new one would not see this client's leases.
 
 mod doctor;
+mod log;
 mod mailbox;
 mod rows;
 mod schema;

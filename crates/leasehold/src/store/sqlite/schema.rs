@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::BUSY_LIMIT;
+use super::{BUSY_LIMIT, log};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -93,6 +93,7 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
     patiently(path, || {
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
+        log::shorten_what_was_left(path, &connection);
         Ok((path.to_path_buf(), connection))
     })
 }
@@ -230,7 +231,7 @@ pub(super) fn folder_of(path: &Path) -> PathBuf {
 
 /// File systems that several machines share: NFS, SMB, CIFS, AFS, Ceph, Lustre, 9P has no locks either.
 #[cfg(target_os = "linux")]
-const NETWORKS: [(u64, &str); 8] = [
+const NETWORKS: [(u32, &str); 8] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
     (0xFE53_4D42, "SMB"),
@@ -244,12 +245,9 @@ const NETWORKS: [(u64, &str); 8] = [
 #[cfg(target_os = "linux")]
 fn refuse_network(path: &Path) -> Result<(), Error> {
     let Ok(found) = rustix::fs::statfs(path) else { return Ok(()) };
-    // It is 32 bits wide on some machines, with a sign.
-    #[allow(clippy::useless_conversion, reason = "not on those")]
-    let magic = i64::from(found.f_type).cast_unsigned() & 0xFFFF_FFFF;
-    match NETWORKS.iter().find(|(number, _)| *number == magic) {
+    match name_of(&found, &NETWORKS) {
         None => Ok(()),
-        Some((_, name)) => Err(Error::new(
+        Some(name) => Err(Error::new(
             ErrorKind::Unsupported,
             format!(
                 "sqlite:{}: it is on a network file system ({name}), whose machines would not see each other's locks: \
@@ -258,6 +256,15 @@ fn refuse_network(path: &Path) -> Result<(), Error> {
             ),
         )),
     }
+}
+
+/// The name of a file system, if it is one of these. Its number has 32 bits, which some machines show with a sign, and some
+/// in a wider number.
+#[cfg(target_os = "linux")]
+pub(super) fn name_of(found: &rustix::fs::StatFs, known: &[(u32, &'static str)]) -> Option<&'static str> {
+    #[expect(clippy::cast_possible_truncation, reason = "what is cut off is the sign, repeated")]
+    let magic = found.f_type as u32;
+    known.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -312,5 +319,22 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
             format!("the file and its directory must be writable for you ({error})")
         }
         _ => error.to_string(),
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_is_known_where_its_number_has_a_sign() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut found = rustix::fs::statfs(folder.path()).unwrap();
+        for (number, name) in [(-0x00AC_B2BE, "CIFS"), (-0x01AC_B2BE, "SMB"), (0x6969, "NFS")] {
+            found.f_type = number;
+            assert_eq!(name_of(&found, &NETWORKS), Some(name));
+        }
+        found.f_type = 0xEF53;
+        assert_eq!(name_of(&found, &NETWORKS), None);
     }
 }

@@ -1,5 +1,7 @@
 //! The store against the model, against bad files, and against its neighbours.
 
+mod worker;
+
 use std::os::unix::fs::PermissionsExt;
 
 use leasehold_core::model::Table;
@@ -431,9 +433,6 @@ fn the_log_does_not_grow_for_ever() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    let size = || fs::metadata(&log).map_or(0, |found| found.len());
     let mut largest = 0;
     for round in 0..40 {
         for number in 0..500 {
@@ -442,7 +441,7 @@ fn the_log_does_not_grow_for_ever() {
             while store.call_now(&resource("a"), &acquire(acquisition, false)).is_none() {}
             while store.call_now(&resource("a"), &release(acquisition)).is_none() {}
         }
-        largest = size().max(largest);
+        largest = log::size(&path).max(largest);
         // The worker has its turn, in bounded time.
         let give_up = Instant::now() + Duration::from_secs(10);
         while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT && Instant::now() < give_up {

@@ -19,7 +19,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
-use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, not_sent, schema};
+use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, log, not_sent, schema};
 use crate::clock;
 use crate::store::{Answered, StoreError};
 
@@ -34,12 +34,6 @@ const REST: Duration = Duration::from_secs(60);
 
 /// How many resources one look sweeps.
 const SWEEP: u32 = 64;
-
-/// A write-ahead log of this size is moved into the file as a whole, and begun anew.
-const LARGE_LOG: u64 = 4 << 20;
-
-/// How long writers and readers may be waited for, to begin a new log.
-const TRUNCATE_LIMIT: Duration = Duration::from_millis(100);
 
 pub(super) enum Job {
     Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<Answered>>),
@@ -174,7 +168,7 @@ impl Desk {
     fn run_jobs(&mut self) {
         loop {
             let Some((until, job)) = self.post.jobs().pop_front() else { return };
-            // However many jobs there are, a grant does not wait for them.
+            // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
             self.hear();
             match job {
                 Job::Commands(batch, tell) => {
@@ -200,6 +194,7 @@ impl Desk {
     /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
     /// succeeded after all, when a repetition would answer for what came before it.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
+        self.hear();
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(error) if error.failure == Failure::Unknown => {
@@ -265,7 +260,7 @@ impl Desk {
         if let Err(error) = self.shared.mailboxes.sweep() {
             tracing::warn!(%error, "pipes of dead clients could not be removed");
         }
-        if self.is_log_large() {
+        if log::is_large(&self.shared.path) {
             self.checkpoint();
         }
         if let Err(error) = self.sweep() {
@@ -275,25 +270,10 @@ impl Desk {
 
     fn checkpoint(&mut self) {
         self.shared.commands.store(0, Ordering::Relaxed);
-        let is_large = self.is_log_large();
-        let Ok(connection) = self.connection() else { return };
-        let mut done = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-        if is_large && done.is_ok() {
-            // Whoever writes all the time keeps it from ever coming to its end: for the little that is left they wait.
-            done = connection.busy_timeout(TRUNCATE_LIMIT);
-            done =
-                done.and_then(|()| connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())));
-            done = done.and(connection.busy_timeout(Duration::ZERO));
+        let shared = self.shared.clone();
+        if let Ok(connection) = self.connection() {
+            log::shorten(&shared.path, connection);
         }
-        if let Err(error) = done {
-            tracing::warn!(%error, "the write-ahead log could not be moved into the file");
-        }
-    }
-
-    fn is_log_large(&self) -> bool {
-        let mut log = self.shared.path.as_os_str().to_owned();
-        log.push("-wal");
-        std::fs::metadata(log).is_ok_and(|found| found.len() > LARGE_LOG)
     }
 
     fn sweep(&mut self) -> Result<(), StoreError> {

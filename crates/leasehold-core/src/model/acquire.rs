@@ -1,0 +1,185 @@
+//! `Acquire`: what becomes of an attempt. It is granted at once, gets a place in the queue, or is told why not; repeated, it
+//! learns what it has. The twin of `lua/acquire.lua`.
+
+use super::{BEHIND_HOLDERS, Lease, Rows, Step, Waiter};
+use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
+use crate::time::StoreTime;
+use crate::token::TokenRange;
+
+impl<R: Rows> Step<'_, '_, R> {
+    pub(super) fn acquire(&mut self, acquire: &Acquire) -> Result<Reply, R::Error> {
+        if let Some(reply) = self.known_attempt(acquire)? {
+            self.is_known = true;
+            return Ok(reply);
+        }
+        if acquire.weight == 0 || acquire.weight > acquire.capacity {
+            return Ok(Reply::Refused(Refusal::Weight { capacity: acquire.capacity }));
+        }
+        let replaced = match acquire.replaces {
+            Some(sequence) if acquire.owner.is_none() => {
+                self.replaceable(acquire.acquisition.client, sequence)?
+            }
+            _ => None,
+        };
+        if acquire.replaces.is_some() && replaced.is_none() {
+            return Ok(Reply::Refused(Refusal::NotHeld));
+        }
+        if self.header.leases == 0 && self.header.waiters == 0 {
+            self.header.capacity = acquire.capacity;
+        } else if self.header.capacity != acquire.capacity {
+            return Ok(Reply::Refused(Refusal::Capacity { in_use: self.header.capacity }));
+        }
+        if let Some(held) = replaced {
+            return self.replace(acquire, &held);
+        }
+        if let Some(held) = self.held_by(acquire.owner.as_ref())? {
+            return self.reenter(acquire, &held);
+        }
+        if !self.header.is_awaited() && self.fits(acquire.weight) {
+            let tokens = self.next_tokens(acquire.reserve);
+            return self.lease_at_once(acquire, tokens, self.now());
+        }
+        match acquire.wait {
+            None => Ok(Reply::Busy),
+            Some(wait) => self.enqueue(acquire, wait),
+        }
+    }
+
+    /// The answer to an attempt that the table has heard of before.
+    fn known_attempt(&mut self, acquire: &Acquire) -> Result<Option<Reply>, R::Error> {
+        let acquisition = acquire.acquisition;
+        if let Some(grant) = self.take_back_grant(acquisition) {
+            return Ok(Some(Reply::Granted(grant)));
+        }
+        if self.header.tombstones > 0 && self.rows.tombstone(acquisition)?.is_some() {
+            return Ok(Some(Reply::Cancelled));
+        }
+        if self.header.leases > 0
+            && let Some(lease) = self.rows.lease(acquisition)?
+        {
+            return Ok(Some(self.granted_before(&lease)));
+        }
+        if self.header.waiters > 0
+            && let Some(waiter) = self.rows.waiter(acquisition)?
+        {
+            return self.look_again(waiter, acquire).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
+    fn granted_before(&self, lease: &Lease) -> Reply {
+        if lease.kept {
+            return Reply::Cancelled;
+        }
+        // The range that was set aside is not stored: a repeat gets the grant's own token only.
+        let tokens = TokenRange { first: lease.token, last: lease.token };
+        Reply::Granted(Grant { tokens, lasts: lease.expires_at.since(self.now()) })
+    }
+
+    /// A waiter's re-check, still waiting after the queue has moved.
+    fn look_again(&mut self, mut waiter: Waiter, acquire: &Acquire) -> Result<Reply, R::Error> {
+        if let Some(held) = self.held_by(waiter.owner.as_ref())?
+            && waiter.weight <= held.weight
+        {
+            // Its owner was granted the lease through another attempt meanwhile.
+            self.remove_waiter(&waiter)?;
+            return Ok(Reply::Granted(self.lease_to_waiter(&waiter, Some(&held))?));
+        }
+        let place = waiter.place;
+        if let Some(wait) = acquire.wait {
+            waiter.deadline = self.now() + wait.entry_ttl;
+            self.soonest_expiry(waiter.deadline);
+            self.rows.put_waiter(waiter)?;
+        }
+        self.queued(place)
+    }
+
+    fn reenter(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
+        if acquire.weight > held.weight {
+            return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
+        }
+        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token }, self.now())
+    }
+
+    /// Takes the place of a lease. With less weight it is still the same critical section, with the same token; with
+    /// more it is another one. In both cases the hold goes on, and counts since its beginning.
+    fn replace(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
+        let further = acquire.weight.saturating_sub(held.weight);
+        if !self.fits(further) {
+            return match acquire.wait {
+                None => Ok(Reply::Busy),
+                Some(wait) if held.weight > self.header.capacity / 2 => self.enqueue(acquire, wait),
+                Some(_) => Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight })),
+            };
+        }
+        self.make_way(held)?;
+        let tokens = match further {
+            0 => TokenRange { first: held.token, last: held.token },
+            _ => self.next_tokens(acquire.reserve),
+        };
+        let reply = self.lease_at_once(acquire, tokens, held.granted_at)?;
+        self.head_was_told_wrong();
+        self.grant()?;
+        Ok(reply)
+    }
+
+    fn lease_at_once(
+        &mut self,
+        acquire: &Acquire,
+        tokens: TokenRange,
+        granted_at: StoreTime,
+    ) -> Result<Reply, R::Error> {
+        self.add_lease(Lease {
+            acquisition: acquire.acquisition,
+            owner: acquire.owner.clone(),
+            weight: acquire.weight,
+            token: tokens.first,
+            granted_at,
+            expires_at: self.now() + acquire.ttl,
+            claimed: true,
+            kept: false,
+            metadata: acquire.metadata.clone(),
+        })?;
+        Ok(Reply::Granted(Grant { tokens, lasts: acquire.ttl }))
+    }
+
+    fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
+        // A holder that waits for more is the only one of its kind, and those who stand behind it must not cost it its lease.
+        if acquire.replaces.is_none() && self.header.waiters >= wait.max_queue {
+            return Ok(Reply::QueueFull);
+        }
+        let number = self.header.next_place;
+        let place = if acquire.replaces.is_some() { number } else { BEHIND_HOLDERS + number };
+        let deadline = self.now() + wait.entry_ttl;
+        self.rows.put_waiter(Waiter {
+            place,
+            acquisition: acquire.acquisition,
+            owner: acquire.owner.clone(),
+            weight: acquire.weight,
+            ttl: acquire.ttl,
+            reserve: acquire.reserve,
+            replaces: acquire.replaces,
+            since: self.now(),
+            deadline,
+            parked: false,
+            metadata: acquire.metadata.clone(),
+        })?;
+        self.header.next_place += 1;
+        self.header.waiters += 1;
+        self.soonest_expiry(deadline);
+        self.queued(place)
+    }
+
+    /// The answer for a place in the queue. Whoever is the head learns it here, and needs no push.
+    fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
+        let head = match self.rows.first_ready_waiter()? {
+            Some(first) if first.place == place => {
+                self.header.head = place;
+                Some(self.head_hint()?)
+            }
+            _ => None,
+        };
+        Ok(Reply::Queued(Queued { head }))
+    }
+}

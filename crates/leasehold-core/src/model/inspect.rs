@@ -1,0 +1,62 @@
+//! `Inspect` and `ForceRelease`: what is asked by those who neither hold nor wait. The twin of `lua/inspect.lua` and
+//! `lua/force_release.lua`.
+
+use alloc::vec::Vec;
+
+use super::{Rows, Step};
+use crate::command::{Holder, PushKind, Reply, View, Waiting};
+use crate::token::Token;
+
+impl<R: Rows> Step<'_, '_, R> {
+    pub(super) fn inspect(&mut self) -> Result<Reply, R::Error> {
+        let holders = self.holders()?;
+        let mut waiters = Vec::new();
+        self.rows.each_waiter(&mut |waiter| {
+            waiters.push(Waiting {
+                acquisition: waiter.acquisition,
+                weight: waiter.weight,
+                since: waiter.since,
+                deadline: waiter.deadline,
+                passed_over: waiter.parked,
+                metadata: waiter.metadata,
+            });
+        })?;
+        Ok(Reply::View(View {
+            capacity: self.header.capacity,
+            in_use: self.header.in_use,
+            last_token: Token::new(self.header.last_token),
+            holders,
+            waiters,
+        }))
+    }
+
+    pub(super) fn force_release(&mut self) -> Result<Reply, R::Error> {
+        let holders = self.holders()?;
+        for holder in &holders {
+            if let Some(lease) = self.rows.lease(holder.acquisition)? {
+                self.remove_lease(&lease)?;
+                self.push(holder.acquisition, PushKind::Revoked);
+            }
+        }
+        self.grant()?;
+        Ok(Reply::Forced(holders))
+    }
+
+    fn holders(&mut self) -> Result<Vec<Holder>, R::Error> {
+        let mut holders = Vec::new();
+        self.rows.each_lease(&mut |lease| {
+            holders.push(Holder {
+                acquisition: lease.acquisition,
+                owner: lease.owner,
+                weight: lease.weight,
+                token: lease.token,
+                granted_at: lease.granted_at,
+                expires_at: lease.expires_at,
+                kept: lease.kept,
+                metadata: lease.metadata,
+            });
+        })?;
+        holders.sort_by_key(|holder| (holder.token, holder.acquisition));
+        Ok(holders)
+    }
+}

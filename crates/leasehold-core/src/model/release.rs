@@ -1,0 +1,70 @@
+//! `Renew` and `Release`: keeping a lease, and giving back a lease or a place in the queue. The twin of `lua/renew.lua` and
+//! `lua/release.lua`.
+
+use core::time::Duration;
+
+use super::{Lease, Rows, Step};
+use crate::command::{Release, Renew, Reply};
+
+impl<R: Rows> Step<'_, '_, R> {
+    pub(super) fn renew(&mut self, renew: &Renew) -> Result<Reply, R::Error> {
+        let Some(mut lease) = self.held_lease(renew.acquisition)? else {
+            return Ok(Reply::NotHeld);
+        };
+        lease.claimed = true;
+        lease.expires_at = self.now() + renew.ttl;
+        self.soonest_expiry(lease.expires_at);
+        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
+            // It is one lease at several stores, with one token.
+            self.remember_token(floor.get());
+            lease.token = floor;
+        }
+        self.rows.put_lease(lease)?;
+        let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
+        let wanted = self.header.is_awaited();
+        Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
+    }
+
+    pub(super) fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
+        if !release.tombstone.is_zero() {
+            self.bury(release)?;
+        }
+        if let Some(lease) = self.held_lease(release.acquisition)? {
+            self.give_back(lease, release.at_least)?;
+        } else if self.header.waiters > 0
+            && let Some(waiter) = self.rows.waiter(release.acquisition)?
+        {
+            self.remove_waiter(&waiter)?;
+        } else {
+            return Ok(Reply::NotHeld);
+        }
+        self.grant()?;
+        Ok(Reply::Released)
+    }
+
+    /// Ends a lease. It stays as a *kept* one where `at_least` has not passed yet, unless its owner holds
+    /// the resource through another acquisition: then the last release decides.
+    fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
+        self.remove_lease(&lease)?;
+        let keep_until = lease.granted_at + at_least;
+        if keep_until <= self.now() || self.weight_of(lease.owner.as_ref())? > 0 {
+            return Ok(());
+        }
+        lease.kept = true;
+        lease.claimed = true;
+        lease.expires_at = keep_until;
+        self.add_lease(lease)?;
+        self.head_was_told_wrong();
+        Ok(())
+    }
+
+    fn bury(&mut self, release: &Release) -> Result<(), R::Error> {
+        let until = self.now() + release.tombstone;
+        if self.rows.tombstone(release.acquisition)?.is_none() {
+            self.header.tombstones += 1;
+        }
+        self.rows.put_tombstone(release.acquisition, until)?;
+        self.soonest_expiry(until);
+        Ok(())
+    }
+}

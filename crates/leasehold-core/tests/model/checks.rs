@@ -1,0 +1,264 @@
+//! The promises, each checked after every step of random command sequences.
+
+use leasehold_core::{Holder, Owner, PushKind, Token};
+use proptest::prelude::*;
+
+use super::*;
+
+/// How many sequences a property is checked with: `scripts/test --long` wants more.
+fn cases() -> u32 {
+    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 200_000 } else { 4_000 }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Acquire { client: u128, sequence: u64, weight: u32, wait: bool, owner: Option<u8> },
+    Replace { client: u128, sequence: u64, weight: u32, wait: bool },
+    Renew { client: u128, sequence: u64, reserve: u32 },
+    Release { client: u128, sequence: u64, at_least_s: u64, tombstone_s: u64 },
+    Force,
+    Pass { ms: u64 },
+    Leave { client: u128 },
+    Return { client: u128 },
+}
+
+fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
+    let who = || (0..CLIENTS, 0..REPLACING);
+    // What took another's place is renewed, released and replaced too.
+    let either = || (0..CLIENTS, 0..2 * REPLACING);
+    let op = prop_oneof![
+        8 => (who(), 1..=capacity, any::<bool>(), proptest::option::weighted(0.2, 0..2_u8)).prop_map(
+            |((client, sequence), weight, wait, owner)| Op::Acquire { client, sequence, weight, wait, owner }
+        ),
+        3 => (who(), 1..=capacity, any::<bool>()).prop_map(
+            |((client, sequence), weight, wait)| Op::Replace { client, sequence, weight, wait }
+        ),
+        4 => (either(), 0..3_u32).prop_map(|((client, sequence), reserve)| Op::Renew { client, sequence, reserve }),
+        5 => (either(), prop_oneof![9 => Just(0), 1 => 0..20_u64], prop_oneof![3 => Just(0), 1 => 1..9_u64]).prop_map(
+            |((client, sequence), at_least_s, tombstone_s)| Op::Release { client, sequence, at_least_s, tombstone_s }
+        ),
+        1 => Just(Op::Force),
+        4 => (0..6_000_u64).prop_map(|ms| Op::Pass { ms }),
+        1 => (0..CLIENTS).prop_map(|client| Op::Leave { client }),
+        2 => (0..CLIENTS).prop_map(|client| Op::Return { client }),
+    ];
+    proptest::collection::vec(op, 1..80)
+}
+
+fn command(op: &Op, capacity: u32) -> Option<Command> {
+    Some(match *op {
+        Op::Acquire { client, sequence, weight, wait, owner } => {
+            let Command::Acquire(command) = acquire(id(client, sequence), capacity, weight, wait) else {
+                unreachable!()
+            };
+            let mut command = Acquire::clone(&command);
+            command.owner = owner.map(|owner| Owner::new(&owner.to_string()));
+            Command::from(command)
+        }
+        Op::Replace { client, sequence, weight, wait } => {
+            replace(id(client, sequence), id(client, sequence + REPLACING), capacity, weight, wait)
+        }
+        Op::Renew { client, sequence, reserve } => {
+            Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
+        }
+        Op::Release { client, sequence, at_least_s, tombstone_s } => Command::Release(Release {
+            acquisition: id(client, sequence),
+            at_least: Duration::from_secs(at_least_s),
+            tombstone: Duration::from_secs(tombstone_s),
+        }),
+        Op::Force => Command::ForceRelease,
+        Op::Pass { .. } | Op::Leave { .. } | Op::Return { .. } => return None,
+    })
+}
+
+/// Runs the sequence, and says which promise broke first.
+pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[Op]) -> Result<(), String> {
+    let mut world = World::over(rows);
+    let mut highest = 0_u64;
+    for op in ops {
+        match *op {
+            Op::Pass { ms } => world.pass(Duration::from_millis(ms)),
+            Op::Leave { client } => world.absent.push(ClientId::new(client)),
+            Op::Return { client } => world.absent.retain(|absent| *absent != ClientId::new(client)),
+            _ => {}
+        }
+        let Some(command) = command(op, capacity) else { continue };
+        let before = world.view();
+        world.pushes.clear();
+        let reply = world.run(&command);
+        let pushes = world.pushes.clone();
+        let after = world.view();
+        weights_fit(&after, capacity)?;
+        nobody_overtakes(&world, &before, &after, &command)?;
+        highest = tokens_rise(highest, &before, &after, &reply)?;
+        pushes_tell_the_truth(&after, &pushes)?;
+        let repeated = world.run(&command);
+        let again = world.view();
+        a_repeat_changes_nothing(&command, (&reply, &after), (&repeated, &again))?;
+        highest = highest.max(again.last_token.map_or(0, Token::get));
+    }
+    nothing_is_left(world)
+}
+
+fn weights_fit(view: &View, capacity: u32) -> Result<(), String> {
+    let mut held: Vec<(Option<Owner>, Acquisition, u32)> = Vec::new();
+    for holder in &view.holders {
+        let same = held.iter_mut().find(|(owner, _, _)| owner.is_some() && *owner == holder.owner);
+        match same {
+            Some((_, _, weight)) => *weight = holder.weight.max(*weight),
+            None => held.push((holder.owner.clone(), holder.acquisition, holder.weight)),
+        }
+    }
+    let sum: u32 = held.iter().map(|(_, _, weight)| weight).sum();
+    if sum > capacity || sum != view.in_use {
+        return Err(format!("{sum} of {capacity} is held, the header says {}", view.in_use));
+    }
+    Ok(())
+}
+
+/// Whose sign of life the command is.
+fn speaker(command: &Command) -> Option<ClientId> {
+    match command {
+        Command::Acquire(acquire) => Some(acquire.acquisition.client),
+        Command::Renew(renew) => Some(renew.acquisition.client),
+        _ => None,
+    }
+}
+
+/// A new holder had nobody before it that was there and ready, unless its owner held already.
+fn nobody_overtakes<R>(
+    world: &World<R>,
+    before: &View,
+    after: &View,
+    command: &Command,
+) -> Result<(), String> {
+    let speaker = speaker(command);
+    for holder in &after.holders {
+        let is_new = before.holders.iter().all(|old| old.acquisition != holder.acquisition);
+        let shares = |other: &Holder| other.acquisition != holder.acquisition && other.token == holder.token;
+        // A holder that takes more is before all who wait.
+        let has_held = holder.acquisition.sequence >= REPLACING;
+        if !is_new || has_held || after.holders.iter().any(shares) {
+            continue;
+        }
+        for waiter in &before.waiters {
+            if waiter.acquisition == holder.acquisition {
+                break;
+            }
+            let client = waiter.acquisition.client;
+            let was_ready = !waiter.passed_over || speaker == Some(client);
+            let waits_on = after.waiters.iter().any(|still| still.acquisition == waiter.acquisition);
+            if was_ready && waits_on && !world.absent.contains(&client) {
+                return Err(format!("{} overtook {}", holder.acquisition, waiter.acquisition));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Result<u64, String> {
+    for holder in &after.holders {
+        let known = |old: &Holder| old.token == holder.token;
+        if !before.holders.iter().any(known) && holder.token.get() <= highest {
+            return Err(format!("token {} came after {highest}", holder.token));
+        }
+    }
+    if let Reply::Renewed { tokens: Some(range), .. } = reply
+        && range.first.get() <= highest
+    {
+        return Err(format!("the reserved token {} came after {highest}", range.first));
+    }
+    let held = after.holders.iter().map(|holder| holder.token.get()).max().unwrap_or(0);
+    Ok(highest.max(held).max(after.last_token.map_or(0, Token::get)))
+}
+
+fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
+    for push in pushes {
+        let holds = after.holders.iter().any(|holder| holder.acquisition == push.acquisition);
+        let waits = after.waiters.iter().any(|waiter| waiter.acquisition == push.acquisition);
+        let right = match push.kind {
+            PushKind::Granted(_) => holds,
+            PushKind::Next(_) => waits,
+            PushKind::Revoked => !holds,
+            PushKind::Wanted => holds && !after.waiters.is_empty(),
+        };
+        if !right {
+            return Err(format!("{push:?} is not so"));
+        }
+    }
+    Ok(())
+}
+
+fn a_repeat_changes_nothing(
+    command: &Command,
+    (first, after): (&Reply, &View),
+    (second, again): (&Reply, &View),
+) -> Result<(), String> {
+    let may_differ = match command {
+        // What is gone is gone: the second answer says so, and takes nothing else.
+        Command::Release(_) => matches!((first, second), (Reply::Released, Reply::NotHeld)),
+        Command::ForceRelease => true,
+        // The range that was set aside is the first answer's, the lease is the same.
+        Command::Renew(renew) => renew.reserve > 0,
+        // As below: a sign of life may bring another entry of the speaker's to the head, before this one.
+        Command::Acquire(_) => matches!((first, second), (Reply::Queued(_), Reply::Queued(_))),
+        _ => false,
+    };
+    if first != second && !may_differ {
+        return Err(format!("{command:?} answered {first:?}, then {second:?}"));
+    }
+    let (mut after, mut again) = (after.clone(), again.clone());
+    match command {
+        Command::Renew(renew) if renew.reserve > 0 => (after.last_token, again.last_token) = (None, None),
+        // Forcing again takes it from whoever was granted it by the first.
+        Command::ForceRelease => return Ok(()),
+        _ => {}
+    }
+    // Speaking again is a sign of life, which the speaker's other entries show.
+    if let Some(client) = speaker(command) {
+        for waiter in after.waiters.iter_mut().chain(&mut again.waiters) {
+            waiter.passed_over &= waiter.acquisition.client != client;
+        }
+    }
+    if after != again {
+        return Err(format!("repeating {command:?} made {after:?} into {again:?}"));
+    }
+    Ok(())
+}
+
+/// When everybody has been silent for long enough, a newcomer is served at once, and in the end not a
+/// row is left.
+fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(), String> {
+    let absent = (0..CLIENTS).map(ClientId::new);
+    world.absent.extend(absent);
+    world.pass(ENTRY_TTL.max(TTL) + Duration::from_secs(1));
+    let view = world.view();
+    if !view.holders.is_empty() || !view.waiters.is_empty() {
+        return Err(format!("the dead still hold or wait: {view:?}"));
+    }
+    let newcomer = id(99, 0);
+    let reply = world.run(&acquire(newcomer, 7, 7, false));
+    if !matches!(reply, Reply::Granted(_)) {
+        return Err(format!("a newcomer got {reply:?}"));
+    }
+    world.run(&release(newcomer));
+    world.pass(Duration::from_secs(3_601));
+    if world.sweep() {
+        return Err(String::from("something is kept for ever"));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_mutex_keeps_its_promises(ops in ops(1)) {
+        check(Table::new(), 1, &ops).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn a_weighted_resource_keeps_its_promises(ops in ops(3)) {
+        check(Table::new(), 3, &ops).map_err(TestCaseError::fail)?;
+    }
+}

@@ -1,0 +1,100 @@
+//! The lease table: its promises, and what breaks them.
+//!
+//! Here is the world that a table is in. `checks.rs` has the promises, each checked after every step of random command
+//! sequences; `specimens.rs` the broken tables that those checks must catch; `stories.rs` single sequences that say more.
+
+mod checks;
+mod specimens;
+mod stories;
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use leasehold_core::model::{Rows, Table, Turn, apply, sweep};
+use leasehold_core::{
+    Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Release, Renew, Reply, StoreTime, View,
+    WaitFor,
+};
+
+const CLIENTS: u128 = 4;
+const TTL: Duration = Duration::from_secs(10);
+const ENTRY_TTL: Duration = Duration::from_secs(30);
+const START: StoreTime = StoreTime::from_micros(1_700_000_000_000_000);
+
+fn id(client: u128, sequence: u64) -> Acquisition {
+    Acquisition { client: ClientId::new(client), sequence }
+}
+
+fn acquire(acquisition: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
+    Command::from(Acquire {
+        capacity,
+        weight,
+        wait: wait.then_some(WaitFor { entry_ttl: ENTRY_TTL, max_queue: 1_000 }),
+        ..Acquire::exclusive(acquisition, TTL)
+    })
+}
+
+/// Added to the sequence number of a lease for the attempt that is to take its place.
+const REPLACING: u64 = 6;
+
+fn replace(old: Acquisition, new: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
+    let Command::Acquire(command) = acquire(new, capacity, weight, wait) else { unreachable!() };
+    Command::from(Acquire { replaces: Some(old.sequence), ..Acquire::clone(&command) })
+}
+
+fn release(acquisition: Acquisition) -> Command {
+    Command::Release(Release::now(acquisition))
+}
+
+fn renew(acquisition: Acquisition) -> Command {
+    Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
+}
+
+/// A table with a clock and a list of who is there.
+struct World<R> {
+    rows: R,
+    now: StoreTime,
+    absent: Vec<ClientId>,
+    pushes: Vec<Push>,
+}
+
+impl World<Table> {
+    fn new() -> Self {
+        Self::over(Table::new())
+    }
+}
+
+impl<R: Rows<Error = Infallible>> World<R> {
+    fn over(rows: R) -> Self {
+        Self { rows, now: START, absent: Vec::new(), pushes: Vec::new() }
+    }
+
+    fn run(&mut self, command: &Command) -> Reply {
+        let absent = self.absent.clone();
+        let turn = Turn {
+            now: Now::same(self.now),
+            is_there: &mut |client| !absent.contains(&client),
+            pushes: &mut self.pushes,
+        };
+        let Answer { at, reply } =
+            apply(&mut self.rows, turn, command).unwrap_or_else(|never| match never {});
+        assert_eq!(at, self.now);
+        reply
+    }
+
+    fn sweep(&mut self) -> bool {
+        let turn = Turn { now: Now::same(self.now), is_there: &mut |_| true, pushes: &mut self.pushes };
+        sweep(&mut self.rows, turn).unwrap_or_else(|never| match never {})
+    }
+
+    fn view(&mut self) -> View {
+        match self.run(&Command::Inspect) {
+            Reply::View(view) => view,
+            other => panic!("inspecting answered {other:?}"),
+        }
+    }
+
+    fn pass(&mut self, span: Duration) {
+        self.now = self.now + span;
+    }
+}
