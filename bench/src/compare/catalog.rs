@@ -109,7 +109,7 @@ pub const SEMAPHORES: [Row; 2] = [
 
 /// Over a quorum of independent servers.
 pub const QUORUM: [Row; 5] = [
-    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fenced: true, ..EXTENDS }, "as it comes"),
+    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fair: false, ..ALL }, "as it comes"),
     row("Redisson RedLock", "redisson", "mutex", EXTENDS, "deprecated by its authors, and still there"),
     row("redsync", "redsync", "mutex", POLLS, "as it comes"),
     row("redlock", "redlock", "mutex", EXTENDS, "as it comes"),

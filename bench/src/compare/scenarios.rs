@@ -208,7 +208,7 @@ impl Scale {
                 // So many need longer until each had its turn.
                 if size >= 1_000 {
                     (work.span, work.rounds) =
-                        self.pick((Duration::from_secs(1), 1), (Duration::from_secs(3), 2));
+                        self.pick((Duration::from_secs(1), 1), (Duration::from_secs(2), 2));
                 }
                 work
             };
@@ -272,7 +272,7 @@ impl Scale {
                 _ => format!("{delay} ms away, {clients} clients, hold 1 ms"),
             };
             let mut work = self.work(title, clients, Rule::Exclusive, if clients == 1 { 0 } else { 1 });
-            work.span = Duration::from_millis(self.pick(500, 1_500));
+            work.span = Duration::from_millis(self.pick(500, 1_200));
             let rows = if clients == 1 {
                 catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain())
             } else {

@@ -84,11 +84,11 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
 }
 
 /// Whether it does what leasehold does, as far as the cell asks for it. To be first come, first served costs nothing where
-/// nobody waits; of readers and writers, and of semaphores, there is only one other; and over a quorum nobody is told.
+/// nobody waits; of readers and writers, and of semaphores, there is only one other; and over a quorum no order is promised.
 fn is_of_class(promises: Promises, cell: &Cell) -> bool {
     match cell.scenario.as_str() {
         "g" | "h" => promises.is_told,
-        "i" => promises.renews,
+        "i" => promises.renews && (promises.is_told || !cell.is_contended),
         _ => promises.is_told && promises.renews && (promises.is_fair || !cell.is_contended),
     }
 }
@@ -168,6 +168,17 @@ mod tests {
         assert_eq!(named(&found.bound), ["PUBLISH to the next: 131"]);
         assert_eq!(found.class[0].leaves_out, [TOKENS]);
         assert_eq!(found.others[0].leaves_out, ["renewal", "being told", "a queue", TOKENS]);
+    }
+
+    #[test]
+    fn over_a_quorum_whoever_polls_is_of_the_class_only_where_nobody_waits() {
+        let behind = |is_contended| {
+            let rows = vec![row("leasehold redlock:", 100.0, 0.0), row("rslock", 120.0, 0.0)];
+            let cell = Cell { scenario: "i".into(), is_contended, rows, ..Cell::default() };
+            let found = verdict(&Results { cells: vec![cell], ..Results::default() });
+            (found.class.len(), found.others.len())
+        };
+        assert_eq!([behind(false), behind(true)], [(1, 0), (0, 1)]);
     }
 
     #[test]

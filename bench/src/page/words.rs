@@ -97,14 +97,14 @@ pub(super) fn verdict(verdict: &Verdict) -> String {
     let without_tokens = verdict.class.iter().filter(|behind| behind.leaves_out.contains(&TOKENS)).count();
     let class = format!(
         "More than a tenth behind the first of those that do the same: they renew, tell whoever waits, and where clients compete serve \
-         the first to come first. In {without_tokens} of these {} the first gives no fencing tokens, which have to outlive their lock:",
+         the first to come first; over a quorum, where no order is promised, they renew, and tell whoever waits if clients compete. \
+         {without_tokens} of these {} are behind a lock that gives no fencing tokens, which have to outlive their lock:",
         verdict.class.len()
     );
     let parts = [
         (
             class.as_str(),
-            "Nowhere is it more than a tenth behind the first of those that do the same: renew, tell whoever waits, and where clients \
-             compete serve the first to come first.",
+            "Nowhere is it more than a tenth behind the first of those that do the same.",
             table(&verdict.class, true),
         ),
         (
