@@ -104,13 +104,14 @@ fn served(turns: &[Turn], tasks: u32) -> Vec<f64> {
     served
 }
 
-/// Jain's fairness index over the tasks' turns, as a part of what was possible: with fewer turns than tasks, each task one
-/// or none is as fair as can be.
+/// Jain's fairness index over the tasks' turns, as a part of what was possible: where the turns can't be shared out evenly,
+/// it is as fair as can be if no task has more than one turn more than any other.
 fn jain(served: &[f64]) -> f64 {
-    let (all, squares): (f64, f64) = (served.iter().sum(), served.iter().map(|served| served * served).sum());
-    let tasks = count(served.len());
-    let possible = (all / tasks).min(1.0);
-    all * all / (tasks * squares) / possible
+    let (all, tasks): (f64, f64) = (served.iter().sum(), count(served.len()));
+    let squares: f64 = served.iter().map(|served| served * served).sum();
+    let (each, left) = ((all / tasks).floor(), all % tasks);
+    let evenest = left * (each + 1.0) * (each + 1.0) + (tasks - left) * each * each;
+    evenest / squares
 }
 
 /// How often somebody came in who should not have.
@@ -220,6 +221,14 @@ mod tests {
     fn a_run_without_a_turn_has_figures_all_the_same() {
         let found = of(&[], COURSE, 0);
         assert_eq!((found["rate"], found["wait_max"], found.get("jain")), (0.0, 10.0, None));
+    }
+
+    #[test]
+    fn no_more_than_one_turn_of_difference_is_as_fair_as_can_be() {
+        assert_eq!([jain(&[3.0, 2.0, 2.0]), jain(&[1.0, 0.0]), jain(&[4.0, 4.0])], [1.0; 3]);
+        // Five turns for two: 9 + 4 would be the least.
+        assert_eq!(jain(&[4.0, 1.0]), 13.0 / 17.0);
+        assert_eq!(jain(&[6.0, 0.0]), 0.5);
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub(super) const SCENARIOS: [About; 10] = [
         "Many clients, one lock",
         "Each waits for the same lock, holds it, gives it back, and asks again. *Clients* have connections of their own, the \
          fewest that their library allows, in one process; *processes* have one client each. *Hand-over* is from the moment when \
-         the holder begins to release until somebody who waited is inside. With fewer turns than clients, Jain's index is told as \
-         a part of what was possible.",
+         the holder begins to release until somebody who waited is inside. Jain's index is told as a part of what so many turns allow: 2,600 of a thousand \
+         clients can't be shared out evenly.",
     ),
     about(
         "d",
