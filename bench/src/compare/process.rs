@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use leasehold_bench_peer::protocol::{Answer, Hello, Order};
@@ -128,7 +128,10 @@ impl Process {
     }
 
     fn line(&self, within: Duration) -> Result<String, String> {
-        self.answers.recv_timeout(within).map_err(|_| "it does not answer, or has ended".to_owned())
+        self.answers.recv_timeout(within).map_err(|error| match error {
+            RecvTimeoutError::Timeout => format!("it has not answered for {within:?}"),
+            RecvTimeoutError::Disconnected => "it has ended".to_owned(),
+        })
     }
 }
 
