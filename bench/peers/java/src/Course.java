@@ -8,6 +8,8 @@ import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 
@@ -32,7 +34,7 @@ final class Course {
         private final Client.Lock lock;
         private final int number;
         private final ByteBuffer bytes = ByteBuffer.allocateDirect(8).order(ByteOrder.LITTLE_ENDIAN);
-        private final List<long[]> turns = new ArrayList<>();
+        private final Queue<long[]> turns = new ConcurrentLinkedQueue<>();
         /** Between taking the lock and giving it back, where nobody interrupts it. */
         private boolean isInside;
 
@@ -174,15 +176,14 @@ final class Course {
         }
     }
 
+    /** Those who could not be called back may still be at it: what they add from now on does not count. */
     private void write(List<Task> tasks) throws IOException {
-        int count = tasks.stream().mapToInt(task -> task.turns.size()).sum();
-        ByteBuffer log = ByteBuffer.allocate(count * TURN_BYTES).order(ByteOrder.LITTLE_ENDIAN);
-        for (Task task : tasks) {
-            for (long[] turn : task.turns) {
-                log.putInt((int) turn[0]).putInt((int) turn[1]);
-                for (int moment = 2; moment < turn.length; moment++) {
-                    log.putLong(turn[moment]);
-                }
+        List<long[]> turns = tasks.stream().flatMap(task -> task.turns.stream()).toList();
+        ByteBuffer log = ByteBuffer.allocate(turns.size() * TURN_BYTES).order(ByteOrder.LITTLE_ENDIAN);
+        for (long[] turn : turns) {
+            log.putInt((int) turn[0]).putInt((int) turn[1]);
+            for (int moment = 2; moment < turn.length; moment++) {
+                log.putLong(turn[moment]);
             }
         }
         Files.write(Path.of(order.log), log.array());
