@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
+use leasehold_bench::compare::catalog;
 use leasehold_bench::compare::scenarios::Scenario;
 use leasehold_bench::compare::{self, Options};
 use leasehold_bench::page;
@@ -42,7 +44,7 @@ enum Command {
         #[arg(long)]
         quick: bool,
         /// Only these programs: leasehold, bounds, and what bench/setup names.
-        #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
+        #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(catalog::programs()))]
         only: Vec<String>,
         /// Where the results go [default: target/bench/run.json].
         #[arg(long, value_name = "PATH")]

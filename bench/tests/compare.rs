@@ -73,3 +73,17 @@ fn a_peer_that_is_not_built_is_told_and_not_left_out() {
     let why = results.cells[0].rows[0].missing.as_deref();
     assert_eq!(why, Some("it is not built: bench/setup redsync"));
 }
+
+#[test]
+fn a_program_that_is_not_there_is_refused_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run.json");
+    let refused = Command::new(env!("CARGO_BIN_EXE_leasehold-bench"))
+        .args(["compare", "a", "--only", "redison", "--output"])
+        .arg(&output)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("redisson"), "{said}");
+    assert!(!output.exists());
+}

@@ -1,5 +1,7 @@
 //! Who takes part: every row of the tables, and what it promises.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// What a row does for its users. Rows are compared with those that do the same.
@@ -160,6 +162,12 @@ pub fn contended() -> Vec<Row> {
 #[must_use]
 pub fn with(bounds: &[Row], rows: Vec<Row>) -> Vec<Row> {
     bounds.iter().copied().chain(rows).collect()
+}
+
+/// Every program that there is.
+#[must_use]
+pub fn programs() -> BTreeSet<&'static str> {
+    all().into_iter().map(|row| row.program).collect()
 }
 
 /// Every row that there is, each once.
