@@ -46,7 +46,7 @@ enum Command {
         /// Only these programs: leasehold, bounds, and what bench/setup names.
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(catalog::programs()))]
         only: Vec<String>,
-        /// Where the results go [default: target/bench/run.json].
+        /// Where the results go [default: target/bench/run.json, and part.json beside it where only some are named].
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
@@ -116,13 +116,14 @@ fn main() {
 fn obey(command: Command) {
     match command {
         Command::Compare { scenarios, quick, only, output } => {
-            let output = output.unwrap_or_else(compare::output);
+            let is_whole = scenarios.is_empty() && only.is_empty();
+            let output = output.unwrap_or_else(|| compare::output(is_whole));
             let path = output.clone();
             let results = compare::run(Options { is_quick: quick, scenarios, programs: only, output }, true);
             println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());
         }
         Command::Report { from } => {
-            if let Err(error) = page::publish(&from.unwrap_or_else(compare::output)) {
+            if let Err(error) = page::publish(&from.unwrap_or_else(|| compare::output(true))) {
                 eprintln!("leasehold-bench: {error}");
                 std::process::exit(1);
             }

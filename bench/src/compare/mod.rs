@@ -39,10 +39,10 @@ pub struct Options {
     pub output: PathBuf,
 }
 
-/// Where results go unless told otherwise.
+/// Where results go unless told otherwise: a look at some of it does not cost those of an hour.
 #[must_use]
-pub fn output() -> PathBuf {
-    process::built().with_file_name("bench").join("run.json")
+pub fn output(is_whole: bool) -> PathBuf {
+    process::built().with_file_name("bench").join(if is_whole { "run.json" } else { "part.json" })
 }
 
 const ALL: [Scenario; 10] = [
