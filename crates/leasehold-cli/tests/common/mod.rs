@@ -40,7 +40,7 @@ impl Place {
 
     /// The program with these arguments, its input and output closed or caught.
     pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
+        let mut command = program();
         command.args(args).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -81,6 +81,18 @@ impl Place {
     pub(crate) fn until_waiting(&self, name: &str, count: usize) {
         until(|| (self.show(name)["waiters"].as_array()?.len() == count).then_some(()));
     }
+}
+
+/// The program, as a terminal would start it: what was ignored stays so, and whoever runs the tests in the background or by
+/// `nohup` was told to ignore signals that they send.
+fn program() -> Command {
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    if cfg!(not(target_os = "linux")) {
+        return Command::new(program);
+    }
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
+    command
 }
 
 /// A running program, killed if the test fails.
