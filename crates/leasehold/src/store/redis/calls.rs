@@ -31,7 +31,7 @@ const RENEWALS: usize = 128;
 
 /// All in one flight, but for renewals that turn out to be more than that.
 ///
-/// Here and in `route.rs`, futures for what is rare are boxed: every command's would have room for all of them.
+/// Here, in `route.rs` and in `link.rs`, futures for what is rare are boxed: every command's would have room for all of them.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
     way: Way<'_>,
