@@ -59,12 +59,12 @@ impl Store {
         let folder =
             tempfile::Builder::new().prefix("store-").tempdir().map_err(|error| error.to_string())?;
         let (port, peers) = (Port::claim(), Port::claim());
-        let (mut command, url) = prepare(kind, folder.path(), &port, &peers)?;
+        let number = port.number();
+        let (mut command, url) = prepare(kind, folder.path(), number, peers.number())?;
         let log = File::create(folder.path().join("log")).map_err(|error| error.to_string())?;
         let errors = log.try_clone().map_err(|error| error.to_string())?;
         command.stdin(Stdio::null()).stdout(log).stderr(errors);
         let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
-        let number = port.number();
         let mut store = Self { process, url, folder, _ports: [port, peers] };
         let limit = Instant::now() + STARTING;
         loop {
@@ -100,8 +100,7 @@ impl Drop for Store {
     }
 }
 
-fn prepare(kind: Kind, folder: &Path, port: &Port, peers: &Port) -> Result<(Command, String), String> {
-    let (port, peers) = (port.number(), peers.number());
+fn prepare(kind: Kind, folder: &Path, port: u16, peers: u16) -> Result<(Command, String), String> {
     let data = folder.join("data");
     match kind {
         Kind::Etcd => {

@@ -26,8 +26,8 @@ pub(super) const SCENARIOS: [About; 10] = [
         "Many clients, one lock",
         "Each waits for the same lock, holds it, gives it back, and asks again. *Clients* have connections of their own, the \
          fewest that their library allows, in one process; *processes* have one client each. *Hand-over* is from the moment when \
-         the holder begins to release until somebody who waited is inside. Jain's index is told as a part of what so many turns allow: 2,600 of a thousand \
-         clients can't be shared out evenly.",
+         the holder begins to release until somebody who waited is inside. Jain's index is told as a part of what so many \
+         turns allow: 2,600 of a thousand clients can't be shared out evenly.",
     ),
     about(
         "d",
@@ -105,40 +105,36 @@ pub(super) fn verdict(verdict: &Verdict) -> String {
         (
             class.as_str(),
             "Nowhere is it more than a tenth behind the first of those that do the same.",
-            table(&verdict.class, true),
+            &verdict.class,
         ),
         (
             "More than a tenth behind the first of the others, which leave something of that out:",
             "Nowhere is it more than a tenth behind the first of the others.",
-            table(&verdict.others, true),
+            &verdict.others,
         ),
         (
             "More than 1.3 times away from a lower bound:",
             "Nowhere is it more than 1.3 times away from a lower bound.",
-            table(&verdict.bound, false),
+            &verdict.bound,
         ),
     ];
-    for (some, none, table) in parts {
-        page += &table.map_or(format!("\n{none}\n"), |table| format!("\n{some}\n\n{table}"));
+    for (some, none, list) in parts {
+        page += &if list.is_empty() { format!("\n{none}\n") } else { format!("\n{some}\n\n{}", table(list)) };
     }
     page + "\n### Why\n\n" + include_str!("../../explanations.md")
 }
 
-/// None where there is nothing to show. Lower bounds promise nothing, so that need not be told of them.
-fn table(list: &[Behind], with_promises: bool) -> Option<String> {
-    if list.is_empty() {
-        return None;
-    }
-    let (head, line) = if with_promises { (" which leaves out |", "---|") } else { ("", "") };
-    let mut page =
-        format!("| where | column | leasehold | who | times |{head}\n|---|---|--:|--:|--:|{line}\n");
+fn table(list: &[Behind]) -> String {
+    let mut page = String::from(
+        "| where | column | leasehold | who | times | which leaves out |\n|---|---|--:|--:|--:|---|\n",
+    );
     for behind in list {
         let Behind { place, column, own, other, ratio, leaves_out } = behind;
         let ratio = if ratio.is_finite() { format!("{ratio:.2}") } else { "–".into() };
-        let promises = if with_promises { format!(" {} |", leaves_out.join(", ")) } else { String::new() };
-        let _ = writeln!(page, "| {place} | {column} | {own} | {other} | {ratio} |{promises}");
+        let _ =
+            writeln!(page, "| {place} | {column} | {own} | {other} | {ratio} | {} |", leaves_out.join(", "));
     }
-    Some(page)
+    page
 }
 
 /// The day of a moment, as 2026-11-21.
