@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use leasehold::{Client, Kind, LockView};
+use leasehold::{Client, Kind, LockView, WaiterView};
 use leasehold_servers::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
 
 /// A place for leases that lives as long as one test, and that several clients can share.
@@ -135,9 +135,17 @@ pub(crate) async fn until(
     name: &str,
     is_so: impl Fn(&LockView) -> bool,
 ) -> LockView {
+    until_seen(async || client.inspect(kind, name).await, is_so).await
+}
+
+/// Looks in this way until it is so.
+pub(crate) async fn until_seen(
+    look: impl AsyncFn() -> Result<LockView, leasehold::Error>,
+    is_so: impl Fn(&LockView) -> bool,
+) -> LockView {
     let give_up = Instant::now() + SOON;
     loop {
-        let view = client.inspect(kind, name).await.expect("the store answers");
+        let view = look().await.expect("the store answers");
         if is_so(&view) {
             return view;
         }
@@ -146,16 +154,29 @@ pub(crate) async fn until(
     }
 }
 
-/// Starts this attempt, and says once it stands in the queue, which nobody leaves meanwhile.
+/// Starts this attempt, and says once it stands in the queue.
 pub(crate) async fn queue<T: Send + 'static>(
     client: &Client,
     kind: Kind,
     name: &str,
     attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {
-    let before = client.inspect(kind, name).await.unwrap().waiters.len();
+    queue_seen(async || client.inspect(kind, name).await, attempt).await
+}
+
+/// Starts this attempt, and says once somebody who looks in this way sees it in the queue.
+pub(crate) async fn queue_seen<T: Send + 'static>(
+    look: impl AsyncFn() -> Result<LockView, leasehold::Error>,
+    attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    // Whoever is there already has waited for longer than the coarsest clock's tick. To count them is not enough: over a
+    // quorum somebody can still be seen for a moment after its turn.
+    const TICK: Duration = Duration::from_millis(2);
+    tokio::time::sleep(2 * TICK).await;
+    let began = Instant::now();
     let task = tokio::spawn(async move { attempt.await.expect("it is granted") });
-    until(client, kind, name, |view| view.waiters.len() > before).await;
+    let is_new = |waiter: &WaiterView| waiter.waiting_for < began.elapsed() + TICK;
+    until_seen(look, |view| view.waiters.iter().any(is_new)).await;
     task
 }
 

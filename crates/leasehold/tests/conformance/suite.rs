@@ -51,15 +51,7 @@ pub(crate) const KIND: Kind = Kind::Mutex;
 
 /// Looks until it is so.
 async fn until(mutex: &Mutex, is_so: impl Fn(&LockView) -> bool) -> LockView {
-    let give_up = Instant::now() + SOON;
-    loop {
-        let view = mutex.inspect().await.expect("the store answers");
-        if is_so(&view) {
-            return view;
-        }
-        assert!(Instant::now() < give_up, "it did not become so: {view:?}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    crate::until_seen(async || mutex.inspect().await, is_so).await
 }
 
 async fn until_free(mutex: &Mutex) {
@@ -68,11 +60,8 @@ async fn until_free(mutex: &Mutex) {
 
 /// Starts to wait, and says once it stands in the queue.
 async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
-    let before = mutex.inspect().await.unwrap().waiters.len();
     let waiting = mutex.clone();
-    let task = tokio::spawn(async move { waiting.lock().await.expect("it is granted") });
-    until(mutex, |view| view.waiters.len() > before).await;
-    task
+    crate::queue_seen(async || mutex.inspect().await, async move { waiting.lock().await }).await
 }
 
 pub(crate) async fn one_holds_and_the_other_does_not(store: Store) {
@@ -538,6 +527,7 @@ pub(crate) async fn sixteen_clients_get_equally_many_turns(store: Store) {
     }
     let (least, most) = (*turns.iter().min().unwrap(), *turns.iter().max().unwrap());
     println!("in {span:?} the least served had {least} turns, the most served {most}");
-    // The queue gives each a turn after the other; who came first or last has one more.
-    assert!(most - least <= 2.max(most / 20), "{turns:?}");
+    // The queue gives each a turn after the other; who came first or last has one more, and whoever the machine lets rest
+    // comes back later. Drawn by lot, the luckiest of 16 would have a dozen more than the unluckiest.
+    assert!(most - least <= 4.max(most / 20), "{turns:?}");
 }

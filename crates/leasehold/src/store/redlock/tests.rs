@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Push, Release, Reply, Resource, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Reply, Resource,
+    StoreTime, Token, WaitFor,
 };
 use leasehold_servers::{Server, until};
 
+use super::view::one_of;
 use super::{Quorum, Redlock};
 use crate::store::{Inbox, Store as _};
 use crate::url::StoreUrl;
@@ -194,4 +196,28 @@ async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_
         assert_eq!(tokens, [grant.tokens.first]);
         assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
     }
+}
+
+#[test]
+fn one_node_that_is_late_does_not_decide_until_when_a_lease_is_there() {
+    let seen = |seconds: u64, kept| Holder {
+        acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
+        owner: None,
+        weight: 1,
+        token: Token::new(1).unwrap(),
+        granted_at: StoreTime::ZERO,
+        expires_at: StoreTime::from_micros(seconds * 1_000_000),
+        kept,
+        metadata: Arc::from(""),
+    };
+    let together = |same: &[(u64, bool)], silent| {
+        let same = same.iter().map(|(seconds, kept)| seen(*seconds, *kept)).collect();
+        one_of(same, silent, 2).map(|lease| (lease.expires_at.as_micros() / 1_000_000, lease.kept))
+    };
+    assert_eq!(together(&[(9, false), (1, true), (1, true)], 0), Some((1, true)), "late with a release");
+    assert_eq!(together(&[(5, false), (9, false), (9, false)], 0), Some((9, false)), "late with a renewal");
+    assert_eq!(together(&[(9, false), (5, false)], 0), Some((5, false)), "not granted by the third");
+    assert_eq!(together(&[(5, false), (9, false)], 1), Some((9, false)), "the third may have it for longer");
+    assert_eq!(together(&[(9, false)], 0), None, "fewer than a quorum have it");
+    assert_eq!(together(&[(9, false)], 1), Some((9, false)), "the one that is silent may have it too");
 }

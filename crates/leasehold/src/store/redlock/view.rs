@@ -91,9 +91,8 @@ impl Quorum {
         for holder in holders {
             found.entry(holder.acquisition).or_default().push(holder);
         }
-        let silent = self.nodes.len() - answered;
-        let leases = found.into_values().filter(|same| same.len() + silent >= quorum_of(self.nodes.len()));
-        leases.filter_map(|same| one_of(&same, quorum_of(self.nodes.len()))).collect()
+        let (silent, quorum) = (self.nodes.len() - answered, quorum_of(self.nodes.len()));
+        found.into_values().filter_map(|same| one_of(same, silent, quorum)).collect()
     }
 
     /// The answers of all that answer, if they are a quorum.
@@ -205,17 +204,17 @@ impl Quorum {
     }
 }
 
-/// One lease as several nodes see it.
-fn one_of(same: &[Holder], quorum: usize) -> Option<Holder> {
+/// One lease as several nodes see it, as far as a quorum may have granted it: those that are silent may have.
+pub(super) fn one_of(mut same: Vec<Holder>, silent: usize, quorum: usize) -> Option<Holder> {
+    // It is over when fewer than a quorum have it: one that is late with a release or a renewal does not decide that.
+    same.sort_unstable_by_key(|holder| std::cmp::Reverse(holder.expires_at));
+    let mut lease = same.get(quorum.saturating_sub(silent + 1))?.clone();
     // A quorum knows its token, and one that was late may have given a higher one: fewer than a quorum did, as long as no
     // others have joined since.
     let mut tokens: Vec<Token> = same.iter().map(|holder| holder.token).collect();
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
     tokens.truncate(quorum);
-    let token = *tokens.last()?;
-    let mut lease = same.first()?.clone();
-    lease.token = token;
+    lease.token = *tokens.last()?;
     lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
-    lease.expires_at = same.iter().map(|holder| holder.expires_at).max()?;
     Some(lease)
 }
