@@ -12,7 +12,7 @@ use leasehold_servers::{Server, until};
 
 use super::view::one_of;
 use super::{Quorum, Redlock};
-use crate::store::{Inbox, Store as _};
+use crate::store::{Inbox, Store as _, queue_of};
 use crate::url::StoreUrl;
 
 /// Nobody listens.
@@ -196,6 +196,30 @@ async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_
         assert_eq!(tokens, [grant.tokens.first]);
         assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
     }
+}
+
+#[tokio::test]
+async fn who_looks_sees_those_too_who_queue_at_another_node() {
+    let servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    let queue = Arc::new(queue_of(&lab.resource).unwrap());
+    let mut expected = Vec::new();
+    for place in 1..=2 {
+        for (number, node) in (1..).zip(&lab.quorum().nodes) {
+            let wanted = lab.wanted(10 * place + number);
+            expected.push(wanted.acquisition);
+            let answers = node.store.call(vec![(queue.clone(), Command::Acquire(wanted))]).await;
+            let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
+            assert_eq!(is_first, place == 1, "{answers:?}");
+        }
+    }
+    // It has moved on, and left its place.
+    let moved = lab.wanted(expected[3].sequence);
+    drop(lab.quorum().nodes[1].store.call(vec![(queue, Command::Acquire(moved))]).await);
+    let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
+    let Reply::View(view) = seen else { panic!("{seen:?}") };
+    let waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();
+    assert_eq!(waiters, expected);
 }
 
 #[test]

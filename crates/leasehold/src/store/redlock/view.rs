@@ -47,22 +47,30 @@ impl Quorum {
         Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
     }
 
-    /// Whoever waits: first whose turn it is, then those who wait for theirs. Nobody, if that can't be asked.
-    async fn waiters(self: &Arc<Self>, resource: &Resource) -> Vec<Waiting> {
-        let Some(queue) = queue_of(resource) else { return Vec::new() };
-        let call = self.call_queue(Arc::new(queue), Command::Inspect);
-        let Ok(Ok(Answer { reply: Reply::View(view), .. })) = timeout(LOOK_LIMIT, call).await else {
-            return Vec::new();
-        };
-        let first = view.holders.into_iter().map(|holder| Waiting {
-            acquisition: holder.acquisition,
-            weight: holder.weight,
-            since: holder.granted_at,
-            deadline: holder.expires_at,
-            passed_over: false,
-            metadata: holder.metadata,
-        });
-        first.chain(view.waiters).collect()
+    /// Whoever waits: first those whose turn it is, then those who wait for theirs. Who could not reach the node where the
+    /// others queue does so elsewhere. Nobody, where that can't be asked.
+    async fn waiters(&self, resource: &Resource) -> Vec<Waiting> {
+        let Some(queue) = queue_of(resource).map(Arc::new) else { return Vec::new() };
+        let (mut first, mut then) = (Vec::new(), Vec::new());
+        for answer in self.answers(&queue, &Command::Inspect).await.into_iter().flatten() {
+            if let Reply::View(view) = answer.reply {
+                first.extend(view.holders.into_iter().map(|holder| Waiting {
+                    acquisition: holder.acquisition,
+                    weight: holder.weight,
+                    since: holder.granted_at,
+                    deadline: holder.expires_at,
+                    passed_over: false,
+                    metadata: holder.metadata,
+                }));
+                then.extend(view.waiters);
+            }
+        }
+        // Those of one node are in their order already.
+        then.sort_by_key(|waiting| waiting.since);
+        let mut seen = BTreeSet::new();
+        first.extend(then);
+        first.retain(|waiting| seen.insert(waiting.acquisition));
+        first
     }
 
     pub(super) async fn force_release(&self, resource: Arc<Resource>) -> Answered {
@@ -97,22 +105,30 @@ impl Quorum {
 
     /// The answers of all that answer, if they are a quorum.
     async fn ask_all(&self, resource: &Arc<Resource>, command: Command) -> Result<Vec<Answer>, StoreError> {
-        let asked = self.nodes.iter().map(|node| {
-            let call = node.clone().call_one(resource.clone(), command.clone(), None);
-            async { timeout(LOOK_LIMIT, call).await }
-        });
         let (mut answers, mut errors) = (Vec::new(), Vec::new());
-        for (node, answered) in self.nodes.iter().zip(join_all(asked).await) {
+        for (node, answered) in self.nodes.iter().zip(self.answers(resource, &command).await) {
             match answered {
-                Ok(Ok(answer)) => answers.push(answer),
-                Ok(Err(error)) => errors.push(format!("{}: {}", node.name, error.message)),
-                Err(_) => errors.push(format!("{}: too slow", node.name)),
+                Ok(answer) => answers.push(answer),
+                Err(error) => errors.push(format!("{}: {error}", node.name)),
             }
         }
         if answers.len() >= quorum_of(self.nodes.len()) {
             return Ok(answers);
         }
         Err(StoreError { failure: Failure::Unknown, message: self.too_few(answers.len(), &errors) })
+    }
+
+    /// What each node says, or why it says nothing.
+    async fn answers(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
+        let asked = self.nodes.iter().map(|node| {
+            let call = node.clone().call_one(resource.clone(), command.clone(), None);
+            async { timeout(LOOK_LIMIT, call).await }
+        });
+        let answered = join_all(asked).await.into_iter().map(|answered| match answered {
+            Ok(answered) => answered.map_err(|error| error.message),
+            Err(_) => Err("too slow".to_owned()),
+        });
+        answered.collect()
     }
 
     /// What any node has. Queues for a turn to try are no locks.
