@@ -23,7 +23,7 @@ use leasehold_servers::{Certificates, Cluster, Flavor, Sentinels, Server, undist
 /// A place for leases that lives as long as one test, and that several clients can share.
 struct Store {
     url: String,
-    _place: Arc<Place>,
+    place: Arc<Place>,
 }
 
 /// What has to be there for as long as a store is used.
@@ -114,11 +114,20 @@ impl Store {
     }
 
     fn at(place: Arc<Place>) -> Self {
-        Self { url: place.url.clone(), _place: place }
+        Self { url: place.url.clone(), place }
     }
 
     async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("the store opens")
+    }
+
+    /// It is so; over a quorum, of which a node may be late, soon.
+    async fn comes_to_it(&self, is_so: impl AsyncFn() -> bool) {
+        if matches!(self.place.servers, Servers::Voting(_)) {
+            leasehold_servers::until(is_so).await;
+        } else {
+            assert!(is_so().await, "it is not so");
+        }
     }
 }
 

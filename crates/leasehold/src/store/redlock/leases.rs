@@ -274,6 +274,11 @@ impl Leases {
         fates.put(attempt, goes_on.then_some(Fate::Resting { tries }))
     }
 
+    /// Whether this is at least the attempt's try of that number.
+    pub(super) fn has_tried(&self, attempt: Acquisition, times: u32) -> bool {
+        matches!(self.fates().by_attempt.get(&attempt), Some(Fate::Under(known)) if known.tries >= times)
+    }
+
     /// The attempt or its lease is given back. `until` says how long it stays known that it was, if that may be needed.
     pub(super) fn give_back(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<Try> {
         self.fates().put(attempt, until.map(|until| Fate::Cancelled { until }))

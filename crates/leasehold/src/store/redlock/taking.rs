@@ -21,6 +21,10 @@ use crate::store::{Answered, Pending, StoreError};
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
+/// So often somebody who does not wait asks while some nodes are free: others may be late with a release, or have been asked
+/// by somebody else at the same time.
+const TRIES_AT_ONCE: u32 = 3;
+
 /// Whoever is told that nodes abstain, and for how long, looks again a little later than that.
 const ABSTAINED: Duration = Duration::from_millis(5);
 
@@ -84,18 +88,23 @@ impl Quorum {
                 answer(now, Reply::Granted(grant))
             }
             Verdict::Busy if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) => {
-                let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
-                if is_partial { queued(now, Some(pause(0))) } else { queued(now, None) }
+                queued(now, is_partial(&round).then(|| pause(0)))
             }
             Verdict::Busy => {
-                let Some(known) = self.leases.failed(attempt, acquisition, goes_on) else {
+                let tries_again =
+                    !goes_on && is_partial(&round) && !self.leases.has_tried(attempt, TRIES_AT_ONCE);
+                let Some(known) = self.leases.failed(attempt, acquisition, goes_on || tries_again) else {
                     return self.overtaken(past, &round).await;
                 };
                 self.give_back_all(&known, &round).await;
-                if !goes_on {
+                if goes_on {
+                    return queued(clock::local(), Some(pause(known.tries)));
+                }
+                if !tries_again {
                     return answer(now, Reply::Busy);
                 }
-                queued(clock::local(), Some(pause(known.tries)))
+                sleep(pause(known.tries)).await;
+                Box::pin(self.acquire(past.resource, wanted)).await
             }
             Verdict::NoQuorum | Verdict::TooLate => {
                 let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
@@ -126,8 +135,7 @@ impl Quorum {
         round: &Round,
         now: LocalTime,
     ) -> bool {
-        let is_partial = round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))));
-        let since = self.leases.partial(attempt, acquisition, is_partial, now);
+        let since = self.leases.partial(attempt, acquisition, is_partial(round), now);
         since.is_some_and(|since| now.since(since) < pause(3) + 4 * self.round_trip())
     }
 
@@ -281,6 +289,11 @@ fn hear_out(mut hearing: Hearing) {
 /// Whether the node keeps something for an attempt that it answered so.
 fn has_something(reply: &Reply) -> bool {
     matches!(reply, Reply::Granted(_) | Reply::Queued(_))
+}
+
+/// Whether some node has granted it.
+fn is_partial(round: &Round) -> bool {
+    round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))))
 }
 
 fn is_unknown(answered: &Answered) -> bool {

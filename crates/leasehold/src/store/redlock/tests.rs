@@ -199,6 +199,40 @@ async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_
 }
 
 #[tokio::test]
+async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
+    let servers = servers();
+    let (lab, other) = (Lab::new(&servers, 1).await, Lab::new(&servers, 2).await);
+    let try_once = async |sequence| {
+        let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
+        lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await.unwrap().reply
+    };
+    let at = async |node: usize, command| {
+        let answers = lab.quorum().nodes[node].store.call(vec![(lab.resource.clone(), command)]).await;
+        answers.into_iter().next().unwrap().unwrap().reply
+    };
+    let tries = async || {
+        let Reply::Granted(_) = try_once(9).await else { panic!("nobody has it") };
+        let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
+        let Reply::View(view) = seen else { panic!("{seen:?}") };
+        assert_eq!(lab.release(9, Duration::ZERO).await, Reply::Released);
+        view.holders[0].acquisition.sequence
+    };
+    let first = tries().await;
+    let elsewhere = Acquire::exclusive(other.attempt(1), Duration::from_secs(600));
+    for node in [1, 2] {
+        until(async || matches!(at(node, Command::from(elsewhere.clone())).await, Reply::Granted(_))).await;
+    }
+    assert_eq!(try_once(1).await, Reply::Busy);
+    assert_eq!(lab.holding().await, 2, "nothing is left of it");
+    assert!(matches!(at(0, Command::from(elsewhere)).await, Reply::Granted(_)));
+    assert_eq!(try_once(2).await, Reply::Busy);
+    for node in 0..3 {
+        assert_eq!(at(node, Command::Release(Release::now(other.attempt(1)))).await, Reply::Released);
+    }
+    assert_eq!(tries().await - first, 3 + 1 + 1, "again while one is free, and once where none is");
+}
+
+#[tokio::test]
 async fn who_looks_sees_those_too_who_queue_at_another_node() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
