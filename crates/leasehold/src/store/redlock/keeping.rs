@@ -11,15 +11,12 @@ use leasehold_core::{
 use tokio::time::{sleep, timeout};
 
 use super::leases::{Asks, Try};
-use super::{Quorum, answer};
+use super::{LATE_BY, Quorum, answer};
 use crate::clock;
 use crate::store::{Answered, StoreError};
 
 /// How long a tombstone stands at a node: longer than any delayed command can be under way.
 pub(super) const TOMBSTONE: Duration = Duration::from_secs(60);
-
-/// By how much later than the answer to a release the answer to what was asked before it is heard, on one connection.
-const LATE_BY: Duration = Duration::from_millis(10);
 
 impl Quorum {
     // --- Keeping ---------------------------------------------------------------------------------

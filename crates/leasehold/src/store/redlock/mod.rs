@@ -55,6 +55,9 @@ const ROUND_TRIPS: u32 = 8;
 /// How long after the first node's word the others' are waited for.
 const MUSTER: Duration = Duration::from_millis(20);
 
+/// So much later than the others a node may be for no reason: longer than the answers on one connection are apart.
+const LATE_BY: Duration = Duration::from_millis(10);
+
 /// How often a release that was not answered is sent again.
 const SETTLE_EVERY: Duration = Duration::from_millis(200);
 
@@ -147,8 +150,10 @@ impl Drop for Redlock {
 }
 
 impl Quorum {
-    /// Waits until a quorum is there, or can't be.
+    /// Waits until a quorum is there, or can't be. The others have as long again, so that the first lease does not stand on a
+    /// bare quorum, and its waiters do not queue elsewhere, only because a node was a little later.
     async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
+        let began = clock::local();
         let mut waiting = futures_util::stream::FuturesUnordered::new();
         for (index, node) in self.nodes.iter().enumerate() {
             waiting.push(async move {
@@ -169,6 +174,9 @@ impl Quorum {
                 break;
             }
         }
+        let as_long_again = clock::local().since(began).max(LATE_BY);
+        let others = futures_util::StreamExt::count(&mut waiting);
+        let _ = tokio::time::timeout(as_long_again, others).await;
         drop(waiting);
         if there < quorum_of(self.nodes.len()) {
             let (nodes, needed) = (self.nodes.len(), quorum_of(self.nodes.len()));

@@ -10,10 +10,10 @@ use leasehold_core::{
     Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Renew, Reply, Resource, Round,
     StoreTime, Token, Verdict, Vote,
 };
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::leases::{Asked, Try};
-use super::{Quorum, answer};
+use super::{LATE_BY, Quorum, answer};
 use crate::clock;
 use crate::store::{Answered, Pending, StoreError};
 
@@ -73,12 +73,15 @@ impl Quorum {
             said,
         };
         let verdict = asking.until_decided().await;
+        let goes_on = wanted.wait.is_some();
+        if verdict == Verdict::Busy && !goes_on {
+            asking.hear_the_late().await;
+        }
         let Asking { round, hearing, said, .. } = asking;
         // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
         // says whether there is something to give back.
         hear_out(hearing);
         let past = self.leases.past(resource, wanted.clone(), acquisition, asked);
-        let goes_on = wanted.wait.is_some();
         let now = clock::local();
         match verdict {
             Verdict::Granted(grant) => {
@@ -250,6 +253,16 @@ impl Asking {
                 () = &mut late => self.round.handle_timeout(),
             }
         }
+    }
+
+    /// Whether any node is free matters to whoever does not wait.
+    async fn hear_the_late(&mut self) {
+        let all = async {
+            while let Some((node, heard)) = self.hearing.next().await {
+                self.hear(node, heard);
+            }
+        };
+        let _ = timeout(LATE_BY, all).await;
     }
 
     fn tell(&self, node: usize, token: Token) {
