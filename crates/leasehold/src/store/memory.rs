@@ -1,7 +1,8 @@
 //! `memory:`, the lease table in this process.
 //!
 //! For tests and for programs of one process. `memory:` alone is a store of its own for each client;
-//! `memory:NAME` is shared by all clients of the process that name it, for as long as one of them lives.
+//! `memory:NAME` is shared by all clients of the process that name it, for as long as one of them lives; of its tokens the
+//! process remembers the last for an hour more, as any store does of a lock.
 //!
 //! Expired state of resources that nobody asks about is swept in passing: every few commands look at as many other
 //! resources, so the store needs no timer, and what is left behind goes as fast as new things come.
@@ -9,10 +10,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use leasehold_core::model::{Table, Turn, apply, apply_together, sweep};
-use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource};
+use leasehold_core::model::{REMEMBER_TOKEN, Table, Turn, apply, apply_together, sweep};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
@@ -22,18 +24,36 @@ use crate::examination::{Examination, Subject};
 const SWEEP: u32 = 16;
 
 /// The stores with a name.
-static NAMED: Mutex<BTreeMap<String, Weak<Memory>>> = Mutex::new(BTreeMap::new());
+static NAMED: Mutex<BTreeMap<String, Named>> = Mutex::new(BTreeMap::new());
+
+/// What a name stands for.
+struct Named {
+    store: Weak<Memory>,
+    /// The highest token that a store of this name has given.
+    last_token: Arc<AtomicU64>,
+}
+
+impl Named {
+    fn is_to_be_known(&self, now: Now) -> bool {
+        let last_token = StoreTime::from_micros(self.last_token.load(Ordering::Relaxed));
+        self.store.strong_count() > 0 || now.wall < last_token + REMEMBER_TOKEN
+    }
+}
 
 /// Lease tables that all clients of one process can share.
 #[derive(Default)]
 pub(crate) struct Memory {
     inner: Mutex<Inner>,
+    /// Below this are the tokens of the stores that had its name before.
+    floor: Option<Token>,
 }
 
 #[derive(Default)]
 struct Inner {
     tables: BTreeMap<Resource, Table>,
     inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
+    /// The highest token that was given; nobody else writes it.
+    last_token: Arc<AtomicU64>,
     /// How many commands there were since the last sweep.
     commands: u32,
     /// The resource that was swept last.
@@ -47,12 +67,20 @@ impl Memory {
             return Arc::default();
         }
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
-        named.retain(|_, store| store.strong_count() > 0);
-        if let Some(store) = named.get(name).and_then(Weak::upgrade) {
+        let now = clock::in_memory();
+        named.retain(|_, known| known.is_to_be_known(now));
+        let known = named.get(name);
+        if let Some(store) = known.and_then(|known| known.store.upgrade()) {
             return store;
         }
-        let store = Arc::default();
-        named.insert(name.to_owned(), Arc::downgrade(&store));
+        // What the last handle's owner did before it went is to be seen here.
+        fence(Ordering::Acquire);
+        let last_token = known.map(|known| known.last_token.clone()).unwrap_or_default();
+        let store = Arc::new(Self {
+            floor: Token::new(last_token.load(Ordering::Relaxed) + 1),
+            inner: Mutex::new(Inner { last_token: last_token.clone(), ..Inner::default() }),
+        });
+        named.insert(name.to_owned(), Named { store: Arc::downgrade(&store), last_token });
         store
     }
 
@@ -79,6 +107,10 @@ impl Memory {
         self.run_as(now, |inner, pushes| inner.step(now, resource, command, pushes))
     }
 
+    fn now(&self) -> Now {
+        Now { floor: self.floor, ..clock::in_memory() }
+    }
+
     /// Lets `step` do its work with the store for itself, and delivers what it pushed.
     fn run_as<T>(&self, now: Now, step: impl FnOnce(&mut Inner, &mut Vec<Push>) -> T) -> T {
         let mut pushes = Vec::new();
@@ -103,10 +135,13 @@ impl Inner {
         let inboxes = &self.inboxes;
         let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
         if let Some(table) = self.tables.get_mut(resource) {
-            return never_fails(apply(table, turn, command));
+            let answer = never_fails(apply(table, turn, command));
+            note_token(&self.last_token, table);
+            return answer;
         }
         let mut table = Table::new();
         let answer = never_fails(apply(&mut table, turn, command));
+        note_token(&self.last_token, &table);
         if !table.is_forgotten() {
             self.tables.insert(resource.clone(), table);
         }
@@ -127,6 +162,7 @@ impl Inner {
         let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
         let answers = never_fails(apply_together(turn, &mut steps));
         for ((resource, _), table) in attempts.iter().zip(tables) {
+            note_token(&self.last_token, &table);
             if !table.is_forgotten() {
                 self.tables.insert((**resource).clone(), table);
             }
@@ -150,7 +186,9 @@ impl Inner {
         let resource = resource.clone();
         let inboxes = &self.inboxes;
         let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
-        if !never_fails(sweep(table, turn)) {
+        let is_kept = never_fails(sweep(table, turn));
+        note_token(&self.last_token, table);
+        if !is_kept {
             self.tables.remove(&resource);
         }
         self.swept = Some(resource);
@@ -165,6 +203,14 @@ impl Inner {
     }
 }
 
+/// The table may have given a token.
+fn note_token(last: &AtomicU64, table: &Table) {
+    let token = table.header().map_or(0, |header| header.last_token);
+    if token > last.load(Ordering::Relaxed) {
+        last.store(token, Ordering::Relaxed);
+    }
+}
+
 fn is_there(inboxes: &HashMap<ClientId, Weak<dyn Inbox>>, client: ClientId) -> bool {
     inboxes.get(&client).is_some_and(|inbox| inbox.strong_count() > 0)
 }
@@ -175,19 +221,17 @@ fn never_fails<T>(result: Result<T, Infallible>) -> T {
 
 impl Store for Memory {
     fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
-        Some(Ok(self.run(clock::in_memory(), resource, command)))
+        Some(Ok(self.run(self.now(), resource, command)))
     }
 
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
-        let answers: Vec<_> = batch
-            .iter()
-            .map(|(resource, command)| Ok(self.run(clock::in_memory(), resource, command)))
-            .collect();
+        let answers: Vec<_> =
+            batch.iter().map(|(resource, command)| Ok(self.run(self.now(), resource, command))).collect();
         Box::pin(std::future::ready(answers))
     }
 
     fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
-        let now = clock::in_memory();
+        let now = self.now();
         let answers = self.run_as(now, |inner, pushes| inner.step_together(now, attempts, pushes));
         Some(Box::pin(std::future::ready(answers.into_iter().map(Ok).collect())))
     }
@@ -214,7 +258,7 @@ impl Store for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_core::{Acquisition, Kind, Name, PushKind, Release, Reply, StoreTime, WaitFor};
+    use leasehold_core::{Acquisition, Kind, Name, PushKind, Release, Reply, TokenRange, WaitFor};
     use std::time::Duration;
 
     struct Letters(Mutex<Vec<Push>>);
@@ -299,10 +343,32 @@ mod tests {
         let first = Memory::open("a_named_store");
         assert!(Arc::ptr_eq(&first, &Memory::open("a_named_store")));
         assert!(!Arc::ptr_eq(&first, &Memory::open("another_named_store")));
-        let call = first.call_now(&resource("a"), &acquire(0));
-        assert!(matches!(call, Some(Ok(Answer { reply: Reply::Granted(_), .. }))));
+        token_of(&first, &acquire(0));
         drop(first);
-        let again = Memory::open("a_named_store").call_now(&resource("a"), &acquire(1));
-        assert!(matches!(again, Some(Ok(Answer { reply: Reply::Granted(_), .. }))), "nothing was kept");
+        token_of(&Memory::open("a_named_store"), &acquire(1));
+    }
+
+    #[test]
+    fn tokens_rise_from_store_to_store_of_one_name() {
+        let reserving = |client| match acquire(client) {
+            Command::Acquire(plain) => Command::from(Acquire { reserve: 1_000_000, ..(*plain).clone() }),
+            other => other,
+        };
+        let (mut last, unnamed) = (None, Memory::open(""));
+        for client in 0..20 {
+            // Its clock moves in steps, and the tokens that are set aside are ahead of it.
+            let tokens = token_of(&Memory::open("tokens_rise"), &reserving(client));
+            assert!(last < Some(tokens.first), "{last:?} was before {tokens:?}");
+            last = Some(tokens.last);
+        }
+        assert!(last > Some(token_of(&unnamed, &acquire(0)).last), "other stores have tokens of their own");
+    }
+
+    /// Nobody has it, so it is granted.
+    fn token_of(store: &Memory, acquire: &Command) -> TokenRange {
+        match store.call_now(&resource("a"), acquire) {
+            Some(Ok(Answer { reply: Reply::Granted(grant), .. })) => grant.tokens,
+            other => panic!("{other:?}"),
+        }
     }
 }
