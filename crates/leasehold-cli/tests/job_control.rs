@@ -6,11 +6,11 @@ mod common;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{Place, Started, until};
+use common::{Place, Started, as_from_terminal, until};
 use nix::pty::{OpenptyResult, openpty};
 
 /// A terminal with a program on it, and all that it has shown so far.
@@ -25,7 +25,7 @@ impl Terminal {
     fn start(place: &Place, program: &[&str]) -> Self {
         let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
         let end = || Stdio::from(slave.try_clone().expect("its other end"));
-        let mut command = Command::new("setsid");
+        let mut command = as_from_terminal("setsid");
         command.arg("--ctty").args(program).current_dir(place.path("."));
         command.env("LEASEHOLD_STORE", place.store()).env("PS1", "$ ").env("TERM", "dumb");
         command.env("leasehold", env!("CARGO_BIN_EXE_leasehold"));

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Place, Started, until};
+use common::{Place, Started, as_from_terminal, until};
 
 const PROCESSES: usize = 8;
 
@@ -36,7 +36,7 @@ impl Counter {
              \"$leasehold\" run {options} counter -c \"$command\"; code=$?; \
              case $code in 0) ;; 124) echo lost >>\"$TOKENS.lost\" ;; *) exit $code ;; esac; i=$((i + 1)); done"
         );
-        let mut shell = Command::new("sh");
+        let mut shell = as_from_terminal("sh");
         shell.args(["-c", &each, "sh", env!("CARGO_BIN_EXE_leasehold"), script]);
         shell.env("LEASEHOLD_STORE", self.place.store());
         shell.env("COUNTER", self.place.path("counter")).env("TOKENS", self.place.path("tokens"));

@@ -3,9 +3,8 @@
 mod common;
 
 use std::fs;
-use std::process::Command;
 
-use common::{Place, Started, is_alive, send, until};
+use common::{Place, Started, as_from_terminal, is_alive, send, until};
 
 /// The signals on this line of `/proc/self/status`, as bits.
 fn signals(status: &str, line: &str) -> u64 {
@@ -34,9 +33,8 @@ fn the_command_starts_with_no_signal_ignored_or_blocked() {
 fn what_was_ignored_at_the_start_stays_ignored() {
     let place = Place::new();
     let without_hup = |args: &[&str]| {
-        let plain = place.leasehold(args);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(plain.get_program()).args(plain.get_args());
+        let mut shell = as_from_terminal("sh");
+        shell.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_leasehold")]).args(args);
         shell.env("LEASEHOLD_STORE", place.store()).stdout(std::process::Stdio::piped());
         shell
     };

@@ -3,11 +3,11 @@
 mod common;
 
 use std::io::{Read as _, Write as _};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use common::{Place, Started, until};
+use common::{Place, Started, as_from_terminal, until};
 
 /// A shell on a terminal of its own.
 struct Screen {
@@ -18,7 +18,7 @@ struct Screen {
 
 impl Screen {
     fn new(place: &Place, line: &str) -> Self {
-        let mut script = Command::new("script");
+        let mut script = as_from_terminal("script");
         if cfg!(target_os = "macos") {
             script.args(["-q", "/dev/null", "sh", "-c", line]);
         } else {

@@ -40,7 +40,7 @@ impl Place {
 
     /// The program with these arguments, its input and output closed or caught.
     pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
-        let mut command = program();
+        let mut command = as_from_terminal(env!("CARGO_BIN_EXE_leasehold"));
         command.args(args).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -83,10 +83,9 @@ impl Place {
     }
 }
 
-/// The program, as a terminal would start it: what was ignored stays so, and whoever runs the tests in the background or by
-/// `nohup` was told to ignore signals that they send.
-fn program() -> Command {
-    let program = env!("CARGO_BIN_EXE_leasehold");
+/// A program as a terminal starts it: what was ignored stays so, and whoever runs the tests in the background or by `nohup` was
+/// told to ignore signals that they send.
+pub(crate) fn as_from_terminal(program: &str) -> Command {
     if cfg!(not(target_os = "linux")) {
         return Command::new(program);
     }
