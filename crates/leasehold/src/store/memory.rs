@@ -34,9 +34,18 @@ struct Named {
 }
 
 impl Named {
+    /// The store while it lives; after that the last token that it gave is to be seen here.
+    fn store(&self) -> Option<Arc<Memory>> {
+        let store = self.store.upgrade();
+        if store.is_none() {
+            fence(Ordering::Acquire);
+        }
+        store
+    }
+
     fn is_to_be_known(&self, now: Now) -> bool {
-        let last_token = StoreTime::from_micros(self.last_token.load(Ordering::Relaxed));
-        self.store.strong_count() > 0 || now.wall < last_token + REMEMBER_TOKEN
+        self.store().is_some()
+            || now.wall < StoreTime::from_micros(self.last_token.load(Ordering::Relaxed)) + REMEMBER_TOKEN
     }
 }
 
@@ -70,11 +79,9 @@ impl Memory {
         let now = clock::in_memory();
         named.retain(|_, known| known.is_to_be_known(now));
         let known = named.get(name);
-        if let Some(store) = known.and_then(|known| known.store.upgrade()) {
+        if let Some(store) = known.and_then(Named::store) {
             return store;
         }
-        // What the last handle's owner did before it went is to be seen here.
-        fence(Ordering::Acquire);
         let last_token = known.map(|known| known.last_token.clone()).unwrap_or_default();
         let store = Arc::new(Self {
             floor: Token::new(last_token.load(Ordering::Relaxed) + 1),
