@@ -178,10 +178,10 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     look: impl AsyncFn() -> Result<LockView, leasehold::Error>,
     attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {
-    // Whoever is there already has waited for longer than the coarsest clock's tick. To count them is not enough: over a
-    // quorum somebody can still be seen for a moment after its turn.
+    // It is told from those who are there already by how long they have waited, by clocks that tick. To count them is not
+    // enough: over a quorum somebody can still be seen for a moment after its turn.
     const TICK: Duration = Duration::from_millis(2);
-    tokio::time::sleep(2 * TICK).await;
+    until_seen(&look, |view| view.waiters.iter().all(|waiter| waiter.waiting_for > 2 * TICK)).await;
     let began = Instant::now();
     let task = tokio::spawn(async move { attempt.await.expect("it is granted") });
     let is_new = |waiter: &WaiterView| waiter.waiting_for < began.elapsed() + TICK;

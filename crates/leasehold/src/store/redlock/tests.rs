@@ -8,7 +8,7 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Reply, Resource,
     StoreTime, Token, WaitFor,
 };
-use leasehold_servers::{Server, until};
+use leasehold_servers::{Proxy, Server, until};
 
 use super::view::one_of;
 use super::{Quorum, Redlock};
@@ -34,7 +34,10 @@ struct Lab {
 
 impl Lab {
     async fn new(servers: &[Server], client: u128) -> Self {
-        let nodes: Vec<String> = servers.iter().map(Server::url).collect();
+        Self::at(&servers.iter().map(Server::url).collect::<Vec<_>>(), client).await
+    }
+
+    async fn at(nodes: &[String], client: u128) -> Self {
         let StoreUrl::Redlock(url) =
             StoreUrl::parse(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" "))).unwrap()
         else {
@@ -199,9 +202,24 @@ async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_
 }
 
 #[tokio::test]
+async fn who_connects_waits_for_a_node_that_is_a_little_later_than_a_quorum() {
+    let servers = servers();
+    let proxies: Vec<Proxy> = servers.iter().map(Proxy::before).collect();
+    for (proxy, late_by) in proxies.iter().zip([100, 100, 130]) {
+        proxy.delay_replies(Duration::from_millis(late_by));
+    }
+    let lab = Lab::at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>(), 1).await;
+    assert!(lab.quorum().nodes.iter().all(|node| node.store.is_up()));
+}
+
+#[tokio::test]
 async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
     let servers = servers();
-    let (lab, other) = (Lab::new(&servers, 1).await, Lab::new(&servers, 2).await);
+    // The others have decided when the first one answers.
+    let proxy = Proxy::before(&servers[0]);
+    proxy.delay_replies(Duration::from_millis(3));
+    let lab = Lab::at(&[proxy.url(), servers[1].url(), servers[2].url()], 1).await;
+    let other = Lab::new(&servers, 2).await;
     let try_once = async |sequence| {
         let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
         lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await.unwrap().reply
@@ -219,7 +237,7 @@ async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
         view.holders[0].acquisition.sequence
     };
     let elsewhere = Acquire::exclusive(other.attempt(1), Duration::from_secs(600));
-    // One that answers late may not be heard.
+    // One that answers much later is not heard.
     until(async || {
         let first = tries().await;
         for node in [1, 2] {
