@@ -137,6 +137,11 @@ local function held_lease(id)
   if l and l.kept == 0 then return l end
 end
 
+-- Now, where the clock has been set back to before the grant.
+local function held_since(l)
+  return math.min(l.granted_at, now)
+end
+
 local function take_back_grant(id)
   for i = 1, #pushes do
     local p = pushes[i]
@@ -191,7 +196,7 @@ local function lease_to_waiter(w, held)
   end
   if held and w.replaces ~= '' then
     make_way(held)
-    granted_at = held.granted_at
+    granted_at = held_since(held)
   end
   add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
     granted_at = granted_at, expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })

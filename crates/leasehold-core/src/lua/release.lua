@@ -9,11 +9,12 @@ if #ARGV[1] > 24 then at_least, tombstone = struct.unpack('>I8I8', ARGV[1], 25) 
 
 local function give_back(l)
   remove_lease(l)
-  local keep_until = l.granted_at + at_least
-  if keep_until <= now or (l.has_owner == 1 and weight_of(l.owner) > 0) then return end
+  -- No longer than `at_least` from now, though the clock may have been set back since the grant.
+  local keep_for = at_least - math.max(now - l.granted_at, 0)
+  if keep_for <= 0 or (l.has_owner == 1 and weight_of(l.owner) > 0) then return end
   l.kept = 1
   l.claimed = 1
-  l.expires_at = keep_until
+  l.expires_at = now + keep_for
   add_lease(l)
   head_was_told_wrong()
 end

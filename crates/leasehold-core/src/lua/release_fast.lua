@@ -26,9 +26,9 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
       gone = { row, 'e' .. string.sub(row, 50, 57) .. ARGV[1] }
     end
   end
-  local _, weighed, granted_at, kept, is_named
-  if given_back then weighed, _, granted_at, _, _, kept, is_named = struct.unpack('>ddddBBB', given_back, 25) end
-  if given_back and kept + is_named == 0 and granted_at <= now then
+  local _, weighed, kept, is_named
+  if given_back then weighed, _, _, _, _, kept, is_named = struct.unpack('>ddddBBB', given_back, 25) end
+  if given_back and kept + is_named == 0 then
     -- Those who wait get what is free, in their order, as long as it fits. One with an owner, or that is to take the place of a
     -- lease, may have a part of what it waits for; and one may be away: the rules know.
     local free, grants, is_usual = capacity - in_use + weighed, {}, true

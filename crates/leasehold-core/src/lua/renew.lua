@@ -13,6 +13,7 @@ local reply = { now, 8 }
 local l = held_lease(id)
 if l then
   l.claimed = 1
+  l.granted_at = held_since(l)
   l.expires_at = now + ttl
   soonest_expiry(l.expires_at)
   if floor > h.last_token then

@@ -1,5 +1,5 @@
 -- The usual case of `renew.lua`, before the rules are even read: the lease is the one in the state, nothing has expired,
--- nobody is passed over, and nothing is asked of tokens. It does what the rules would, in place.
+-- nobody is passed over, nothing is asked of tokens, and the clock was not set back since the grant. It does what the rules would, in place.
 --
 -- `state` is the key, and `id`, `ttl` and `reserve` are what the command says.
 --
@@ -12,8 +12,9 @@ if raw and reserve == 0 then
   if floor > last then
     -- The rules know how.
   elseif form == 1 and holder == id and ended > now then
-    before = ends - (ended - before)
-    if before <= 3600000000 then
+    local granted_at = ended - before
+    before = ends - granted_at
+    if granted_at <= now and before <= 3600000000 then
       local renewed = struct.pack('>dc24BI4I4I8', ends, id, flags % 8, capacity, weight, before)
       -- Should memory be full, the rules know what to do.
       if redis.pcall('SETRANGE', state, '17', renewed) == #raw then return now end
@@ -21,7 +22,7 @@ if raw and reserve == 0 then
   elseif form == 2 and #raw > 97 then
     local waiters, parked, _, next_expiry, remember_until, stays, holder, weight, token, granted_at, _, _, kept =
       struct.unpack('>ddddddc24ddddBB', raw, 50)
-    if holder == id and kept == 0 and parked == 0 and next_expiry > now and stays >= ends + 1000000 then
+    if holder == id and kept == 0 and granted_at <= now and parked == 0 and next_expiry > now and stays >= ends + 1000000 then
       local renewed = struct.pack('>dddc24ddddB', math.min(next_expiry, ends), remember_until, stays, id, weight, token,
         granted_at, ends, 1)
       if redis.pcall('SETRANGE', state, '73', renewed) == #raw then

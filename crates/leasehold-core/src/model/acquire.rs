@@ -57,7 +57,7 @@ impl<R: Rows> Step<'_, '_, R> {
         if self.header.leases > 0
             && let Some(lease) = self.rows.lease(acquisition)?
         {
-            return Ok(Some(self.granted_before(&lease)));
+            return Ok(Some(self.granted_before(&lease, acquire)));
         }
         if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(acquisition)?
@@ -68,13 +68,15 @@ impl<R: Rows> Step<'_, '_, R> {
     }
 
     /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
-    fn granted_before(&self, lease: &Lease) -> Reply {
+    fn granted_before(&self, lease: &Lease, acquire: &Acquire) -> Reply {
         if lease.kept {
             return Reply::Cancelled;
         }
         // The range that was set aside is not stored: a repeat gets the grant's own token only.
         let tokens = TokenRange { first: lease.token, last: lease.token };
-        Reply::Granted(Grant { tokens, lasts: lease.expires_at.since(self.now()) })
+        // A clock that was set back leaves more than was asked for, which ends early should the clock be set forward again.
+        let lasts = lease.expires_at.since(self.now()).min(acquire.ttl);
+        Reply::Granted(Grant { tokens, lasts })
     }
 
     /// A waiter's re-check, still waiting after the queue has moved.
@@ -118,7 +120,7 @@ impl<R: Rows> Step<'_, '_, R> {
             0 => TokenRange { first: held.token, last: held.token },
             _ => self.next_tokens(acquire.reserve),
         };
-        let reply = self.lease_at_once(acquire, tokens, held.granted_at)?;
+        let reply = self.lease_at_once(acquire, tokens, self.held_since(held))?;
         self.head_was_told_wrong();
         self.grant()?;
         Ok(reply)

@@ -271,7 +271,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         };
         if let Some(held) = held.filter(|_| waiter.replaces.is_some()) {
             self.make_way(held)?;
-            granted_at = held.granted_at;
+            granted_at = self.held_since(held);
         }
         self.add_lease(Lease {
             acquisition: waiter.acquisition,
@@ -348,6 +348,11 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             return Ok(None);
         }
         Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.kept))
+    }
+
+    /// When the lease was granted; now, where the clock has been set back to before that.
+    fn held_since(&self, lease: &Lease) -> StoreTime {
+        lease.granted_at.min(self.now())
     }
 
     /// The lease that another attempt of its client can take the place of.

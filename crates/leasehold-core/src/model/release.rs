@@ -12,6 +12,7 @@ impl<R: Rows> Step<'_, '_, R> {
             return Ok(Reply::NotHeld);
         };
         lease.claimed = true;
+        lease.granted_at = self.held_since(&lease);
         lease.expires_at = self.now() + renew.ttl;
         self.soonest_expiry(lease.expires_at);
         if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
@@ -46,13 +47,14 @@ impl<R: Rows> Step<'_, '_, R> {
     /// the resource through another acquisition: then the last release decides.
     fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
         self.remove_lease(&lease)?;
-        let keep_until = lease.granted_at + at_least;
-        if keep_until <= self.now() || self.weight_of(lease.owner.as_ref())? > 0 {
+        // No longer than `at_least` from now, though the clock may have been set back since the grant.
+        let keep_for = at_least.saturating_sub(self.now().since(lease.granted_at));
+        if keep_for.is_zero() || self.weight_of(lease.owner.as_ref())? > 0 {
             return Ok(());
         }
         lease.kept = true;
         lease.claimed = true;
-        lease.expires_at = keep_until;
+        lease.expires_at = self.now() + keep_for;
         self.add_lease(lease)?;
         self.head_was_told_wrong();
         Ok(())

@@ -18,6 +18,8 @@ pub(super) enum Op {
     Release { client: u128, sequence: u64, at_least_s: u64, tombstone_s: u64 },
     Force,
     Pass { ms: u64 },
+    /// The store's clock is set back.
+    StepBack { ms: u64 },
     Leave { client: u128 },
     Return { client: u128 },
 }
@@ -39,6 +41,7 @@ fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
         ),
         1 => Just(Op::Force),
         4 => (0..6_000_u64).prop_map(|ms| Op::Pass { ms }),
+        1 => prop_oneof![0..5_000_u64, 0..4_000_000_u64].prop_map(|ms| Op::StepBack { ms }),
         1 => (0..CLIENTS).prop_map(|client| Op::Leave { client }),
         2 => (0..CLIENTS).prop_map(|client| Op::Return { client }),
     ];
@@ -67,7 +70,7 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
             tombstone: Duration::from_secs(tombstone_s),
         }),
         Op::Force => Command::ForceRelease,
-        Op::Pass { .. } | Op::Leave { .. } | Op::Return { .. } => return None,
+        Op::Pass { .. } | Op::StepBack { .. } | Op::Leave { .. } | Op::Return { .. } => return None,
     })
 }
 
@@ -78,6 +81,7 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
     for op in ops {
         match *op {
             Op::Pass { ms } => world.pass(Duration::from_millis(ms)),
+            Op::StepBack { ms } => world.step_back(Duration::from_millis(ms)),
             Op::Leave { client } => world.absent.push(ClientId::new(client)),
             Op::Return { client } => world.absent.retain(|absent| *absent != ClientId::new(client)),
             _ => {}
@@ -92,6 +96,8 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
         nobody_overtakes(&world, &before, &after, &command)?;
         highest = tokens_rise(highest, &before, &after, &reply)?;
         pushes_tell_the_truth(&after, &pushes)?;
+        a_release_keeps_no_longer_than_asked(&world, (&command, &reply), &after)?;
+        a_grant_lasts_no_longer_than_asked(&command, &reply)?;
         let repeated = world.run(&command);
         let again = world.view();
         a_repeat_changes_nothing(&command, (&reply, &after), (&repeated, &again))?;
@@ -172,6 +178,31 @@ fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Resu
     Ok(highest.max(held).max(after.last_token.map_or(0, Token::get)))
 }
 
+/// Whatever the clock says about the time of the grant: it may have been set back since.
+fn a_release_keeps_no_longer_than_asked<R>(
+    world: &World<R>,
+    said: (&Command, &Reply),
+    after: &View,
+) -> Result<(), String> {
+    let (Command::Release(release), Reply::Released) = said else { return Ok(()) };
+    let kept = after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.kept);
+    match kept {
+        Some(kept) if kept.expires_at > world.now + release.at_least => {
+            Err(format!("{release:?} keeps it until {:?}, and it is {:?}", kept.expires_at, world.now))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn a_grant_lasts_no_longer_than_asked(command: &Command, reply: &Reply) -> Result<(), String> {
+    match (command, reply) {
+        (Command::Acquire(acquire), Reply::Granted(grant)) if grant.lasts > acquire.ttl => {
+            Err(format!("{acquire:?} was granted {grant:?}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
     for push in pushes {
         let holds = after.holders.iter().any(|holder| holder.acquisition == push.acquisition);
@@ -231,7 +262,8 @@ fn a_repeat_changes_nothing(
 fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(), String> {
     let absent = (0..CLIENTS).map(ClientId::new);
     world.absent.extend(absent);
-    world.pass(ENTRY_TTL.max(TTL) + Duration::from_secs(1));
+    // A clock that was set back delays each end by as much, and by no more.
+    world.pass(ENTRY_TTL.max(TTL) + world.stepped_back + Duration::from_secs(1));
     let view = world.view();
     if !view.holders.is_empty() || !view.waiters.is_empty() {
         return Err(format!("the dead still hold or wait: {view:?}"));
@@ -242,7 +274,7 @@ fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(
         return Err(format!("a newcomer got {reply:?}"));
     }
     world.run(&release(newcomer));
-    world.pass(Duration::from_secs(3_601));
+    world.pass(Duration::from_secs(3_601) + world.stepped_back);
     if world.sweep() {
         return Err(String::from("something is kept for ever"));
     }

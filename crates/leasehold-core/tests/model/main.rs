@@ -54,6 +54,8 @@ fn renew(acquisition: Acquisition) -> Command {
 struct World<R> {
     rows: R,
     now: StoreTime,
+    /// By how much the clock was set back, all in all.
+    stepped_back: Duration,
     absent: Vec<ClientId>,
     pushes: Vec<Push>,
 }
@@ -66,7 +68,7 @@ impl World<Table> {
 
 impl<R: Rows<Error = Infallible>> World<R> {
     fn over(rows: R) -> Self {
-        Self { rows, now: START, absent: Vec::new(), pushes: Vec::new() }
+        Self { rows, now: START, stepped_back: Duration::ZERO, absent: Vec::new(), pushes: Vec::new() }
     }
 
     fn run(&mut self, command: &Command) -> Reply {
@@ -96,5 +98,10 @@ impl<R: Rows<Error = Infallible>> World<R> {
 
     fn pass(&mut self, span: Duration) {
         self.now = self.now + span;
+    }
+
+    fn step_back(&mut self, span: Duration) {
+        self.now = self.now.minus(span);
+        self.stepped_back += span;
     }
 }

@@ -128,13 +128,14 @@ struct Twins<'l, 'c> {
     lab: &'l mut Lab<'c>,
     resources: Vec<(Resource, Table)>,
     now: Now,
+    stepped_back: Duration,
     absent: Vec<ClientId>,
 }
 
 impl<'l, 'c> Twins<'l, 'c> {
     fn new(lab: &'l mut Lab<'c>, resources: &[Resource], start: StoreTime) -> Self {
         let resources = resources.iter().map(|resource| (resource.clone(), Table::new())).collect();
-        Self { lab, resources, now: Now::same(start), absent: Vec::new() }
+        Self { lab, resources, now: Now::same(start), stepped_back: Duration::ZERO, absent: Vec::new() }
     }
 
     fn step(&mut self, at: usize, step: &Step) {
@@ -147,6 +148,11 @@ impl<'l, 'c> Twins<'l, 'c> {
             Step::Pass(ms) => {
                 let later = Now::same(self.now.time + Duration::from_millis(*ms));
                 self.now = Now { floor: self.now.floor, ..later };
+            }
+            Step::StepBack(ms) => {
+                let span = Duration::from_millis(*ms);
+                self.now = Now { floor: self.now.floor, ..Now::same(self.now.time.minus(span)) };
+                self.stepped_back += span;
             }
             Step::Leave(client) => {
                 self.absent.push(ClientId::new(*client));
@@ -238,7 +244,7 @@ impl<'l, 'c> Twins<'l, 'c> {
         assert_eq!(heard, 1);
         assert_eq!(self.lab.hear(), (inbox, None));
         for (resource, _) in self.resources {
-            forget(self.lab, &resource, self.now.time + Duration::from_secs(3 * 3_600));
+            forget(self.lab, &resource, self.now.time + self.stepped_back + Duration::from_secs(3 * 3_600));
         }
     }
 }
@@ -272,7 +278,7 @@ fn differ<H: std::fmt::Debug>(
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
-    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(24 * 3_600);
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
     // A history of several resources looks at each of them, and takes as many times longer.
     let cases = cases / u32::try_from(resources).unwrap_or(1);
     let config = Config { cases, failure_persistence: None, ..Config::default() };
