@@ -24,7 +24,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 pub struct Patience {
     /// Give up then; `NEVER` waits for as long as it takes.
     pub deadline: LocalTime,
-    /// How often to look again when nothing is heard.
+    /// How long at most until it looks again when nothing is heard; the store may say that it should be sooner.
     pub look_again: Duration,
     /// A pushed grant does not count before it was asked for: the answer says how safe it is.
     pub confirms_pushes: bool,
@@ -254,8 +254,9 @@ impl AcquireMachine {
             }
             Reply::Queued(queued) => {
                 self.has_waited = true;
-                let told = self.early_head.take().filter(|(_, at)| *at >= answer.at).map(|(head, _)| head);
-                let look_again_at = self.next_look(now, sent_at, answer.at, told.or(queued.head));
+                let told = self.early_head.take().filter(|(_, at)| *at >= answer.at);
+                let look_at = told.map_or(queued.look_again_at, |(head, _)| head.look_again_at);
+                let look_again_at = self.next_look(now, sent_at, answer.at, look_at);
                 self.phase = Phase::Waiting { look_again_at };
                 if let Some(pushed) = self.early.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));
@@ -329,7 +330,7 @@ impl AcquireMachine {
             }
             PushKind::Next(head) => match self.phase {
                 Phase::Waiting { .. } => {
-                    let look_again_at = self.next_look(now, sent_at, answered_at, Some(head));
+                    let look_again_at = self.next_look(now, sent_at, answered_at, head.look_again_at);
                     self.phase = Phase::Waiting { look_again_at };
                 }
                 // The answer that is under way may not know of it.
@@ -426,19 +427,14 @@ impl AcquireMachine {
         now: LocalTime,
         sent_at: LocalTime,
         answered_at: StoreTime,
-        head: Option<Head>,
+        look_again_at: StoreTime,
     ) -> LocalTime {
         let seldom = self.patience.map_or(LocalTime::NEVER, |patience| now + patience.look_again);
-        match head {
-            None => seldom,
-            // The answer was made after `sent_at`, so by our clock this is not too early by more than the way
-            // here; a little later than the expiry is when it can be seen.
-            Some(head) => {
-                let wait = head.look_again_at.since(answered_at);
-                let due = sent_at + wait + drift_margin(wait);
-                seldom.min(due.max(now + Duration::from_millis(1)))
-            }
-        }
+        // The answer was made after `sent_at`, so by our clock this is not too early by more than the way
+        // here; a little later than the expiry is when it can be seen.
+        let wait = look_again_at.since(answered_at);
+        let due = sent_at + wait + drift_margin(wait);
+        seldom.min(due.max(now + Duration::from_millis(1)))
     }
 }
 

@@ -174,8 +174,11 @@ pub struct Grant {
 /// A place in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// Present when nobody stands before this attempt.
-    pub head: Option<Head>,
+    /// Nobody stands before this attempt.
+    pub is_head: bool,
+    /// When to look again, if nothing is heard until then: for the head, when the first of the present leases ends;
+    /// for others a while later, in case that the head is gone too.
+    pub look_again_at: StoreTime,
 }
 
 /// What the first in the queue needs to know.

@@ -35,7 +35,8 @@ fn answer(ms: u64, reply: Reply) -> Answer {
 }
 
 fn queued(head: Option<u64>) -> Reply {
-    Reply::Queued(Queued { head: head.map(|ms| Head { look_again_at: store(ms) }) })
+    let look_again_at = head.map_or(StoreTime::NEVER, store);
+    Reply::Queued(Queued { is_head: head.is_some(), look_again_at })
 }
 
 fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {

@@ -6,8 +6,7 @@
 -- Returns the time alone when it is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
 --       otherwise the time, and
 --       1 first token, last token, lasts   granted
---       2 0                                queued
---       2 1 look again at                  queued, and the next one
+--       2 is head (0, 1), look again at    queued
 --       3                                  busy
 --       4                                  cancelled: it was given back before
 --       5                                  the queue is full
@@ -27,13 +26,21 @@ local function lease_at_once(token, last, granted_at)
   return { now, 1, token, last, ttl }
 end
 
+-- When a waiter looks again that is not the head: after the time that a head may need, in case that it is gone too.
+local function follower_looks_at()
+  local ends = head_hint()
+  if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
+  ends = ends + struct.unpack('>I4', id, 13) % FOLLOWERS_APART
+  return math.max(ends, now + LOOKS_APART * (h.waiters - h.parked))
+end
+
 local function queued(place)
-  local w = first_ready_waiter()
+  local w = first_ready()
   if w and w.place == place then
     h.head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0 }
+  return { now, 2, 0, follower_looks_at() }
 end
 
 local function look_again(w)
@@ -70,9 +77,10 @@ local function enqueue()
   local place = replaces ~= '' and number or BEHIND_HOLDERS + number
   local deadline = now + said.entry_ttl
   put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = 0, metadata = said.metadata })
+    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = asker_parked, metadata = said.metadata })
   h.next_place = number + 1
   h.waiters = h.waiters + 1
+  h.parked = h.parked + asker_parked
   soonest_expiry(deadline)
   return queued(place)
 end

@@ -69,24 +69,44 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
     local deadline = now + entry_ttl
     -- A holder with tokens set aside has to be told of the first one that waits.
     local is_told = waiters > 0 or leases == 1 and has_first and struct.unpack('>d', state, 130) == last
-    if is_told and waiters < longest_queue and stays > deadline + 1000000
-      and (waiters == 0 or redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0) then
-      local place, metadata = 1099511627776 + next_place, string.sub(ARGV[1], at)
+    local place = 1099511627776 + next_place
+    local ready = struct.pack('>c1dc24', 'r', place, id)
+    if waiters > 0 then
+      -- The first of its client's waiters stands for the others.
+      local client = string.sub(id, 1, 16)
+      local has_others = redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. '\255') > 0
+      if has_others then
+        ready = nil
+        is_told = redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0
+      end
+    end
+    if is_told and waiters < longest_queue and stays > deadline + 1000000 then
+      local metadata = string.sub(ARGV[1], at)
       -- Should memory be full, the rules know what to say.
-      local added = redis.pcall('ZADD', KEYS[2],
-        '0', struct.pack('>c1c24ddddddBBI4I4c0B', 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, 0, #metadata,
+      local rows = {
+        '0', struct.pack('>c1c24ddddddBI4I4c0B', 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, #metadata,
           metadata, 0),
         '0', struct.pack('>c1ddc24', 'd', deadline, place, id),
-        '0', struct.pack('>c1dc24', 'r', place, id))
-      if added == 3 then
+        '0', struct.pack('>c1c16dc8', 'q', id, place, string.sub(id, 17)),
+      }
+      if ready then rows[7], rows[8] = '0', ready end
+      if redis.pcall('ZADD', KEYS[2], unpack(rows)) == #rows / 2 then
         if waiters == 0 then
           head = place
           redis.call('PEXPIREAT', KEYS[2], math.ceil(stays / 1000))
         end
         redis.call('SET', KEYS[1], struct.pack('>Bdddddddddddd', 2, common, in_use, last, next_place + 1, head, leases,
           waiters + 1, 0, tombstones, math.min(next_expiry, deadline), remember_until, stays) .. string.sub(state, 98), 'KEEPTTL')
-        if waiters == 0 then return { now, 2, 1, (struct.unpack('>d', state, 146)) } end
-        return { now, 2, 0 }
+        local ends = has_first and struct.unpack('>d', state, 146)
+        if waiters == 0 then return { now, 2, 1, ends } end
+        if leases > (has_first and 1 or 0) then
+          local further = redis.call('ZRANGEBYLEX', KEYS[2], '[e', '(f', 'LIMIT', '0', '1')[1]
+          further = struct.unpack('>d', further, 2)
+          ends = math.min(ends or further, further)
+        end
+        if ends - now > 3000000 then ends = ends + 3000000 end
+        ends = ends + struct.unpack('>I4', id, 13) % 2000000
+        return { now, 2, 0, math.max(ends, now + 25000 * (waiters + 1)) }
       end
     end
   end

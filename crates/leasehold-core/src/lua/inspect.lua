@@ -13,12 +13,13 @@ for i = 1, #holders do
   holders[i] = { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
 end
 if h.waiters > 0 then
-  local all = rows_with('w')
+  local all, parked = rows_with('w'), {}
+  for _, row in ipairs(rows_with('p')) do parked[string.sub(row, 2)] = 1 end
   for i = 1, #all do all[i] = unpack_waiter(all[i], 2) end
   table.sort(all, function(a, b) return a.place < b.place end)
   for i = 1, #all do
     local w = all[i]
-    waiters[i] = { w.id, w.weight, w.since, w.deadline, w.parked, w.metadata }
+    waiters[i] = { w.id, w.weight, w.since, w.deadline, parked[string.sub(w.id, 1, 16)] or 0, w.metadata }
   end
 end
 store(raw)

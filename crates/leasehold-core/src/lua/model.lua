@@ -9,9 +9,12 @@
 -- rows outlives.
 
 local CLAIM_WINDOW = 3000000
+local FOLLOWERS_APART = 2000000
+local LOOKS_APART = 25000
 local BEHIND_HOLDERS = 1099511627776
 
 local asker = nil
+local asker_parked = 0 -- its client was found absent in this step
 local queue_moved = false
 local was_awaited = false
 local pushes = {}
@@ -59,7 +62,7 @@ local function remove_lease(l)
 end
 
 local function remove_waiter(w)
-  take_out(w)
+  drop_waiter(w)
   h.waiters = h.waiters - 1
   h.parked = h.parked - w.parked
   queue_moved = true
@@ -67,27 +70,10 @@ end
 
 local function set_parked(id, parked)
   local client = client_of(id)
-  local all = rows_with('w' .. client)
-  for i = 1, #all do
-    local w = waiter(string.sub(all[i], 2, 25))
-    if w.parked ~= parked then
-      w.parked = parked
-      put_waiter(w)
-      h.parked = h.parked + (parked == 1 and 1 or -1)
-      queue_moved = true
-    end
-  end
-end
-
-local function unpark_asker(id)
-  if asker and client_of(asker) == client_of(id) then
-    local w = waiter(asker)
-    if w and w.parked == 1 then
-      w.parked = 0
-      put_waiter(w)
-      h.parked = h.parked - 1
-    end
-  end
+  local changed = park(client, parked)
+  h.parked = h.parked + (parked == 1 and changed or -changed)
+  if changed > 0 then queue_moved = true end
+  if asker and client_of(asker) == client then asker_parked = changed > 0 and parked or 0 end
 end
 
 local function expire()
@@ -185,6 +171,27 @@ local function held_already(w)
   return held, not held
 end
 
+local function first_ready()
+  if h.waiters > h.parked then return first_ready_waiter() end
+end
+
+-- Whether what it adds to what it holds fits; that; and whether what it was to take the place of is gone.
+local function fits_waiter(w)
+  local held, is_gone = held_already(w)
+  return not is_gone and fits(math.max(w.weight - (held and held.weight or 0), 0)), held, is_gone
+end
+
+-- The first that is not passed over. The attempt that asks is not, if it can have what it waits for now.
+local function next_candidate()
+  local first = first_ready()
+  local w = asker_parked == 1 and waiter(asker)
+  if w and (not first or w.place < first.place) then
+    local does_fit, _, is_gone = fits_waiter(w)
+    if does_fit or is_gone then return w end
+  end
+  return first
+end
+
 local function lease_to_waiter(w, held)
   local lasts = math.min(w.ttl, CLAIM_WINDOW)
   local granted_at = now
@@ -204,17 +211,16 @@ local function lease_to_waiter(w, held)
 end
 
 local function grant()
-  while h.waiters > h.parked do
-    local w = first_ready_waiter()
+  while true do
+    local w = next_candidate()
     if not w then break end
-    local held, is_gone = held_already(w)
-    if not is_gone and not fits(math.max(w.weight - (held and held.weight or 0), 0)) then break end
+    local does_fit, held, is_gone = fits_waiter(w)
+    if not does_fit and not is_gone then break end
     if is_gone then
       remove_waiter(w)
       push(w.id, 3)
     elseif asker ~= w.id and not is_there(w.id) then
       set_parked(w.id, 1)
-      unpark_asker(w.id)
     else
       remove_waiter(w)
       push(w.id, 1, lease_to_waiter(w, held))
@@ -237,8 +243,7 @@ local function tell_holder()
 end
 
 local function tell_head()
-  local w = nil
-  if h.waiters > h.parked then w = first_ready_waiter() end
+  local w = first_ready()
   if not w then
     h.head = 0
   elseif w.place ~= h.head then

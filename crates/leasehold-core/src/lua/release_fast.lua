@@ -42,10 +42,14 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
       end
       local id = string.sub(place, -24)
       local row = redis.call('ZRANGEBYLEX', KEYS[2], '[w' .. id, '(w' .. id .. '\255', 'LIMIT', '0', '1')[1]
-      local _, weight, ttl, reserve, _, deadline, _, waits_named, _, metadata, replaces =
-        struct.unpack('>ddddddBBI4c0I4c0Bc0', row, 26)
+      local _, weight, ttl, reserve, _, deadline, waits_named, _, metadata, replaces =
+        struct.unpack('>ddddddBI4c0I4c0Bc0', row, 26)
       is_usual = i < 65 and waits_named == 0 and replaces == '' and reserve < 3600000000
       if not is_usual or weight > free then break end
+      -- Another one of its client's waiters comes to stand for the others: the rules know where.
+      local client = string.sub(id, 1, 16)
+      is_usual = redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. '\255') == 1
+      if not is_usual then break end
       local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
       is_usual = redis.call('PUBSUB', NUMSUB, inbox)[2] > 0
       if not is_usual then break end
@@ -53,7 +57,8 @@ if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
       last = token + reserve
       free = free - weight
       grants[i] = { id = id, inbox = inbox, weight = weight, token = token, last = last, lasts = lasts, metadata = metadata,
-        reserve = reserve, rows = { row, struct.pack('>c1dc32', 'd', deadline, string.sub(place, 2)), place } }
+        reserve = reserve, rows = { row, struct.pack('>c1dc32', 'd', deadline, string.sub(place, 2)), place,
+          'q' .. client .. string.sub(place, 2, 9) .. string.sub(id, 17) } }
     end
 
     if is_usual and #grants == 0 then

@@ -7,7 +7,9 @@
 --                e  such a lease's acquisition, by expiry
 --                o  any lease's acquisition, by named owner and weight
 --                w  a waiter, by acquisition, so that a client's are a range
---                r  the acquisition of a waiter that is not parked, by place
+--                q  a waiter's sequence number, by client and place
+--                r  the acquisition of a waiter, by place: of each client that is not parked the first one
+--                p  a client that is parked, and has waiters
 --                d  any waiter's acquisition, by deadline and place
 --                t  the end of a tombstone, by acquisition
 --                b  a tombstone's acquisition, by end
@@ -31,7 +33,7 @@ local HEADER = '>Bdddddddddddd'
 local HEADER_BYTES = 97
 local ACQUIRE = '>c24BI4I4I8I4'
 local LEASE = '>c24ddddBBBI4c0I4c0'
-local WAITER = '>c24ddddddBBI4c0I4c0Bc0'
+local WAITER = '>c24ddddddBI4c0I4c0Bc0'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
@@ -135,21 +137,27 @@ end
 
 local function pack_waiter(waiter)
   return struct.pack(WAITER, waiter.id, waiter.place, waiter.weight, waiter.ttl, waiter.reserve, waiter.since,
-    waiter.deadline, waiter.parked, waiter.has_owner, #waiter.owner, waiter.owner, #waiter.metadata, waiter.metadata,
+    waiter.deadline, waiter.has_owner, #waiter.owner, waiter.owner, #waiter.metadata, waiter.metadata,
     #waiter.replaces, waiter.replaces)
 end
 
 local function unpack_waiter(text, at)
   local w = {}
-  w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.parked, w.has_owner, w.owner, w.metadata,
+  w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, w.owner, w.metadata,
     w.replaces = struct.unpack(WAITER, text, at)
   return w
 end
 
+local function place_of_waiter(w)
+  return struct.pack('>c1c16dc8', 'q', w.id, w.place, string.sub(w.id, 17))
+end
+
+local function ready_row(place, id)
+  return struct.pack('>c1dc24', 'r', place, id)
+end
+
 local function rows_of_waiter(w)
-  local rows = { 'w' .. pack_waiter(w), struct.pack('>c1ddc24', 'd', w.deadline, w.place, w.id) }
-  if w.parked == 0 then rows[3] = struct.pack('>c1dc24', 'r', w.place, w.id) end
-  return rows
+  return { 'w' .. pack_waiter(w), struct.pack('>c1ddc24', 'd', w.deadline, w.place, w.id), place_of_waiter(w) }
 end
 
 local function pack_state()
@@ -284,18 +292,59 @@ local function each_lease()
   return all
 end
 
+local function is_parked(client)
+  return h.parked > 0 and first_row_with('p' .. client) ~= nil
+end
+
 local function waiter(id)
   local found = first_row_with('w' .. id)
   if found then
     local w = unpack_waiter(found, 2)
     w.rows = rows_of_waiter(w)
+    w.parked = is_parked(string.sub(id, 1, 16)) and 1 or 0
     return w
+  end
+end
+
+-- The row by which a client's first waiter stands for it among the others; nothing if it has none.
+local function ready_row_of(client)
+  local found = first_row_with('q' .. client)
+  if found then return ready_row((struct.unpack('>d', found, 18)), client .. string.sub(found, -8)) end
+end
+
+-- Changes which waiters a client has, and with that which one stands for it.
+local function change_waiters(w, change)
+  local client = string.sub(w.id, 1, 16)
+  local before = ready_row_of(client)
+  change()
+  local after = ready_row_of(client)
+  if w.parked == 1 then
+    if not after then redis.call('ZREM', KEYS[2], 'p' .. client) end
+  elseif before ~= after then
+    if before then redis.call('ZREM', KEYS[2], before) end
+    if after then write('ZADD', KEYS[2], '0', after) end
   end
 end
 
 local function put_waiter(w)
   outlive(w.deadline)
-  put_in(w, rows_of_waiter(w))
+  change_waiters(w, function() put_in(w, rows_of_waiter(w)) end)
+end
+
+local function drop_waiter(w)
+  change_waiters(w, function() take_out(w) end)
+end
+
+-- Says how many waiters that changes.
+local function park(client, parked)
+  local place = ready_row_of(client)
+  if not place or is_parked(client) == (parked == 1) then return 0 end
+  local add, remove = place, 'p' .. client
+  if parked == 1 then add, remove = remove, place end
+  redis.call('ZREM', KEYS[2], remove)
+  write('ZADD', KEYS[2], '0', add)
+  rows_grew = true
+  return redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. BEYOND)
 end
 
 local function first_ready_waiter()

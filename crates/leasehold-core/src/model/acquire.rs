@@ -1,7 +1,11 @@
 //! `Acquire`: what becomes of an attempt. It is granted at once, gets a place in the queue, or is told why not; repeated, it
 //! learns what it has. The twin of `lua/acquire.lua`.
 
-use super::{BEHIND_HOLDERS, Lease, Rows, Step, Waiter};
+use core::time::Duration;
+
+use super::{
+    BEHIND_HOLDERS, CLAIM_WINDOW, FOLLOWERS_APART_MICROS, LOOKS_APART, Lease, Rows, Step, Waiter,
+};
 use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
 use crate::time::StoreTime;
 use crate::token::TokenRange;
@@ -152,6 +156,7 @@ impl<R: Rows> Step<'_, '_, R> {
             return Ok(Reply::QueueFull);
         }
         let number = self.header.next_place;
+        let parked = self.is_asker_parked;
         let place = if acquire.replaces.is_some() { number } else { BEHIND_HOLDERS + number };
         let deadline = self.now() + wait.entry_ttl;
         self.rows.put_waiter(Waiter {
@@ -164,24 +169,42 @@ impl<R: Rows> Step<'_, '_, R> {
             replaces: acquire.replaces,
             since: self.now(),
             deadline,
-            parked: false,
+            parked,
             metadata: acquire.metadata.clone(),
         })?;
         self.header.next_place += 1;
         self.header.waiters += 1;
+        self.header.parked += u32::from(parked);
         self.soonest_expiry(deadline);
         self.queued(place)
     }
 
-    /// The answer for a place in the queue. Whoever is the head learns it here, and needs no push.
+    /// The answer for a place in the queue. The head learns here that it is the head, and needs no push.
     fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
-        let head = match self.rows.first_ready_waiter()? {
-            Some(first) if first.place == place => {
-                self.header.head = place;
-                Some(self.head_hint()?)
-            }
-            _ => None,
+        let is_head = self.first_ready()?.is_some_and(|first| first.place == place);
+        let look_again_at = if is_head {
+            self.header.head = place;
+            self.head_hint()?.look_again_at
+        } else {
+            self.follower_looks_at()?
         };
-        Ok(Reply::Queued(Queued { head }))
+        Ok(Reply::Queued(Queued { is_head, look_again_at }))
+    }
+
+    /// When a waiter looks again that is not the head.
+    ///
+    /// The head looks when the lease ends. Should it be gone together with the holder, its followers find that out: after
+    /// the time that a head may need, each a little apart from the others, and the longer the queue is the more seldom.
+    fn follower_looks_at(&mut self) -> Result<StoreTime, R::Error> {
+        let now = self.now();
+        let ends = self.head_hint()?.look_again_at;
+        // A lease that ends sooner than this was not renewed, or not claimed.
+        let head_start = if ends.since(now) > CLAIM_WINDOW { CLAIM_WINDOW } else { Duration::ZERO };
+        let client = self.asker.map_or(0, |asker| asker.client.get());
+        // The lower half of a random number.
+        #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
+        let apart = Duration::from_micros(u64::from(client as u32) % FOLLOWERS_APART_MICROS);
+        let ready = self.header.waiters - self.header.parked;
+        Ok((ends + head_start + apart).max(now + LOOKS_APART * ready))
     }
 }

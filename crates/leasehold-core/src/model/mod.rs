@@ -11,8 +11,11 @@
 //!   more: only one that has more than half of the capacity may, so that no two can wait for each other.
 //! - **Own expiry.** Each lease, each place in the queue and each tombstone ends at its own time. That is
 //!   decided by comparing times, by whichever command comes next, so the table needs no timer.
-//! - **Who is there.** A waiter whose client is absent, or which let a claim window lapse, is *parked* with
-//!   all its client's entries: it keeps its place and is passed over until it is heard from.
+//! - **Who is there.** A client that is absent, or that let a claim window lapse, is *parked*: all its entries keep their
+//!   places and are passed over until it is heard from. That is a property of the client, and costs the same however
+//!   many entries it has. Its attempt that is asking just now is not passed over, since the answer reaches it.
+//! - **Who looks.** The head is told when the present lease ends, and looks then. The others look a little later, so that a
+//!   head that is gone together with the holder delays them by a bounded time.
 //! - **Claim windows.** A lease granted to a waiter is short until the waiter renews it once.
 //! - **Repeats.** A command that is applied twice leaves what it left the first time.
 //! - **Nothing for ever.** A table that nobody needs is removed, its last token included once the
@@ -65,6 +68,12 @@ pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 /// How long the last token is remembered after its last use, so that a wall clock which is stepped
 /// back by less than this can't make a token fall.
 pub const REMEMBER_TOKEN: Duration = Duration::from_secs(3600);
+
+/// Within this time after the lease's end, and after the head's time to look, every other waiter looks.
+const FOLLOWERS_APART_MICROS: u64 = 2_000_000;
+
+/// How far apart the looks at one resource are on average, however many wait for it: at most 40 a second.
+const LOOKS_APART: Duration = Duration::from_millis(25);
 
 /// Where the queue begins for all who do not hold: places below it are for holders that wait for more.
 const BEHIND_HOLDERS: u64 = 1 << 40;
@@ -129,6 +138,8 @@ struct Step<'r, 't, R: Rows> {
     before: Option<Header>,
     /// Whose `Acquire` this is. The answer reaches it, whether or not a push would.
     asker: Option<Acquisition>,
+    /// Its client was found absent in this step. (Before the step it was heard from.)
+    is_asker_parked: bool,
     /// The table had heard of that attempt before.
     is_known: bool,
     /// Somebody joined or left the queue, or the leases that its head waits for ended earlier.
@@ -139,7 +150,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn begin(rows: &'r mut R, turn: Turn<'t>) -> Result<Self, R::Error> {
         let before = rows.header()?;
         let header = before.clone().unwrap_or_else(|| Header::new(0));
-        Ok(Self { rows, turn, header, before, asker: None, is_known: false, queue_moved: false })
+        Ok(Self { rows, turn, header, before, asker: None, is_asker_parked: false, is_known: false, queue_moved: false })
     }
 
     /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.
@@ -227,23 +238,19 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     /// Grants to the head of the queue while it fits.
     fn grant(&mut self) -> Result<(), R::Error> {
-        while self.header.is_awaited() {
-            let Some(waiter) = self.rows.first_ready_waiter()? else { break };
-            let Some(held) = self.held_already(&waiter)? else {
+        while let Some(waiter) = self.next_candidate()? {
+            let Some((fits, held)) = self.fits_waiter(&waiter)? else {
                 // It is told to ask again, and then learns that what it was to take the place of is gone.
                 self.remove_waiter(&waiter)?;
                 self.push(waiter.acquisition, PushKind::Revoked);
                 continue;
             };
-            // Whoever holds already adds only what goes beyond its present weight.
-            let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
-            if !self.fits(further) {
+            if !fits {
                 break;
             }
             let client = waiter.acquisition.client;
             if self.asker != Some(waiter.acquisition) && !(self.turn.is_there)(client) {
                 self.set_parked(client, true)?;
-                self.unpark_asker(client)?;
                 continue;
             }
             self.remove_waiter(&waiter)?;
@@ -251,6 +258,32 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.push(waiter.acquisition, PushKind::Granted(grant));
         }
         Ok(())
+    }
+
+    /// The waiter that is next: the first that is not passed over. The attempt that asks is not, if it can have what it
+    /// waits for now.
+    fn next_candidate(&mut self) -> Result<Option<Waiter>, R::Error> {
+        let first = self.first_ready()?;
+        if let Some(asker) = self.asker.filter(|_| self.is_asker_parked)
+            && let Some(asker) = self.rows.waiter(asker)?
+            && first.as_ref().is_none_or(|first| asker.place < first.place)
+            && self.fits_waiter(&asker)?.is_none_or(|(fits, _)| fits)
+        {
+            return Ok(Some(asker));
+        }
+        Ok(first)
+    }
+
+    /// Whether what the waiter adds to what it holds already fits, and that. None if what it was to take the place of is
+    /// gone.
+    fn fits_waiter(&mut self, waiter: &Waiter) -> Result<Option<(bool, Option<Lease>)>, R::Error> {
+        let Some(held) = self.held_already(waiter)? else { return Ok(None) };
+        let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
+        Ok(Some((self.fits(further), held)))
+    }
+
+    fn first_ready(&mut self) -> Result<Option<Waiter>, R::Error> {
+        if self.header.is_awaited() { self.rows.first_ready_waiter() } else { Ok(None) }
     }
 
     /// What a waiter holds of the resource already, if anything. None if it was to take the place of a lease that is
@@ -319,8 +352,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn tell_head(&mut self) -> Result<(), R::Error> {
-        let head = if self.header.is_awaited() { self.rows.first_ready_waiter()? } else { None };
-        let Some(waiter) = head else {
+        let Some(waiter) = self.first_ready()? else {
             self.header.head = 0;
             return Ok(());
         };
@@ -414,18 +446,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.header.parked -= changed;
         }
         self.queue_moved |= changed > 0;
-        Ok(())
-    }
-
-    /// The attempt that asks right now is not passed over with the rest of its client.
-    fn unpark_asker(&mut self, client: ClientId) -> Result<(), R::Error> {
-        if let Some(asker) = self.asker.filter(|asker| asker.client == client)
-            && let Some(mut waiter) = self.rows.waiter(asker)?
-            && waiter.parked
-        {
-            waiter.parked = false;
-            self.rows.put_waiter(waiter)?;
-            self.header.parked -= 1;
+        if self.asker.is_some_and(|asker| asker.client == client) {
+            self.is_asker_parked = parked && changed > 0;
         }
         Ok(())
     }

@@ -118,7 +118,7 @@ pub struct Waiter {
     pub since: StoreTime,
     /// The place is given up when the clock reaches this.
     pub deadline: StoreTime,
-    /// Passed over until its client is heard from.
+    /// Its client is passed over until it is heard from.
     pub parked: bool,
     /// What the waiter said about itself.
     pub metadata: Arc<str>,
@@ -184,7 +184,7 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn waiter(&mut self, acquisition: Acquisition) -> Result<Option<Waiter>, Self::Error>;
-    /// Stores a queue entry.
+    /// Stores a queue entry. It is parked if, and only if, the other entries of its client are.
     ///
     /// # Errors
     /// The store's.
@@ -194,7 +194,7 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn remove_waiter(&mut self, acquisition: Acquisition) -> Result<(), Self::Error>;
-    /// The waiter with the lowest place that is not parked.
+    /// The waiter with the lowest place whose client is not parked.
     ///
     /// # Errors
     /// The store's.
@@ -204,7 +204,8 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn first_expiring_waiter(&mut self) -> Result<Option<Waiter>, Self::Error>;
-    /// Marks all entries of this client, and says how many were marked otherwise before.
+    /// Parks this client, or no longer, and says how many entries it has; zero when it is so already. A client without
+    /// entries is not parked.
     ///
     /// # Errors
     /// The store's.

@@ -16,13 +16,27 @@ pub struct Table {
     /// Named owners only, heaviest lease last.
     owners: BTreeSet<(Owner, u32, Acquisition)>,
     queue: BTreeMap<u64, Waiter>,
-    /// Places that are not parked.
+    /// The first place of each client that is not parked.
     ready: BTreeSet<u64>,
-    /// Sorted by client first, so that a client's entries are one range.
+    clients: BTreeMap<ClientId, Entries>,
     places: BTreeMap<Acquisition, u64>,
     deadlines: BTreeSet<(StoreTime, u64)>,
     tombstones: BTreeMap<Acquisition, StoreTime>,
     burials: BTreeSet<(StoreTime, Acquisition)>,
+}
+
+/// The queue entries of one client; at least one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Entries {
+    places: BTreeSet<u64>,
+    parked: bool,
+}
+
+impl Entries {
+    /// The place that stands for all of them among those of the other clients.
+    fn ready(&self) -> Option<u64> {
+        self.places.first().copied().filter(|_| !self.parked)
+    }
 }
 
 impl Table {
@@ -36,6 +50,7 @@ impl Table {
             owners: BTreeSet::new(),
             queue: BTreeMap::new(),
             ready: BTreeSet::new(),
+            clients: BTreeMap::new(),
             places: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             tombstones: BTreeMap::new(),
@@ -63,9 +78,28 @@ impl Table {
         }
     }
 
-    fn unindex_waiter(&mut self, waiter: &Waiter) {
-        self.deadlines.remove(&(waiter.deadline, waiter.place));
-        self.ready.remove(&waiter.place);
+    /// Changes what a client has in the queue, and which of its places stands for it.
+    fn change_entries<T>(&mut self, client: ClientId, change: impl FnOnce(&mut Entries) -> T) -> T {
+        let entries = self.clients.entry(client).or_default();
+        let before = entries.ready();
+        let result = change(entries);
+        let after = entries.ready();
+        if entries.places.is_empty() {
+            self.clients.remove(&client);
+        }
+        if before != after {
+            if let Some(place) = before {
+                self.ready.remove(&place);
+            }
+            self.ready.extend(after);
+        }
+        result
+    }
+
+    /// An entry as it is now: whether it is parked, its client's others say.
+    fn entry(&self, waiter: &Waiter) -> Waiter {
+        let entries = self.clients.get(&waiter.acquisition.client);
+        Waiter { parked: entries.is_some_and(|entries| entries.parked), ..waiter.clone() }
     }
 }
 
@@ -136,17 +170,22 @@ impl Rows for Table {
 
     fn waiter(&mut self, acquisition: Acquisition) -> Result<Option<Waiter>, Infallible> {
         let place = self.places.get(&acquisition);
-        Ok(place.and_then(|place| self.queue.get(place)).cloned())
+        Ok(place.and_then(|place| self.queue.get(place)).map(|waiter| self.entry(waiter)))
     }
 
     fn put_waiter(&mut self, waiter: Waiter) -> Result<(), Infallible> {
-        if let Some(old) = self.queue.remove(&waiter.place) {
-            self.unindex_waiter(&old);
+        if let Some(old) = self.queue.get(&waiter.place) {
+            self.deadlines.remove(&(old.deadline, old.place));
         }
+        self.change_entries(waiter.acquisition.client, |entries| {
+            assert!(
+                entries.places.is_empty() || entries.parked == waiter.parked,
+                "an entry is not as its client's others"
+            );
+            entries.parked = waiter.parked;
+            entries.places.insert(waiter.place)
+        });
         self.deadlines.insert((waiter.deadline, waiter.place));
-        if !waiter.parked {
-            self.ready.insert(waiter.place);
-        }
         self.places.insert(waiter.acquisition, waiter.place);
         self.queue.insert(waiter.place, waiter);
         Ok(())
@@ -155,40 +194,34 @@ impl Rows for Table {
     fn remove_waiter(&mut self, acquisition: Acquisition) -> Result<(), Infallible> {
         let place = self.places.remove(&acquisition);
         if let Some(waiter) = place.and_then(|place| self.queue.remove(&place)) {
-            self.unindex_waiter(&waiter);
+            self.deadlines.remove(&(waiter.deadline, waiter.place));
+            self.change_entries(acquisition.client, |entries| entries.places.remove(&waiter.place));
         }
         Ok(())
     }
 
     fn first_ready_waiter(&mut self) -> Result<Option<Waiter>, Infallible> {
-        Ok(self.ready.first().and_then(|place| self.queue.get(place)).cloned())
+        let first = self.ready.first().and_then(|place| self.queue.get(place));
+        Ok(first.map(|waiter| self.entry(waiter)))
     }
 
     fn first_expiring_waiter(&mut self) -> Result<Option<Waiter>, Infallible> {
-        Ok(self.deadlines.first().and_then(|(_, place)| self.queue.get(place)).cloned())
+        let first = self.deadlines.first().and_then(|(_, place)| self.queue.get(place));
+        Ok(first.map(|waiter| self.entry(waiter)))
     }
 
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Infallible> {
-        let mut changed = 0;
-        let entries = Acquisition { client, sequence: 0 }..=Acquisition { client, sequence: u64::MAX };
-        for place in self.places.range(entries).map(|(_, place)| *place) {
-            let Some(waiter) = self.queue.get_mut(&place) else { continue };
-            if waiter.parked == parked {
-                continue;
-            }
-            waiter.parked = parked;
-            changed += 1;
-            if parked {
-                self.ready.remove(&place);
-            } else {
-                self.ready.insert(place);
-            }
+        if self.clients.get(&client).is_none_or(|entries| entries.parked == parked) {
+            return Ok(0);
         }
-        Ok(changed)
+        Ok(self.change_entries(client, |entries| {
+            entries.parked = parked;
+            u32::try_from(entries.places.len()).unwrap_or(u32::MAX)
+        }))
     }
 
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<(), Infallible> {
-        self.queue.values().cloned().for_each(see);
+        self.queue.values().map(|waiter| self.entry(waiter)).for_each(see);
         Ok(())
     }
 

@@ -119,7 +119,7 @@ fn a_holder_that_waits_for_more_stands_before_everybody_and_gets_a_new_token() {
     let Reply::Granted(grant) = world.run(&acquire(upgradable, 9, 5, false)) else { panic!() };
     world.run(&acquire(id(2, 0), 9, 9, true));
     assert!(
-        matches!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Queued(queued) if queued.head.is_some())
+        matches!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Queued(queued) if queued.is_head)
     );
     assert_eq!(world.view().waiters[0].acquisition, write);
     world.pushes.clear();

@@ -297,8 +297,7 @@ fn usual_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option
 fn reply(list: &Reader<'_>) -> Option<Reply> {
     Some(match list.number(1)? {
         1 => Reply::Granted(Grant { tokens: list.tokens(2)?, lasts: list.span(4)? }),
-        2 if list.number(2)? == 0 => Reply::Queued(Queued { head: None }),
-        2 => Reply::Queued(Queued { head: Some(Head { look_again_at: list.time(3)? }) }),
+        2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, look_again_at: list.time(3)? }),
         3 => Reply::Busy,
         4 => Reply::Cancelled,
         5 => Reply::QueueFull,

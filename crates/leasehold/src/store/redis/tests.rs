@@ -334,6 +334,72 @@ fn the_scripts_say_what_the_model_says_of_what_many_share_and_take_together() {
     differ(&joint_steps(4), RESOURCES, |twins, steps| play_jointly(twins, steps));
 }
 
+/// Takes it, or queues for it.
+fn waits(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
+    let acquisition = Acquisition { client: ClientId::new(client), sequence };
+    Command::from(Acquire {
+        capacity,
+        weight,
+        wait: Some(WaitFor { entry_ttl: Duration::from_secs(1_000), max_queue: 100_000 }),
+        ..Acquire::exclusive(acquisition, Duration::from_secs(10))
+    })
+}
+
+#[test]
+fn a_release_grants_to_as_many_readers_as_the_model_says() {
+    const READERS: u128 = 70;
+    let server = leasehold_servers::Server::on_socket();
+    let (mut commands, mut inboxes) = (server.admin(), server.admin());
+    let mut lab = Lab::new(&mut commands, &mut inboxes);
+    (CLIENTS..=READERS).for_each(|client| lab.arrive(ClientId::new(client)));
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
+    for readers in (1..=3).chain(62..=READERS) {
+        let resource = Resource { kind: Kind::ReadWrite, name: Name::new(&readers.to_string()).unwrap() };
+        let mut twins = Twins::new(&mut lab, &[resource], start);
+        twins.run(0, &waits(0, 1, 1_000, 1_000));
+        (1..=readers).for_each(|client| drop(twins.run(0, &waits(client, 1, 1_000, 1))));
+        let writer = Acquisition { client: ClientId::new(0), sequence: 1 };
+        assert_eq!(twins.run(0, &give_back(writer)), Reply::Released);
+        twins.look(0);
+        twins.end();
+    }
+}
+
+#[test]
+fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has() {
+    let server = leasehold_servers::Server::on_socket();
+    let (mut commands, mut inboxes) = (server.admin(), server.admin());
+    let mut lab = Lab::new(&mut commands, &mut inboxes);
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let mut twins = Twins::new(&mut lab, &[resource], start);
+    twins.run(0, &waits(0, 1, 1, 1));
+    for sequence in 0..1_000 {
+        twins.run(0, &waits(1, sequence, 1, 1));
+    }
+    twins.run(0, &waits(2, 1, 1, 1));
+    twins.step(0, &Step::Leave(1));
+    let called = |twins: &mut Twins<'_, '_>| -> u64 {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(twins.lab.commands).unwrap();
+        let calls = |line: &str| line.split_once("calls=")?.1.split_once(',')?.0.parse::<u64>().ok();
+        info.lines().filter_map(calls).sum()
+    };
+    let cost = |twins: &mut Twins<'_, '_>, command: &Command| {
+        let before = called(twins);
+        let reply = twins.run(0, command);
+        (reply, called(twins) - before)
+    };
+    let first = Acquisition { client: ClientId::new(0), sequence: 1 };
+    let (released, to_park) = cost(&mut twins, &give_back(first));
+    assert_eq!(released, Reply::Released);
+    twins.step(0, &Step::Return(1));
+    let (queued, to_return) = cost(&mut twins, &waits(1, 0, 1, 1));
+    assert!(matches!(queued, Reply::Queued(queued) if queued.is_head));
+    assert!(to_park < 60 && to_return < 60, "commands in the script: {to_park}, then {to_return}");
+    twins.look(0);
+    twins.end();
+}
+
 #[test]
 fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_missed() {
     let server = leasehold_servers::Server::on_socket();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Renew, Reply, Resource, Round,
+    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round,
     StoreTime, Token, Verdict, Vote,
 };
 use tokio::time::{sleep, timeout};
@@ -315,8 +315,9 @@ fn is_unknown(answered: &Answered) -> bool {
 
 /// It waits, and looks again after this pause, or when it is told to.
 fn queued(now: LocalTime, pause: Option<Duration>) -> Answered {
-    let head = pause.map(|pause| Head { look_again_at: StoreTime::from_micros(now.as_micros()) + pause });
-    answer(now, Reply::Queued(Queued { head }))
+    let look_again_at =
+        pause.map_or(StoreTime::NEVER, |pause| StoreTime::from_micros(now.as_micros()) + pause);
+    answer(now, Reply::Queued(Queued { is_head: pause.is_some(), look_again_at }))
 }
 
 /// Random, so that those who got in each other's way do not meet again.
