@@ -105,7 +105,7 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
           ends = math.min(ends or further, further)
         end
         if ends - now > 3000000 then ends = ends + 3000000 end
-        ends = ends + struct.unpack('>I4', id, 13) % 2000000
+        ends = ends + struct.unpack('>I4', id, 13) % 1500000
         return { now, 2, 0, math.max(ends, now + 25000 * (waiters + 1)) }
       end
     end
