@@ -3,9 +3,7 @@
 
 use core::time::Duration;
 
-use super::{
-    BEHIND_HOLDERS, CLAIM_WINDOW, FOLLOWERS_APART_MICROS, LOOKS_APART, Lease, Rows, Step, Waiter,
-};
+use super::{BEHIND_HOLDERS, CLAIM_WINDOW, FOLLOWERS_APART_MICROS, LOOKS_APART, Lease, Rows, Step, Waiter};
 use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
 use crate::time::StoreTime;
 use crate::token::TokenRange;

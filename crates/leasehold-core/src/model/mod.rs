@@ -150,7 +150,16 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn begin(rows: &'r mut R, turn: Turn<'t>) -> Result<Self, R::Error> {
         let before = rows.header()?;
         let header = before.clone().unwrap_or_else(|| Header::new(0));
-        Ok(Self { rows, turn, header, before, asker: None, is_asker_parked: false, is_known: false, queue_moved: false })
+        Ok(Self {
+            rows,
+            turn,
+            header,
+            before,
+            asker: None,
+            is_asker_parked: false,
+            is_known: false,
+            queue_moved: false,
+        })
     }
 
     /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.

@@ -12,16 +12,44 @@ fn cases() -> u32 {
 
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Acquire { client: u128, sequence: u64, weight: u32, wait: bool, owner: Option<u8> },
-    Replace { client: u128, sequence: u64, weight: u32, wait: bool },
-    Renew { client: u128, sequence: u64, reserve: u32 },
-    Release { client: u128, sequence: u64, at_least_s: u64, tombstone_s: u64 },
+    Acquire {
+        client: u128,
+        sequence: u64,
+        weight: u32,
+        wait: bool,
+        owner: Option<u8>,
+    },
+    Replace {
+        client: u128,
+        sequence: u64,
+        weight: u32,
+        wait: bool,
+    },
+    Renew {
+        client: u128,
+        sequence: u64,
+        reserve: u32,
+    },
+    Release {
+        client: u128,
+        sequence: u64,
+        at_least_s: u64,
+        tombstone_s: u64,
+    },
     Force,
-    Pass { ms: u64 },
+    Pass {
+        ms: u64,
+    },
     /// The store's clock is set back.
-    StepBack { ms: u64 },
-    Leave { client: u128 },
-    Return { client: u128 },
+    StepBack {
+        ms: u64,
+    },
+    Leave {
+        client: u128,
+    },
+    Return {
+        client: u128,
+    },
 }
 
 fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{Table, Turn, apply, apply_together};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Renew, Reply, Resource,
-    StoreTime, Token, View, WaitFor, lua,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Release, Renew, Reply,
+    Resource, StoreTime, Token, View, WaitFor, lua,
 };
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
@@ -363,6 +363,52 @@ fn a_release_grants_to_as_many_readers_as_the_model_says() {
         twins.look(0);
         twins.end();
     }
+}
+
+#[test]
+fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
+    let server = leasehold_servers::Server::on_socket();
+    let (mut commands, mut inboxes) = (server.admin(), server.admin());
+    let mut lab = Lab::new(&mut commands, &mut inboxes);
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let mut twins = Twins::new(&mut lab, &[resource], start);
+    let id = |client, sequence| Acquisition { client: ClientId::new(client), sequence };
+    let renew = |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
+    let release = |acquisition, at_least_s| {
+        let at_least = Duration::from_secs(at_least_s);
+        Command::Release(Release { acquisition, at_least, tombstone: Duration::ZERO })
+    };
+    let kept_until = |twins: &mut Twins<'_, '_>| match twins.run(0, &Command::Inspect) {
+        Reply::View(view) => view.holders.first().map(|holder| holder.expires_at),
+        other => panic!("{other:?}"),
+    };
+
+    // Contended, released without a minimum: the waiter has it.
+    twins.run(0, &waits(0, 1, 1, 1));
+    twins.run(0, &waits(1, 1, 1, 1));
+    twins.step(0, &Step::StepBack(600_000));
+    assert_eq!(twins.run(0, &give_back(id(0, 1))), Reply::Released);
+    assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
+    // Renewed after the clock was set back once more, alone and with a waiter.
+    twins.step(0, &Step::StepBack(600_000));
+    assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
+    twins.run(0, &waits(2, 1, 1, 1));
+    twins.step(0, &Step::StepBack(600_000));
+    assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
+    assert_eq!(twins.run(0, &give_back(id(1, 1))), Reply::Released);
+    // A minimum counts from the release on, where the grant lies ahead.
+    twins.step(0, &Step::StepBack(600_000));
+    assert_eq!(twins.run(0, &release(id(2, 1), 20)), Reply::Released);
+    assert_eq!(kept_until(&mut twins), Some(twins.now.time + Duration::from_secs(20)));
+    twins.step(0, &Step::Pass(20_000));
+    assert_eq!(kept_until(&mut twins), None);
+    // A repeated attempt learns of no more time than it asked for.
+    twins.run(0, &waits(3, 1, 1, 1));
+    twins.step(0, &Step::StepBack(600_000));
+    let Reply::Granted(grant) = twins.run(0, &waits(3, 1, 1, 1)) else { panic!("it holds") };
+    assert_eq!(grant.lasts, Duration::from_secs(10));
+    twins.end();
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round,
-    StoreTime, Token, Verdict, Vote,
+    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round, StoreTime,
+    Token, Verdict, Vote,
 };
 use tokio::time::{sleep, timeout};
 

@@ -150,7 +150,8 @@ fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Joint]) {
     let wall = StoreTime::from_micros(1_700_000_000_000_000);
     let now = Now { time: start, wall, floor: None };
     let resources = (0..RESOURCES).map(|number| (resource(&number.to_string()), Table::new())).collect();
-    let mut twins = Twins { connection, resources, is_shared, now, stepped_back: Duration::ZERO, absent: Vec::new() };
+    let mut twins =
+        Twins { connection, resources, is_shared, now, stepped_back: Duration::ZERO, absent: Vec::new() };
     for step in steps {
         match step {
             Joint::At(at, step) => twins.step(*at, step),
