@@ -45,6 +45,8 @@ pub(super) struct Entry {
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
     pub(super) trouble: Option<String>,
+    /// When the store last answered, whatever it was asked.
+    answered_at: Option<LocalTime>,
     /// A future or a guard still stands for this entry.
     pub(super) is_wanted: bool,
     /// The session still counts it among those that the store may keep something for.
@@ -112,6 +114,7 @@ impl Entry {
             stage: Stage::Attempt(machine),
             outcome: None,
             trouble: None,
+            answered_at: None,
             is_wanted: true,
             is_counted: true,
             is_changed: false,
@@ -176,9 +179,12 @@ impl Entry {
     // --- What comes in ---------------------------------------------------------------------------
 
     pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
-        if let Err(error) = answered {
-            self.trouble = Some(error.message.clone());
-            self.is_changed = true;
+        match answered {
+            Ok(_) => self.answered_at = Some(now),
+            Err(error) => {
+                self.trouble = Some(error.message.clone());
+                self.is_changed = true;
+            }
         }
         match (&mut self.stage, &errand.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
@@ -350,6 +356,20 @@ impl Entry {
     }
 
     // --- Looking ---------------------------------------------------------------------------------
+
+    /// Whether the store may know of it, so that it has something to say about its end.
+    pub(super) fn may_be_known(&self) -> bool {
+        match &self.stage {
+            Stage::Attempt(machine) => machine.may_be_known(),
+            Stage::Lease { .. } | Stage::Owed { .. } => true,
+            Stage::Over(_) => false,
+        }
+    }
+
+    /// Whether the store has said anything about this entry since then.
+    pub(super) fn is_answered_since(&self, since: LocalTime) -> bool {
+        self.answered_at.is_some_and(|answered_at| answered_at >= since)
+    }
 
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
