@@ -1,6 +1,7 @@
 //! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
 
 mod kinds;
+mod leases;
 mod silence;
 
 use std::collections::VecDeque;

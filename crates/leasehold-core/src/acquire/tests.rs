@@ -203,17 +203,18 @@ fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
 
 #[test]
 fn attempt_whose_time_is_over_before_it_began_asks_once() {
-    let patience = patient().map(|patience| Patience { deadline: at(0), ..patience });
-    let mut granted = asked(patience);
-    granted.handle_answer(at(0), at(1), &answer(0, Reply::Granted(grant(TTL))));
-    assert!(matches!(granted.poll_outcome(), Some(Outcome::Granted { .. })));
-
-    let mut unheard = asked(patience);
-    unheard.handle_timeout(at(1));
-    assert_eq!(unheard.poll_outcome(), Some(Outcome::TimedOut));
+    let over = || {
+        let patience = patient().map(|patience| Patience { deadline: at(0), ..patience });
+        let mut attempt = attempt(patience);
+        assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
+        attempt
+    };
+    let mut unheard = over();
+    unheard.handle_timeout(at(0));
+    assert_eq!(unheard.poll_outcome(), Some(Outcome::TimedOut), "the store may have a word to say");
     assert_eq!(owed(&mut unheard), Some(TOMBSTONE));
 
-    let mut never_sent = asked(patience);
+    let mut never_sent = over();
     never_sent.handle_failure(at(0), Failure::Busy);
     never_sent.handle_timeout(at(1));
     assert_eq!(never_sent.poll_outcome(), Some(Outcome::Failed));
