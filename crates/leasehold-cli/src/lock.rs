@@ -84,7 +84,7 @@ impl Lock {
         let guard = taken?;
         if let Some(guard) = &guard {
             // What is refused does nothing that others must be kept from.
-            self.refuse_mixture().await.inspect_err(|_| guard.set_at_least(Duration::ZERO))?;
+            self.refuse_mixture().await.inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))?;
         }
         Ok(guard)
     }

@@ -78,7 +78,7 @@ async fn run_under(
     signals.catch_stop().map_err(|error| uncaught(&error))?;
     let child = Child::start(command, &variables(guard), Terminal::to_share())
         // What was never started need not be kept from others.
-        .inspect_err(|_| guard.set_at_least(Duration::ZERO))
+        .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))
         .map_err(|error| cannot_start(command, &error))?;
     Supervision::new(&child, guard, work.on_lost, grace).until_ended(signals).await
 }

@@ -42,8 +42,11 @@ pub enum Outcome {
         /// The local clock until which it may be trusted.
         trusted_until: LocalTime,
     },
-    /// Somebody else holds it, or its time to wait was over.
+    /// The store says that somebody else holds it.
     NotGranted,
+    /// The time to wait was over before the store granted it. What the store has to say about that is its answer to the
+    /// `Release` that is owed: before that comes, nobody knows whether the store was there at all.
+    TimedOut,
     /// The queue is full.
     QueueFull,
     /// The attempt contradicts how the resource is used.
@@ -95,6 +98,8 @@ pub struct AcquireMachine {
     /// The store may hold a lease or a place for an attempt that ended without a grant.
     owes_release: bool,
     failures: u32,
+    /// It has asked, with whatever result. However short its time is, an attempt asks once.
+    has_asked: bool,
     /// It has stood in the queue.
     has_waited: bool,
     /// Something was told while an answer was under way, which may be older than that: ask once more.
@@ -132,6 +137,7 @@ impl AcquireMachine {
             may_arrive_late: false,
             owes_release: false,
             failures: 0,
+            has_asked: false,
             has_waited: false,
             hinted: false,
             early: None,
@@ -175,6 +181,7 @@ impl AcquireMachine {
             Phase::Asking { at } if at <= now => {
                 self.phase = Phase::Asked { until: now + ANSWER_LIMIT };
                 self.may_arrive_late = true;
+                self.has_asked = true;
                 Some(Command::Acquire(self.command.clone()))
             }
             Phase::Done(_) if self.owes_release => {
@@ -197,6 +204,12 @@ impl AcquireMachine {
     #[must_use]
     pub const fn has_waited(&self) -> bool {
         self.has_waited
+    }
+
+    /// Whether the store may know of the attempt. One that never was sent has left nothing anywhere.
+    #[must_use]
+    pub const fn may_be_known(&self) -> bool {
+        self.may_arrive_late || self.anchor.is_some()
     }
 
     /// How long a tombstone the release of this attempt's lease must leave now: none once every `Acquire` has
@@ -223,8 +236,9 @@ impl AcquireMachine {
         if matches!(self.phase, Phase::Done(_)) {
             return;
         }
-        if self.patience.is_some_and(|patience| now >= patience.deadline) {
-            self.give_up(Outcome::NotGranted);
+        if self.has_asked && self.patience.is_some_and(|patience| now >= patience.deadline) {
+            // Where nothing has reached the store, it has nothing to say either.
+            self.give_up(if self.may_be_known() { Outcome::TimedOut } else { Outcome::Failed });
         } else if let Phase::Asked { until } = self.phase
             && now >= until
         {
@@ -381,7 +395,9 @@ impl AcquireMachine {
         match self.phase {
             Phase::Waiting { .. } => self.phase = Phase::Asking { at: now },
             Phase::Asked { .. } => self.hinted = true,
-            Phase::Asking { .. } | Phase::Done(_) => {}
+            // Also during the pause after a failure.
+            Phase::Asking { at } => self.phase = Phase::Asking { at: at.min(now) },
+            Phase::Done(_) => {}
         }
     }
 
@@ -417,8 +433,7 @@ impl AcquireMachine {
 
     /// Ends with the store possibly keeping a lease or a place.
     fn give_up(&mut self, outcome: Outcome) {
-        // An attempt that never was sent has left nothing anywhere.
-        self.owes_release = self.may_arrive_late || self.anchor.is_some();
+        self.owes_release = self.may_be_known();
         self.phase = Phase::Done(outcome);
     }
 

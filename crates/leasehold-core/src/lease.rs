@@ -264,10 +264,17 @@ impl LeaseMachine {
         }
     }
 
-    /// A hint that the lease may be gone, or that the connection is new: ask at once.
+    /// A hint that the lease may be gone: ask at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         self.hinted = self.in_flight;
         self.renew_at = self.renew_at.min(now);
+    }
+
+    /// The connection is new: ask at once, unless the lease is to end where no renewal is to come.
+    pub fn handle_reconnected(&mut self, now: LocalTime) {
+        if self.terms.renews || self.renew_at != LocalTime::NEVER {
+            self.handle_hint(now);
+        }
     }
 
     /// The holder gives the lease back.

@@ -157,4 +157,13 @@ impl Client {
     pub fn close(self) -> Result<(), Error> {
         block_on(self.0.close())
     }
+
+    /// As [`crate::Client::close_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn close_timeout(self, limit: Duration) -> Result<(), Error> {
+        block_on(self.0.close_timeout(limit))
+    }
 }

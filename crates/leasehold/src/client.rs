@@ -3,7 +3,9 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
@@ -23,7 +25,7 @@ use crate::once::OncePer;
 use crate::reentrant::Reentrant;
 use crate::rw::RwLock;
 use crate::semaphore::Semaphore;
-use crate::session::Session;
+use crate::session::{Session, Sleep};
 use crate::store::{self, Inbox, Store, StoreError};
 use crate::url::StoreUrl;
 use crate::view::{HolderView, LockView};
@@ -324,19 +326,51 @@ impl Client {
     }
 
     /// Gives back everything that this client holds or waits for, also in its clones, and waits until the store has
-    /// taken it back, or has let go of it by itself. What is held is lost for its guards (`Loss::Closed`); whoever
-    /// waits gets an error with `is_closed`.
+    /// taken it back. What is held is lost for its guards (`Loss::Closed`); whoever waits gets an error with `is_closed`. Both
+    /// happen at once.
+    ///
+    /// A store that does not answer is waited for as long as the longest of the leases lasts, and for 2 s at least.
     ///
     /// # Errors
     ///
-    /// `is_unavailable` when the store could not be told. Its leases have run out by then.
+    /// `is_unavailable` when the store could not be told. The leases that were held have run out by then; places in queues do
+    /// so by themselves.
     ///
     /// # Cancel safety
     ///
     /// The client is closed at the first poll; dropping the future only ends the waiting.
     pub async fn close(self) -> Result<(), Error> {
+        self.handle.session.close(clock::local());
+        self.closed().await
+    }
+
+    /// As [`Self::close`], and waits for at most this long. With zero it only begins.
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable` as there, and `is_timeout` when the limit has passed; then it goes on in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::close`].
+    pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         let session = &self.handle.session;
         session.close(clock::local());
+        let mut limit = pin!(Sleep::until(session, clock::local() + limit));
+        let mut closed = pin!(self.closed());
+        poll_fn(|context| match closed.as_mut().poll(context) {
+            Poll::Ready(closed) => Poll::Ready(closed),
+            Poll::Pending => limit.as_mut().poll(context).map(|()| {
+                let what =
+                    "what it holds could not be given back within the time set, which is being tried on";
+                Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
+            }),
+        })
+        .await
+    }
+
+    async fn closed(&self) -> Result<(), Error> {
+        let session = &self.handle.session;
         let unanswered = poll_fn(|context| session.poll_closed(context)).await;
         poll_fn(|context| session.poll_driver_gone(context)).await;
         match unanswered {

@@ -53,7 +53,7 @@ impl Error {
         self.0.kind == ErrorKind::Unsupported
     }
 
-    /// The store could not be asked, or its answer was lost. Whatever it may have granted is being given back.
+    /// The store could not be asked, or did not answer: whether the lock is free is unknown. Whatever it may have granted is being given back.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.0.kind == ErrorKind::Unavailable

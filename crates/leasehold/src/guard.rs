@@ -12,6 +12,7 @@ use leasehold_core::{LocalTime, Loss, Resource, Token};
 use crate::client::{Handle, unanswered};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
+use crate::lock::MAX_TTL;
 use crate::session::{Errand, Given, Renewal, Sleep};
 use crate::store::{Answered, Pending};
 
@@ -67,9 +68,19 @@ impl Guard {
     }
 
     /// Keeps what was taken until this long after the grant, instead of what the lock's `at_least` says: zero for work
-    /// that is not to be done after all.
-    pub fn set_at_least(&self, at_least: Duration) {
+    /// that is not to be done after all. A lease with a minimum is not handed on among the tasks of its client.
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for more than 30 days, or than the `longest_ttl` of servers that vote. Then nothing was changed.
+    pub fn set_at_least(&self, at_least: Duration) -> Result<(), Error> {
+        let longest = self.handle.store.longest_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
+        if at_least > longest {
+            let what = format!("it can be kept for at most {longest:?}, not {at_least:?}");
+            return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
+        }
         self.handle.session.set_at_least(self.sequence, at_least, clock::local());
+        Ok(())
     }
 
     /// The lock's name.

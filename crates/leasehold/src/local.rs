@@ -5,7 +5,7 @@
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
 
@@ -13,8 +13,8 @@ use crate::client::{Handle, unanswered};
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, WITHDRAWAL_LIMIT, Wait, withdrawn};
-use crate::session::{Errand, NoPlace, Place, Sleep, Turned, Wish};
+use crate::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
+use crate::session::{Errand, NoPlace, Overdue, Place, Sleep, Turned, Wish};
 use crate::store::{Answered, Pending, StoreError};
 
 impl Lock {
@@ -70,12 +70,13 @@ impl Lock {
                 waiting.is_over = true;
                 Err(self.failed(resource, outcome, trouble.as_deref()))
             }
-            None => {
-                if let Some(attempt) = waiting.leave() {
-                    withdrawn(handle, attempt, WITHDRAWAL_LIMIT).await;
+            None => match waiting.give_up().await {
+                Some(Overdue::NotGranted) => Ok(None),
+                Some(Overdue::Ended((outcome, trouble))) => {
+                    Err(self.failed(resource, outcome, trouble.as_deref()))
                 }
-                Ok(None)
-            }
+                Some(Overdue::Alone { .. }) | None => Err(self.failed(resource, Outcome::TimedOut, None)),
+            },
         }
     }
 }
@@ -105,13 +106,7 @@ impl Waiting<'_> {
         }
         let mut limit = (deadline != LocalTime::NEVER).then(|| Sleep::until(session, deadline));
         poll_fn(|context| {
-            if let Some((errand, sent)) = &mut self.call
-                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
-            {
-                let answered = answers.pop().unwrap_or_else(unanswered);
-                session.absorb(errand, clock::local(), &answered);
-                self.call = None;
-            }
+            self.poll_call(context);
             if let Poll::Ready(turned) = session.poll_turn(self.place, context) {
                 return Poll::Ready(Some(turned));
             }
@@ -121,6 +116,41 @@ impl Waiting<'_> {
             }
         })
         .await
+    }
+
+    fn poll_call(&mut self, context: &mut Context<'_>) {
+        if let Some((errand, sent)) = &mut self.call
+            && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
+        {
+            let answered = answers.pop().unwrap_or_else(unanswered);
+            self.handle.session.absorb(errand, clock::local(), &answered);
+            self.call = None;
+        }
+    }
+
+    /// The time to wait is over. The task leaves once it knows what that comes to, or when the store has had its time to
+    /// say so.
+    async fn give_up(&mut self) -> Option<Overdue> {
+        let (handle, since) = (self.handle, clock::local());
+        let until = since + CANCEL_LIMIT;
+        let session = &handle.session;
+        session.ask_for_word(self.place, since);
+        let mut limit = Sleep::until(session, until);
+        let told = poll_fn(|context| {
+            self.poll_call(context);
+            match session.poll_overdue(self.place, since, context) {
+                Poll::Ready(told) => Poll::Ready(Some(told)),
+                Poll::Pending => Pin::new(&mut limit).poll(context).map(|()| None),
+            }
+        });
+        let told = told.await;
+        let Some(attempt) = self.leave() else { return told };
+        // Where the attempt ends with this task, the store's word is its answer to that.
+        let is_withdrawn = withdrawn(handle, attempt, until).await;
+        match told {
+            Some(Overdue::Alone { may_be_known: true }) if is_withdrawn => Some(Overdue::NotGranted),
+            told => told,
+        }
     }
 
     /// Says which attempt ends with this place, if one does.

@@ -31,11 +31,9 @@ pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
-/// How long whoever gave up waits for its place in the queue to be taken back.
-pub(crate) const WITHDRAWAL_LIMIT: Duration = Duration::from_millis(100);
-
-/// The same for a place that another lease depends on: before that is known, nobody can say that it is held.
-const EXCHANGE_LIMIT: Duration = Duration::from_secs(2);
+/// How long an attempt that is not granted in time waits for the store to confirm that it is over. That is the store's word
+/// on it: it has to be long enough for a store that is far away, and it bounds how late a caller learns that there is none.
+pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
 /// A resource, and how its leases are asked for.
 #[derive(Clone)]
@@ -76,7 +74,9 @@ impl Wait {
 
     pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
-            Self::No | Self::For(Duration::ZERO) => None,
+            Self::No => None,
+            // Less than the clock counts is no time.
+            Self::For(limit) if limit < Duration::from_micros(1) => None,
             Self::For(limit) => Some(clock::local() + limit),
             Self::ForEver => Some(LocalTime::NEVER),
         }
@@ -215,13 +215,19 @@ impl Lock {
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
-            Outcome::NotGranted => {
-                let limit = if replaces.is_some() { EXCHANGE_LIMIT } else { WITHDRAWAL_LIMIT };
-                if !withdrawn(&self.handle, attempt.sequence, limit).await && replaces.is_some() {
-                    let what = "whether the lease was exchanged is unknown";
-                    return Err(self.handle.unavailable(resource, what));
+            Outcome::NotGranted | Outcome::TimedOut => {
+                let until = clock::local() + CANCEL_LIMIT;
+                let is_withdrawn = withdrawn(&self.handle, attempt.sequence, until).await;
+                match (is_withdrawn, replaces) {
+                    (true, _) => Ok(None),
+                    // The store has said so, only an earlier answer of its own was lost.
+                    (false, None) if outcome == Outcome::NotGranted => Ok(None),
+                    (false, None) => Err(self.failed(resource, outcome, trouble.as_deref())),
+                    (false, Some(_)) => {
+                        let what = "whether the lease was exchanged is unknown";
+                        Err(self.handle.unavailable(resource, what))
+                    }
                 }
-                Ok(None)
             }
             outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
         }
@@ -239,6 +245,12 @@ impl Lock {
                 self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
             }
             Outcome::Cancelled => self.handle.closed(),
+            Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
+            Outcome::TimedOut => {
+                let what = "the time to wait is over, and the store does not say whether it was granted";
+                let trouble = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
+                self.handle.unavailable(resource, &format!("{what}{trouble}"))
+            }
             Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
                 let message = trouble.unwrap_or("the answer came too late to be of use");
                 self.handle.unavailable(resource, message)
@@ -371,13 +383,14 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 }
 
 /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
-/// does not meet it. The driver sends it; a store that does not answer is not waited for.
-pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, limit: Duration) -> bool {
+/// does not meet it. The driver sends it. Says whether the store has confirmed it by then, and ends with the client.
+pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
     let session = &handle.session;
-    let mut limit = pin!(Sleep::until(session, clock::local() + limit));
+    let mut limit = pin!(Sleep::until(session, until));
     let mut watch = session.watch(attempt);
     poll_fn(|context| match session.poll_given(&mut watch, context) {
         Poll::Ready(given) => Poll::Ready(given != Given::Unanswered),
+        Poll::Pending if session.is_closed() => Poll::Ready(false),
         Poll::Pending => limit.as_mut().poll(context).map(|()| false),
     })
     .await

@@ -89,6 +89,9 @@ impl Mutex {
     /// Waits for the lock for at most this long, and then answers `None`. With `Duration::MAX` it waits for as long as it
     /// takes, with zero not at all.
     ///
+    /// `None` is the store's word. When the limit is over the attempt is cancelled there, and a store that answers delays the
+    /// result by a round trip. One that has not answered 2 s after the limit is an error.
+    ///
     /// # Errors
     ///
     /// As [`Self::lock`].

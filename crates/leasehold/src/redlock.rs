@@ -115,6 +115,19 @@ impl Redlock {
     pub async fn close(self) -> Result<(), Error> {
         self.client.close().await
     }
+
+    /// As [`Client::close_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    ///
+    /// # Cancel safety
+    ///
+    /// As there.
+    pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
+        self.client.close_timeout(limit).await
+    }
 }
 
 impl fmt::Debug for Redlock {

@@ -30,7 +30,7 @@ pub(crate) use crate::store::Inbox;
 use entry::{Entry, News};
 
 pub(crate) use entry::{Given, Renewal};
-pub(crate) use line::{NoPlace, Place, Turned, Wish};
+pub(crate) use line::{NoPlace, Overdue, Place, Turned, Wish};
 pub(crate) use sleep::Sleep;
 pub(crate) use state::Due;
 use state::{After, State};
@@ -99,8 +99,13 @@ impl Session {
             match news {
                 News::Lost(loss) => tracing::warn!(%resource, %loss, "a lease was lost"),
                 News::NotRenewed(error) => tracing::warn!(%resource, error, "a lease could not be renewed"),
+                News::RenewedAgain => tracing::info!(%resource, "a lease is renewed again"),
                 News::NotGivenBack(error) => {
                     tracing::warn!(%resource, error, "a lease is yet to be given back");
+                }
+                News::GivenBack => tracing::info!(%resource, "a lease was given back at last"),
+                News::LeftToRunOut => {
+                    tracing::warn!(%resource, "a lease was not given back, and left to run out");
                 }
             }
         }
@@ -321,12 +326,15 @@ impl Session {
         let mut after = After::default();
         {
             let mut state = self.state();
-            state.is_closed = true;
+            if !std::mem::replace(&mut state.is_closed, true) {
+                // What was left to run out before that is over.
+                state.unanswered = 0;
+            }
             after.is_sooner = true;
             let sequences: Vec<u64> = state.entries.keys().copied().collect();
             for sequence in sequences {
                 if let Some(entry) = state.entries.get_mut(&sequence) {
-                    entry.let_go(now);
+                    entry.close(now);
                 }
                 state.settle(sequence, now, &mut after);
             }

@@ -136,7 +136,7 @@ impl MutexSet {
         }
         let taken = self.sorted(taken.guards);
         for (guard, mutex) in taken.guards.iter().zip(&self.mutexes) {
-            guard.set_at_least(mutex.0.at_least);
+            guard.set_at_least(mutex.0.at_least)?;
         }
         Ok(Some(taken))
     }
@@ -284,6 +284,10 @@ impl SetGuard {
         // What is given back because the others can't be had was never used, and need not be kept.
         let mut lock = mutex.0.clone();
         lock.at_least = Duration::ZERO;
+        if !mutex.0.at_least.is_zero() {
+            // It is to be kept in the end, so it is not one that the client's tasks hand on.
+            lock.hand_off = None;
+        }
         let next = lock.acquire(1, None, Wait::until(deadline));
         if self.guards.is_empty() { next.await } else { self.run(next).await? }
     }

@@ -33,6 +33,8 @@ macro_rules! lease_settings {
             }
 
             /// Whether the lease is renewed, at a third of its ttl, for as long as the guard lives. It is unless set.
+            /// Without renewal, a loss that only the store knows of (a server that was emptied) is noticed when the lease
+            /// is renewed by hand, or at its end.
             #[must_use]
             pub fn auto_renew(mut self, renews: bool) -> Self {
                 self.0.terms.renews = renews;

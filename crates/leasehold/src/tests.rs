@@ -1,6 +1,8 @@
 //! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
 
 mod kinds;
+mod leases;
+mod silence;
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn, ready};
@@ -40,6 +42,8 @@ enum Fate {
     NeverDone,
     /// It takes effect much later, when nobody expects it any more.
     Delayed,
+    /// It is known not to have left, because others were in the way.
+    Busy,
 }
 
 const FATES: [Fate; 8] = [
@@ -59,8 +63,10 @@ type Delayed = Box<dyn FnOnce(&Memory) + Send>;
 /// A memory store between which and its client things happen.
 struct Scripted {
     inner: Arc<Memory>,
-    /// What becomes of the next commands; later ones are answered inline.
+    /// What becomes of the next commands.
     script: Mutex<VecDeque<Fate>>,
+    /// What becomes of later ones: they are answered inline where nothing is said.
+    later: Mutex<Option<Fate>>,
     delayed: Mutex<Vec<Delayed>>,
 }
 
@@ -75,7 +81,8 @@ impl Scripted {
         count: usize,
         work: impl FnOnce(&Memory) -> Vec<Answered> + Send + 'static,
     ) -> Pending<Vec<Answered>> {
-        let fate = self.script.lock().unwrap().pop_front().unwrap_or(Fate::Now);
+        let next = self.script.lock().unwrap().pop_front();
+        let fate = next.or(*self.later.lock().unwrap()).unwrap_or(Fate::Now);
         let fail = |failure| {
             let error = || Err(StoreError { failure, message: "scripted".to_owned() });
             Box::pin(ready((0..count).map(|_| error()).collect::<Vec<_>>()))
@@ -95,6 +102,7 @@ impl Scripted {
             }
             Fate::CommandLost => fail(Failure::Unknown),
             Fate::NotSent => fail(Failure::NotSent),
+            Fate::Busy => fail(Failure::Busy),
             Fate::NeverAnswered => {
                 work(&self.inner);
                 Box::pin(pending())
@@ -118,6 +126,7 @@ impl Store for Scripted {
     fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
         let mut script = self.script.lock().unwrap();
         match script.front() {
+            None if self.later.lock().unwrap().is_some() => return None,
             None => {}
             Some(Fate::Now) => drop(script.pop_front()),
             Some(_) => return None,
@@ -185,7 +194,12 @@ impl Stage {
     fn of(kind: Kind) -> Self {
         let resource = Resource { kind, name: Name::new("a").unwrap() };
         let inner = Memory::open("");
-        let store = Arc::new(Scripted { inner, script: Mutex::default(), delayed: Mutex::default() });
+        let store = Arc::new(Scripted {
+            inner,
+            script: Mutex::default(),
+            later: Mutex::default(),
+            delayed: Mutex::default(),
+        });
         let opened = store.clone();
         let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
             opened.inner.join(id, inbox);
@@ -195,6 +209,16 @@ impl Stage {
         Self { resource, store, client }
     }
 
+    /// Another client of the same leases, to which nothing happens.
+    fn other_client(&self) -> Client {
+        let store = self.store.inner.clone();
+        let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+            store.join(id, inbox);
+            Ok::<_, Error>(store as Arc<dyn Store>)
+        };
+        block_on(Client::with_store("memory:".to_owned(), open)).unwrap()
+    }
+
     /// Its releases are sent again after half a ttl.
     fn mutex(&self) -> crate::Mutex {
         self.client.mutex("a").ttl(Duration::from_secs(2))
@@ -202,6 +226,15 @@ impl Stage {
 
     fn script(&self, fates: &[Fate]) {
         *self.store.script.lock().unwrap() = fates.iter().copied().collect();
+    }
+
+    /// What becomes of all commands, until it is said otherwise.
+    fn from_now_on(&self, fate: Fate) {
+        *self.store.later.lock().unwrap() = Some(fate);
+    }
+
+    fn answers_again(&self) {
+        *self.store.later.lock().unwrap() = None;
     }
 
     fn other_takes_it(&self) {
@@ -249,7 +282,7 @@ impl Stage {
     }
 }
 
-fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 

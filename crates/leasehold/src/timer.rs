@@ -59,6 +59,37 @@ mod imp {
             Ok(())
         }
     }
+
+    #[cfg(test)]
+    mod tests {
+        use std::os::fd::AsRawFd as _;
+        use std::time::Duration;
+
+        use super::*;
+        use crate::clock;
+
+        /// What the kernel says about a timer, by the name of the line.
+        fn field(timer: &Timer, name: &str) -> String {
+            let path = format!("/proc/self/fdinfo/{}", timer.fd.as_raw_fd());
+            let info = std::fs::read_to_string(path).unwrap();
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
+        }
+
+        #[tokio::test]
+        async fn timer_counts_the_time_that_the_machine_sleeps() {
+            const CLOCK_BOOTTIME: &str = "7";
+            const TFD_TIMER_ABSTIME: &str = "01";
+            let mut timer = Timer::new().unwrap();
+            let now = clock::local();
+            timer.set(now + Duration::from_secs(60)).unwrap();
+            // A machine that sleeps for the whole time finds it due when it wakes.
+            assert_eq!(field(&timer, "clockid"), CLOCK_BOOTTIME);
+            assert_eq!(field(&timer, "settime flags"), TFD_TIMER_ABSTIME);
+            timer.until(now + Duration::from_millis(20)).await.unwrap();
+            assert!(clock::local() >= now + Duration::from_millis(20));
+        }
+    }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]

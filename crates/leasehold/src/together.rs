@@ -15,7 +15,7 @@ use crate::client::Handle;
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Attempt, Lock, WITHDRAWAL_LIMIT, withdrawn};
+use crate::lock::{Attempt, CANCEL_LIMIT, Lock, withdrawn};
 use crate::session::{Ended, Errand, Sleep};
 use crate::store::{Answered, Pending, StoreError};
 
@@ -23,9 +23,9 @@ use crate::store::{Answered, Pending, StoreError};
 pub(crate) enum Together {
     /// One for each lock, in their order.
     Taken(Vec<Guard>),
-    /// At least one can't be had now, and none is held.
+    /// At least one can't be had now, by the store's word, and none is held.
     Contended,
-    /// The store or a lock's settings do not allow it: they are to be taken one by one.
+    /// The store or a lock's settings do not allow it, or it could not be asked yet: they are to be taken one by one.
     NotHere,
 }
 
@@ -65,8 +65,9 @@ pub(crate) async fn take_together(locks: &[&Lock], deadline: Option<LocalTime>) 
     match within(flight.handle, deadline, ended).await {
         Some((ended, is_busy)) => flight.conclude(ended, is_busy && deadline.is_some()).await,
         None => {
-            flight.withdraw().await;
-            Ok(Together::Contended)
+            let Some((lock, attempt, _)) = flight.attempts.first() else { return Ok(Together::NotHere) };
+            let error = lock.failed(attempt.resource, Outcome::TimedOut, None);
+            if flight.withdraw().await { Ok(Together::Contended) } else { Err(error) }
         }
     }
 }
@@ -152,15 +153,16 @@ impl<'a> Flight<'a> {
             }
         }
         self.withdraw().await;
-        Ok(Together::Contended)
+        Ok(if may_wait { Together::NotHere } else { Together::Contended })
     }
 
-    /// Gives everything back, and waits for the store's word, though not for long.
-    async fn withdraw(self) {
+    /// Gives everything back, and waits for the store's word, though not for long. Says whether that came.
+    async fn withdraw(self) -> bool {
         let Self { handle, attempts } = self;
         let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();
         drop(attempts);
-        let given = sequences.into_iter().map(|sequence| withdrawn(handle, sequence, WITHDRAWAL_LIMIT));
-        join_all(given).await;
+        let until = clock::local() + CANCEL_LIMIT;
+        let given = sequences.into_iter().map(|sequence| withdrawn(handle, sequence, until));
+        join_all(given).await.into_iter().all(|is_withdrawn| is_withdrawn)
     }
 }

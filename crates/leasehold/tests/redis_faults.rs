@@ -595,3 +595,43 @@ async fn a_server_too_old_for_a_command_does_not_get_the_password_repeated() {
         assert_eq!(told.is_ok(), command == "HELLO", "{told:?}");
     }
 }
+
+#[tokio::test]
+async fn lease_without_renewal_ends_in_time_over_a_connection_that_is_cut_again_and_again() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_millis(800);
+    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    let began = Instant::now();
+    let mut cuts = 0;
+    while began.elapsed() < ttl * 3 {
+        cuts += server.query::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(cuts > 3, "the connection was made again {cuts} times");
+    assert!(!guard.is_held());
+    let view = client_of(&server).await.mutex("a").inspect().await.unwrap();
+    assert!(view.holders.is_empty(), "{view:?}");
+}
+
+#[tokio::test]
+async fn client_of_a_killed_server_is_closed_within_its_longest_lease() {
+    let mut server = Server::on_port();
+    let holder = client_of(&server).await;
+    let _held = holder.mutex("a").lock().await.unwrap();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(3);
+    let guard = client.mutex("b").ttl(ttl).lock().await.unwrap();
+    let mutex = client.mutex("a").ttl(ttl);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until_waiting(&holder, 1).await;
+    server.stop();
+    let began = Instant::now();
+    let closing = tokio::spawn(client.close());
+    assert!(timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err().is_closed());
+    assert!(began.elapsed() < Duration::from_secs(1), "what waits ended after {:?}", began.elapsed());
+    assert!(!guard.is_held());
+    let closed = timeout(SOON, closing).await.unwrap().unwrap();
+    assert!(closed.unwrap_err().is_unavailable());
+    assert!(began.elapsed() < ttl * 2, "closing took {:?}", began.elapsed());
+}

@@ -140,7 +140,7 @@ fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
     assert!(matches!(attempt.poll_transmit(again), Some(Command::Acquire(_))));
     attempt.handle_failure(at(60_000), Failure::Busy);
     attempt.handle_timeout(at(60_000));
-    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed), "the store has said nothing");
     assert_eq!(owed(&mut attempt), None, "nothing of it has ever reached the store");
     let mut impatient = asked(None);
     impatient.handle_failure(at(5_000), Failure::Busy);
@@ -197,9 +197,39 @@ fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(2), &answer(0, queued(None)));
     attempt.handle_timeout(at(60_000));
-    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::TimedOut));
     assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "all answers were seen");
     assert_eq!(owed(&mut attempt), None, "it is owed once");
+}
+
+#[test]
+fn attempt_whose_time_is_over_before_it_began_asks_once() {
+    let over = || {
+        let patience = patient().map(|patience| Patience { deadline: at(0), ..patience });
+        let mut attempt = attempt(patience);
+        assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
+        attempt
+    };
+    let mut unheard = over();
+    unheard.handle_timeout(at(0));
+    assert_eq!(unheard.poll_outcome(), Some(Outcome::TimedOut), "the store may have a word to say");
+    assert_eq!(owed(&mut unheard), Some(TOMBSTONE));
+
+    let mut never_sent = over();
+    never_sent.handle_failure(at(0), Failure::Busy);
+    never_sent.handle_timeout(at(1));
+    assert_eq!(never_sent.poll_outcome(), Some(Outcome::Failed));
+}
+
+#[test]
+fn hint_ends_the_pause_after_a_failure() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    assert!(attempt.poll_transmit(at(20_000)).is_some());
+    attempt.handle_failure(at(20_000), Failure::Unknown);
+    assert_eq!(attempt.poll_transmit(at(20_001)), None);
+    attempt.handle_reconnected(at(20_001));
+    assert!(matches!(attempt.poll_transmit(at(20_001)), Some(Command::Acquire(_))));
 }
 
 #[test]
@@ -356,7 +386,7 @@ fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
         now = next;
     }
     attempt.handle_timeout(now);
-    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::TimedOut));
     assert!((5..20).contains(&pauses), "{pauses}");
     assert_eq!(owed(&mut attempt), Some(TOMBSTONE));
 }

@@ -113,6 +113,26 @@ fn a_pushed_lease_is_claimed_once_even_with_renewal_off() {
 }
 
 #[test]
+fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
+    let mut renewed_by_itself = lease(terms(), TTL);
+    renewed_by_itself.handle_reconnected(at(10));
+    assert!(renewed_by_itself.poll_transmit(at(10)).is_some());
+
+    let by_hand = LeaseTerms { renews: false, ..terms() };
+    let mut left_alone = lease(by_hand, TTL);
+    left_alone.handle_reconnected(at(10));
+    assert_eq!(left_alone.poll_transmit(at(10)), None);
+    assert_eq!(left_alone.poll_timeout(), Some(at(8_908)), "nothing but the end is left");
+
+    let mut pushed = lease(by_hand, Duration::from_secs(3));
+    pushed.handle_reconnected(at(10));
+    assert!(pushed.poll_transmit(at(10)).is_some(), "it is claimed sooner");
+    pushed.handle_reply(at(11), at(10), &renewed(TTL));
+    pushed.handle_reconnected(at(20));
+    assert_eq!(pushed.poll_transmit(at(20)), None);
+}
+
+#[test]
 fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
     let outlives = Duration::from_secs(60);
     let mut lease = lease(LeaseTerms { outlives, ..terms() }, outlives);

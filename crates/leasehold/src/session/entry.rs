@@ -16,6 +16,9 @@ use crate::store::Answered;
 const OWED_AGAIN: Duration = Duration::from_millis(100);
 const OWED_SELDOM: Duration = Duration::from_secs(5);
 
+/// How long a client that is closed goes on giving back what is no lease, or a lease that ends sooner.
+const CLOSING: Duration = Duration::from_secs(2);
+
 /// How something that was to be given back came to be so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
@@ -45,6 +48,8 @@ pub(super) struct Entry {
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
     pub(super) trouble: Option<String>,
+    /// When the store last answered, whatever it was asked.
+    answered_at: Option<LocalTime>,
     /// A future or a guard still stands for this entry.
     pub(super) is_wanted: bool,
     /// The session still counts it among those that the store may keep something for.
@@ -52,6 +57,8 @@ pub(super) struct Entry {
     /// Whoever waits for this entry is to look at it.
     is_changed: bool,
     is_loss_told: bool,
+    /// The log has heard that renewals fail, or that it could not be given back, and not that this is over.
+    is_failure_told: bool,
     /// The attempt of a named owner was granted, which its other attempts do not know yet.
     has_entered: bool,
     /// Another lease is to take the place of this one, which then ends without being lost.
@@ -70,8 +77,15 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) enum News {
     Lost(Loss),
+    /// The first time since it went well.
     NotRenewed(String),
+    /// For the first time after that.
+    RenewedAgain,
+    /// The first time.
     NotGivenBack(String),
+    /// After that.
+    GivenBack,
+    LeftToRunOut,
 }
 
 enum Stage {
@@ -91,6 +105,8 @@ enum Stage {
         /// How often it was sent.
         sent: u32,
         until: LocalTime,
+        /// A lease that is not given back has ended by then, as far as this client knows.
+        held_until: LocalTime,
     },
     /// The store keeps nothing.
     Over(Given),
@@ -112,10 +128,12 @@ impl Entry {
             stage: Stage::Attempt(machine),
             outcome: None,
             trouble: None,
+            answered_at: None,
             is_wanted: true,
             is_counted: true,
             is_changed: false,
             is_loss_told: false,
+            is_failure_told: false,
             has_entered: false,
             is_replacing: false,
             line: None,
@@ -176,9 +194,12 @@ impl Entry {
     // --- What comes in ---------------------------------------------------------------------------
 
     pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
-        if let Err(error) = answered {
-            self.trouble = Some(error.message.clone());
-            self.is_changed = true;
+        match answered {
+            Ok(_) => self.answered_at = Some(now),
+            Err(error) => {
+                self.trouble = Some(error.message.clone());
+                self.is_changed = true;
+            }
         }
         match (&mut self.stage, &errand.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
@@ -192,12 +213,16 @@ impl Entry {
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
                 machine.handle_reply(now, errand.sent_at, &answer.reply);
+                if matches!(machine.state(now), LeaseState::Held) && std::mem::take(&mut self.is_failure_told)
+                {
+                    self.news.push(News::RenewedAgain);
+                }
                 self.trouble = None;
                 self.is_changed = true;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
-                self.news.push(News::NotRenewed(error.message.clone()));
                 machine.handle_failure(now);
+                self.tell_failure(News::NotRenewed(error.message.clone()));
             }
             (Stage::Owed { sent, .. }, Command::Release(_), Ok(answer)) => {
                 // An earlier one, whose answer was lost, may be why there is nothing left.
@@ -205,12 +230,19 @@ impl Entry {
                 self.end(if is_back { Given::Back } else { Given::NotHeld });
             }
             (Stage::Owed { again_at, pause, .. }, Command::Release(_), Err(error)) => {
-                self.news.push(News::NotGivenBack(error.message.clone()));
                 *again_at = now + *pause;
                 *pause = (*pause * 2).min(OWED_SELDOM);
+                self.tell_failure(News::NotGivenBack(error.message.clone()));
             }
             // An answer to something that is no longer of interest.
             _ => {}
+        }
+    }
+
+    /// An outage is one event for each lease, however often something is tried meanwhile. What was lost is no news any more.
+    fn tell_failure(&mut self, news: News) {
+        if !self.is_loss_told && !std::mem::replace(&mut self.is_failure_told, true) {
+            self.news.push(news);
         }
     }
 
@@ -228,7 +260,7 @@ impl Entry {
     pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
-            Stage::Lease { .. } => self.renew_now(now),
+            Stage::Lease { machine, .. } => machine.handle_reconnected(now),
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}
         }
@@ -257,11 +289,23 @@ impl Entry {
             }
             Stage::Lease { machine, tombstone, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-                self.owe(Release { acquisition, at_least: self.at_least, tombstone }, Duration::ZERO, now);
+                let remaining = machine.remaining(now);
+                let release = Release { acquisition, at_least: self.at_least, tombstone };
+                self.owe(release, Duration::ZERO, remaining, now);
             }
             Stage::Owed { .. } => self.send_again(now),
             Stage::Over(_) => {}
         }
+    }
+
+    /// The client is closed: everything is given back. That is not tried for longer than the lease could be held, and for
+    /// [`CLOSING`] where there is none, since a place in the queue harms nobody once its client is gone.
+    pub(super) fn close(&mut self, now: LocalTime) {
+        self.let_go(now);
+        if let Stage::Owed { until, held_until, .. } = &mut self.stage {
+            *until = (*held_until).min(now + self.terms.ttl).max(now + CLOSING).min(*until);
+        }
+        self.is_changed = true;
     }
 
     /// Another lease has taken the place of this one: there is nothing to give back, but a delayed `Acquire` must not take
@@ -329,27 +373,47 @@ impl Entry {
             self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
             let place = machine.place_lasts();
-            self.owe(release, place, now);
+            self.owe(release, place, Duration::ZERO, now);
         } else {
             self.end(Given::Back);
         }
     }
 
     fn end(&mut self, given: Given) {
+        if std::mem::take(&mut self.is_failure_told) {
+            let is_over = given == Given::Unanswered;
+            self.news.push(if is_over { News::LeftToRunOut } else { News::GivenBack });
+        }
         self.stage = Stage::Over(given);
         self.is_changed = true;
     }
 
-    /// Gives back a lease, or a place in the queue that lasts so long.
-    fn owe(&mut self, release: Release, place: Duration, now: LocalTime) {
+    /// Gives back a lease of which so much remains, or a place in the queue that lasts so long.
+    fn owe(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
         // By then the lease, or the place in the queue, has ended without us.
         let lasts = self.terms.ttl.max(release.tombstone).max(place);
         let until = now + lasts + drift_margin(lasts);
-        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until };
+        let held_until = now + remaining;
+        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until, held_until };
+        self.is_failure_told = false;
         self.is_changed = true;
     }
 
     // --- Looking ---------------------------------------------------------------------------------
+
+    /// Whether the store may know of it, so that it has something to say about its end.
+    pub(super) fn may_be_known(&self) -> bool {
+        match &self.stage {
+            Stage::Attempt(machine) => machine.may_be_known(),
+            Stage::Lease { .. } | Stage::Owed { .. } => true,
+            Stage::Over(_) => false,
+        }
+    }
+
+    /// Whether the store has said anything about this entry since then.
+    pub(super) fn is_answered_since(&self, since: LocalTime) -> bool {
+        self.answered_at.is_some_and(|answered_at| answered_at >= since)
+    }
 
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.stage, Stage::Over(_))
@@ -431,7 +495,8 @@ impl Entry {
     /// What becomes of the lease now that a task is done with it and another one waits.
     pub(super) fn hand_on(&mut self, now: LocalTime) -> HandOn {
         match &mut self.stage {
-            Stage::Lease { machine, .. } => machine.hand_on(now),
+            // One that is to be kept goes back to the store, which keeps it.
+            Stage::Lease { machine, .. } if self.at_least.is_zero() => machine.hand_on(now),
             _ => HandOn::Over,
         }
     }

@@ -49,6 +49,17 @@ pub(crate) enum Turned {
     Ended(Ended),
 }
 
+/// What a task is told whose time to wait in a line is over.
+pub(crate) enum Overdue {
+    /// The lock is not to be had: the client itself has it, or the store has just said that it is not free.
+    NotGranted,
+    /// Nobody else stands in the line, so its attempt ends with this task, and the store may have a word to say on that.
+    Alone {
+        may_be_known: bool,
+    },
+    Ended(Ended),
+}
+
 /// All lines of a client.
 #[derive(Default)]
 pub(super) struct Lines {
@@ -62,6 +73,8 @@ struct Line {
     stage: Stage,
     /// By the number of the place. Whoever is called stays until it has heard of it.
     waiting: BTreeMap<u64, Option<Waker>>,
+    /// Those of them whose time is over, and who wait for the store's word on that.
+    overdue: BTreeMap<u64, Waker>,
     /// What those who waited are to hear of an attempt that was not granted.
     ended: BTreeMap<u64, Ended>,
 }
@@ -91,7 +104,13 @@ impl Lines {
 
     fn add(&mut self, id: u64, wish: Wish) {
         self.of.entry(wish.resource.clone()).or_default().push(id);
-        let line = Line { wish, stage: Stage::Idle, waiting: BTreeMap::new(), ended: BTreeMap::new() };
+        let line = Line {
+            wish,
+            stage: Stage::Idle,
+            waiting: BTreeMap::new(),
+            overdue: BTreeMap::new(),
+            ended: BTreeMap::new(),
+        };
         self.all.insert(id, line);
     }
 
@@ -147,11 +166,11 @@ impl Session {
         entered
     }
 
-    /// Whether a task that does not wait would have to.
+    /// Whether the client itself has the lease, so that a task that does not wait need not ask for it.
     pub(crate) fn is_occupied(&self, wish: &Wish) -> bool {
         let state = self.state();
         let line = state.lines.find(wish).and_then(|id| state.lines.all.get(&id));
-        line.is_some_and(|line| line.entry().is_some())
+        line.is_some_and(|line| !matches!(line.stage, Stage::Idle | Stage::Asking(_)))
     }
 
     pub(crate) fn poll_turn(&self, place: Place, context: &mut Context<'_>) -> Poll<Turned> {
@@ -181,16 +200,75 @@ impl Session {
         Poll::Pending
     }
 
+    /// Asks the store about what this line waits for, unless that is under way: a task whose time is over wants to know.
+    pub(crate) fn ask_for_word(&self, place: Place, now: LocalTime) {
+        let mut after = After::default();
+        {
+            let mut state = self.state();
+            if let Some(Stage::Asking(sequence)) = state.lines.all.get(&place.line).map(|line| line.stage)
+                && let Some(entry) = state.entries.get_mut(&sequence)
+            {
+                entry.ask_again(now);
+                state.settle(sequence, now, &mut after);
+            }
+        }
+        self.tell(after);
+    }
+
+    /// Once it is known what a task is to be told whose time was over at `since`. It stays in its place until it leaves.
+    pub(crate) fn poll_overdue(
+        &self,
+        place: Place,
+        since: LocalTime,
+        context: &mut Context<'_>,
+    ) -> Poll<Overdue> {
+        let mut state = self.state();
+        let State { lines, entries, .. } = &mut *state;
+        let Some(line) = lines.all.get_mut(&place.line) else {
+            return Poll::Ready(Overdue::Ended((Outcome::Cancelled, None)));
+        };
+        if let Some(ended) = line.ended.remove(&place.number) {
+            lines.prune(place.line);
+            return Poll::Ready(Overdue::Ended(ended));
+        }
+        match line.stage {
+            Stage::Called { .. } | Stage::Held(_) => return Poll::Ready(Overdue::NotGranted),
+            Stage::Asking(sequence) | Stage::Between(sequence)
+                if entries.get(&sequence).is_some_and(|entry| entry.is_answered_since(since)) =>
+            {
+                return Poll::Ready(Overdue::NotGranted);
+            }
+            _ if line.waiting.len() <= 1 => {
+                let entry = line.entry().and_then(|sequence| entries.get(&sequence));
+                let may_be_known = entry.is_some_and(|entry| entry.may_be_known());
+                return Poll::Ready(Overdue::Alone { may_be_known });
+            }
+            _ => {}
+        }
+        let waker = context.waker();
+        let replaced = (
+            line.waiting.insert(place.number, Some(waker.clone())),
+            line.overdue.insert(place.number, waker.clone()),
+        );
+        drop(state);
+        // Never with the mutex held, as above.
+        drop(replaced);
+        Poll::Pending
+    }
+
     /// A task does not wait any more. Says what nobody stands for now, and is to be given back.
     pub(crate) fn leave(&self, place: Place, now: LocalTime) -> Option<u64> {
         let mut after = After::default();
-        let (left, waker) = {
+        let (left, wakers) = {
             let mut state = self.state();
-            let waker =
-                state.lines.all.get_mut(&place.line).and_then(|line| line.waiting.remove(&place.number));
-            (state.leave(place, now, &mut after), waker)
+            let wakers = state
+                .lines
+                .all
+                .get_mut(&place.line)
+                .map(|line| (line.waiting.remove(&place.number), line.overdue.remove(&place.number)));
+            (state.leave(place, now, &mut after), wakers)
         };
-        drop(waker);
+        drop(wakers);
         self.tell(after);
         left
     }
@@ -324,6 +402,8 @@ impl State {
         if line.entry() != Some(sequence) {
             return;
         }
+        // They look by themselves whether this concerns them.
+        after.wakers.extend(std::mem::take(&mut line.overdue).into_values());
         if let Stage::Asking(_) = line.stage {
             match entry.outcome {
                 None => {}

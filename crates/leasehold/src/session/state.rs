@@ -38,7 +38,7 @@ pub(super) struct State {
     pub(super) armed: LocalTime,
     /// How many entries the store may still keep something for.
     pub(super) unsettled: usize,
-    /// How many entries ended without the store's word.
+    /// How many entries ended without the store's word since the client was closed.
     pub(super) unanswered: u64,
     /// Whoever waits for `unsettled` to become zero, or for the driver to end.
     pub(super) closers: Vec<Waker>,

@@ -1,0 +1,178 @@
+//! What becomes of leases: of those that are not renewed, of those that are kept, and when their client is closed.
+
+use super::*;
+use crate::MutexSet;
+use crate::guard::Guard;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The connection is lost and made again, again and again, for this long.
+fn flap(client: &Client, span: Duration) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        client.handle.session.reconnected(&|_| true);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn lease_without_renewal_ends_in_time_however_often_the_connection_is_made_again() {
+    let stage = Stage::new();
+    let ttl = Duration::from_secs(1);
+    let mutex = stage.client.mutex("a").ttl(ttl).auto_renew(false);
+    let began = Instant::now();
+    let guard = block_on(mutex.lock()).unwrap();
+    flap(&stage.client, ttl * 2);
+    assert!(!guard.is_held(), "it is still held after {:?}", began.elapsed());
+    assert!(stage.view().holders.is_empty(), "the store still has it: {:?}", stage.view());
+    // By hand it goes on as before.
+    let guard = block_on(mutex.lock()).unwrap();
+    flap(&stage.client, ttl / 2);
+    block_on(guard.renew()).unwrap();
+    assert!(guard.remaining() > ttl / 4 * 3, "it was renewed by hand: {:?}", guard.remaining());
+}
+
+/// One task waits in the line behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
+/// the lock is kept.
+fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
+    let mutex = stage.client.mutex("a");
+    let mut next = Box::pin(mutex.lock());
+    assert!(poll_once(next.as_mut()).is_pending());
+    block_on(guard.release()).unwrap();
+    let mut is_handed_on = false;
+    until("it is handed on or kept", || {
+        is_handed_on = poll_once(next.as_mut()).is_ready();
+        is_handed_on || stage.view().holders.iter().any(|holder| holder.kept)
+    });
+    is_handed_on
+}
+
+#[test]
+fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
+    for who_had_it in ["nobody", "another client", "another task"] {
+        let stage = Stage::new();
+        let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).at_least(HOUR)));
+        let (client, other) = (stage.client.clone(), stage.other_client());
+        let held = match who_had_it {
+            "nobody" => None,
+            "another client" => Some(block_on(other.mutex("a").lock()).unwrap()),
+            _ => Some(block_on(client.mutex("a").lock()).unwrap()),
+        };
+        let mut taking = Box::pin(set.lock());
+        if let Some(held) = held {
+            // So they are taken one after the other, in the way of single mutexes.
+            assert!(poll_once(taking.as_mut()).is_pending());
+            block_on(held.release()).unwrap();
+        }
+        let mut guards = block_on(taking).unwrap().into_guards();
+        assert!(!is_handed_on(&stage, guards.remove(0)), "{who_had_it} had it before");
+    }
+}
+
+#[test]
+fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    guard.set_at_least(HOUR).unwrap();
+    assert!(!is_handed_on(&stage, guard));
+}
+
+#[test]
+fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    guard.set_at_least(HOUR).unwrap();
+    guard.set_at_least(Duration::ZERO).unwrap();
+    assert!(is_handed_on(&stage, guard));
+}
+
+#[test]
+fn minimum_beyond_the_limits_is_refused_and_changes_nothing() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    let error = guard.set_at_least(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
+    assert!(error.is_invalid(), "{error}");
+    block_on(guard.release()).unwrap();
+    assert!(stage.view().holders.is_empty(), "{:?}", stage.view());
+}
+
+// --- Closing -------------------------------------------------------------------------------------
+
+/// A client with a lease, a waiter and a task in a line, whose store then does this with all commands.
+fn close_over(
+    fate: Fate,
+    close: impl FnOnce(Client) -> Result<(), Error> + Send,
+) -> (Result<(), Error>, Duration) {
+    let ttl = Duration::from_secs(3);
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let client = stage.client.clone();
+    let guard = block_on(client.mutex("b").ttl(ttl).lock()).unwrap();
+    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).strict());
+    let mut waiting = [Box::pin(mutex.lock()), Box::pin(mutex.lock()), Box::pin(strict.lock())];
+    for waiting in &mut waiting {
+        assert!(poll_once(waiting.as_mut()).is_pending());
+    }
+    let limit = Duration::from_secs(1);
+    let mut overdue = Box::pin(strict.lock_timeout(limit));
+    assert!(poll_once(overdue.as_mut()).is_pending());
+    stage.from_now_on(fate);
+    // From then on that one waits for the store's word.
+    thread::sleep(limit);
+    let began = Instant::now();
+    let closed = thread::scope(|scope| {
+        let closed = scope.spawn(|| close(client));
+        until("it is closed", || stage.client.handle.session.is_closed());
+        let began = Instant::now();
+        for waiting in waiting {
+            assert!(block_on(waiting).unwrap_err().is_closed());
+        }
+        assert!(block_on(overdue).unwrap_err().is_closed());
+        assert!(!guard.is_held());
+        assert!(began.elapsed() < Duration::from_secs(1), "what waits ends at once: {:?}", began.elapsed());
+        closed.join().unwrap()
+    });
+    (closed, began.elapsed())
+}
+
+fn until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < give_up, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn closing_takes_no_longer_than_the_longest_lease_where_the_store_is_gone() {
+    for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent] {
+        let (closed, took) = close_over(fate, |client| block_on(client.close()));
+        assert!(closed.unwrap_err().is_unavailable());
+        assert!(took < Duration::from_secs(6), "{fate:?}: closing took {took:?}");
+    }
+}
+
+#[test]
+fn closing_with_a_limit_ends_in_time() {
+    let limit = Duration::from_millis(100);
+    let (closed, took) = close_over(Fate::NeverDone, |client| block_on(client.close_timeout(limit)));
+    assert!(closed.unwrap_err().is_timeout());
+    assert!(took >= limit && took < Duration::from_secs(2), "closing took {took:?}");
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    block_on(stage.client.clone().close_timeout(Duration::from_secs(20))).unwrap();
+    assert!(!guard.is_held() && stage.is_clean());
+}
+
+#[test]
+fn closing_is_no_error_because_of_a_release_that_was_lost_long_before() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
+    stage.from_now_on(Fate::NeverDone);
+    drop(guard);
+    until("it was left to run out", || stage.client.is_settled());
+    stage.answers_again();
+    let guard = block_on(stage.client.mutex("a").lock()).unwrap();
+    block_on(stage.client.clone().close()).unwrap();
+    assert!(!guard.is_held() && stage.is_clean());
+}

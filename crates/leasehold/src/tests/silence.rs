@@ -1,0 +1,195 @@
+//! A store that does not answer: an attempt ends with an error, and with `None` only on the store's word.
+
+use super::*;
+use crate::MutexSet;
+
+/// Long enough to be queued before, short enough for a test.
+const LIMIT: Duration = Duration::from_millis(300);
+
+type Attempt = Pin<Box<dyn Future<Output = Result<bool, Error>> + Send>>;
+
+/// Attempts of every kind at the same name, each with this limit. They say whether they were granted.
+fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Attempt)> {
+    fn attempt<T: Send + 'static>(
+        taken: impl Future<Output = Result<Option<T>, Error>> + Send + 'static,
+    ) -> Attempt {
+        Box::pin(async move { Ok(taken.await?.is_some()) })
+    }
+    macro_rules! all {
+        ($($what:literal: $lock:expr, $taking:ident($($arg:expr),*);)*) => {
+            vec![$(($what, {
+                let lock = $lock;
+                attempt(async move { lock.$taking($($arg,)* limit).await })
+            })),*]
+        };
+    }
+    all! {
+        "mutex": client.mutex("a"), lock_timeout();
+        "strict mutex": client.mutex("a").strict(), lock_timeout();
+        "reentrant": client.reentrant("a", "me"), lock_timeout();
+        "semaphore": client.semaphore("a", 1), acquire_timeout(1);
+        "read": client.rw_lock("a"), read_timeout();
+        "write": client.rw_lock("a"), write_timeout();
+        "upgradable read": client.rw_lock("a"), upgradable_read_timeout();
+        "election": client.election("a"), campaign_timeout();
+        "set": MutexSet::new(["a", "b"].map(|name| client.mutex(name))), lock_timeout();
+        "set of one": MutexSet::new([client.mutex("a").replicas(0)]), lock_timeout();
+    }
+}
+
+fn assert_unavailable(case: &str, ended: &Result<bool, Error>) {
+    let is_unavailable = ended.as_ref().is_err_and(Error::is_unavailable);
+    assert!(is_unavailable, "{case}: {ended:?}");
+}
+
+/// How much later than its limit an attempt may end.
+fn assert_in_time(case: &str, began: Instant, limit: Duration) {
+    let late = began.elapsed().saturating_sub(limit);
+    assert!(late < Duration::from_secs(6), "{case}: it ended {late:?} after its limit");
+}
+
+#[test]
+fn attempt_at_a_silent_store_is_unavailable_whatever_its_limit() {
+    for fate in [Fate::NeverDone, Fate::NeverAnswered, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
+        let stage = Stage::new();
+        stage.from_now_on(fate);
+        let began = Instant::now();
+        thread::scope(|scope| {
+            for (what, attempt) in attempts(&stage.client, LIMIT) {
+                scope.spawn(move || {
+                    let case = format!("{what} over a store that is {fate:?}");
+                    assert_unavailable(&case, &block_on(attempt));
+                    assert_in_time(&case, began, LIMIT);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn try_at_a_store_that_fails_is_unavailable() {
+    for fate in [Fate::CommandLost, Fate::NotSent, Fate::Busy] {
+        let stage = Stage::new();
+        stage.from_now_on(fate);
+        for (what, attempt) in attempts(&stage.client, Duration::ZERO) {
+            assert_unavailable(&format!("{what} over a store that is {fate:?}"), &block_on(attempt));
+        }
+        let once = stage.client.once_per("a", Duration::from_secs(60));
+        let started = block_on(once.start()).map(|started| started.is_some());
+        assert_unavailable(&format!("once per period over a store that is {fate:?}"), &started);
+    }
+}
+
+/// Of each kind one waits behind somebody else when the store goes silent.
+#[test]
+fn waiter_whose_store_goes_silent_is_unavailable_at_its_deadline() {
+    for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
+        let kinds = attempts(&Stage::new().client, LIMIT).len();
+        thread::scope(|scope| {
+            for index in 0..kinds {
+                scope.spawn(move || {
+                    let stage = Stage::new();
+                    // Whoever holds it holds it for good.
+                    let holder = stage.other_client();
+                    let _held = [
+                        block_on(holder.mutex("a").lock()).unwrap(),
+                        block_on(holder.semaphore("a", 1).acquire(1)).unwrap(),
+                        block_on(holder.rw_lock("a").write()).map(Guard::from).unwrap(),
+                        block_on(holder.election("a").campaign()).unwrap(),
+                    ];
+                    let began = Instant::now();
+                    let (what, mut attempt) = attempts(&stage.client, LIMIT).swap_remove(index);
+                    let case = format!("{what} over a store that becomes {fate:?}");
+                    assert!(poll_once(attempt.as_mut()).is_pending(), "{case}");
+                    stage.from_now_on(fate);
+                    assert_unavailable(&case, &block_on(attempt));
+                    assert_in_time(&case, began, LIMIT);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn every_task_of_a_line_learns_that_the_store_is_silent() {
+    for fate in [Fate::NeverDone, Fate::CommandLost] {
+        let stage = Stage::new();
+        stage.other_takes_it();
+        let mutex = stage.mutex();
+        let mut line: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
+        for task in &mut line {
+            assert!(poll_once(task.as_mut()).is_pending());
+        }
+        // It goes on waiting behind them.
+        let mut last = Box::pin(mutex.lock());
+        assert!(poll_once(last.as_mut()).is_pending());
+        stage.from_now_on(fate);
+        let began = Instant::now();
+        let mut tasks = futures_util::future::join_all(line);
+        let ended = block_on(poll_fn(|context| {
+            assert!(last.as_mut().poll(context).is_pending());
+            Pin::new(&mut tasks).poll(context)
+        }));
+        for ended in ended {
+            let ended = ended.map(|guard| guard.is_some());
+            assert_unavailable(&format!("a task of a line over a store that becomes {fate:?}"), &ended);
+        }
+        assert_in_time("a line", began, LIMIT);
+        stage.answers_again();
+        stage.other_gives_it_back();
+        drop(block_on(last).expect("the line goes on"));
+        stage.assert_nothing_is_left("a line over a store that was silent for a time");
+    }
+}
+
+#[test]
+fn task_that_tries_beside_a_waiting_one_is_told_that_the_store_is_silent() {
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let mutex = stage.mutex();
+    let mut waits = Box::pin(mutex.lock());
+    assert!(poll_once(waits.as_mut()).is_pending());
+    assert!(block_on(mutex.try_lock()).unwrap().is_none(), "the store says that somebody has it");
+    stage.from_now_on(Fate::CommandLost);
+    assert_unavailable("a task that tries", &block_on(mutex.try_lock()).map(|guard| guard.is_some()));
+    let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
+    assert_unavailable("a set that is tried", &block_on(set.try_lock()).map(|guard| guard.is_some()));
+}
+
+#[test]
+fn tasks_are_told_none_by_a_store_that_answers_and_leave_their_places() {
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let mutex = stage.mutex();
+    let line: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
+    for ended in block_on(futures_util::future::join_all(line)) {
+        assert!(ended.unwrap().is_none());
+    }
+    assert!(stage.is_clean(), "{:?} was left", stage.view());
+    stage.assert_nothing_is_left("a line that gave up");
+}
+
+#[test]
+fn task_behind_one_of_its_own_client_is_told_none_though_the_store_is_silent() {
+    let stage = Stage::new();
+    let mutex = stage.client.mutex("a");
+    let guard = block_on(mutex.lock()).unwrap();
+    stage.from_now_on(Fate::CommandLost);
+    assert!(block_on(mutex.lock_timeout(LIMIT)).unwrap().is_none(), "the client itself has it");
+    assert!(block_on(mutex.try_lock()).unwrap().is_none());
+    assert!(guard.is_held());
+}
+
+#[test]
+fn shortest_limit_still_asks_the_store() {
+    let stage = Stage::new();
+    for limit in [Duration::from_nanos(1), Duration::from_micros(1)] {
+        stage.other_takes_it();
+        assert!(block_on(stage.mutex().strict().lock_timeout(limit)).unwrap().is_none());
+        stage.from_now_on(Fate::CommandLost);
+        let ended = block_on(stage.mutex().strict().lock_timeout(limit)).map(|guard| guard.is_some());
+        assert_unavailable("the shortest limit", &ended);
+        stage.answers_again();
+        stage.other_gives_it_back();
+    }
+}

@@ -1,0 +1,145 @@
+//! Real stores that do not answer: an attempt is *unavailable*, whatever its limit, and `None` only where the store says so.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error, MutexSet, blocking};
+use leasehold_servers::{Proxy, Server, until};
+
+/// How much later than its limit an attempt may end where the store is silent, on a machine that is busy.
+const LATE: Duration = Duration::from_secs(5);
+
+/// All kinds at once, each with this limit: whether it was granted.
+async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
+    let (mutex, strict) = (client.mutex("a"), client.mutex("a").strict());
+    let (semaphore, rw) = (client.semaphore("a", 1), client.rw_lock("a"));
+    let (owned, election) = (client.reentrant("b", "me"), client.election("a"));
+    let set = MutexSet::new(["c", "d"].map(|name| client.mutex(name)));
+    let ended = tokio::join!(
+        mutex.lock_timeout(limit),
+        mutex.lock_timeout(limit),
+        strict.lock_timeout(limit),
+        semaphore.acquire_timeout(1, limit),
+        rw.read_timeout(limit),
+        rw.write_timeout(limit),
+        owned.lock_timeout(limit),
+        election.campaign_timeout(limit),
+        set.lock_timeout(limit),
+    );
+    fn granted<T>(ended: Result<Option<T>, Error>) -> Result<bool, Error> {
+        ended.map(|guard| guard.is_some())
+    }
+    vec![
+        ("first of a line", granted(ended.0)),
+        ("second of a line", granted(ended.1)),
+        ("strict mutex", granted(ended.2)),
+        ("semaphore", granted(ended.3)),
+        ("read", granted(ended.4)),
+        ("write", granted(ended.5)),
+        ("reentrant", granted(ended.6)),
+        ("election", granted(ended.7)),
+        ("set", granted(ended.8)),
+    ]
+}
+
+fn assert_all_unavailable(ended: &[(&str, Result<bool, Error>)]) {
+    for (what, ended) in ended {
+        assert!(ended.as_ref().is_err_and(Error::is_unavailable), "{what}: {ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn free_lock_of_a_stopped_server_is_unavailable_within_the_documented_time() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let parked = blocking::Client::connect(&server.url()).unwrap().mutex("a");
+    server.signal("STOP");
+    let limit = Duration::from_millis(1_500);
+    let began = Instant::now();
+    let parked = std::thread::spawn(move || parked.lock_timeout(limit).map(|guard| guard.is_some()));
+    assert_all_unavailable(&attempts(&client, limit).await);
+    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    assert_all_unavailable(&[("blocking", parked.join().unwrap())]);
+    let began = Instant::now();
+    assert_all_unavailable(&attempts(&client, Duration::ZERO).await);
+    let started = client.once_per("e", Duration::from_secs(60)).start().await;
+    assert_all_unavailable(&[("once per period", started.map(|started| started.is_some()))]);
+    assert!(began.elapsed() < LATE * 2, "it took {:?}", began.elapsed());
+    server.signal("CONT");
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
+
+/// Waiters of each kind, whose server is stopped or killed while they stand in the queue.
+async fn waiters_of_a_server_that_ends(end: impl AsyncFnOnce(&mut Server)) {
+    let mut server = Server::on_socket();
+    let holder = Client::connect(&server.url()).await.unwrap();
+    let _held = (
+        holder.mutex("a").lock().await.unwrap(),
+        holder.semaphore("a", 1).acquire(1).await.unwrap(),
+        holder.rw_lock("a").write().await.unwrap(),
+        holder.mutex("b").lock().await.unwrap(),
+        holder.election("a").campaign().await.unwrap(),
+        holder.mutex("d").lock().await.unwrap(),
+    );
+    let client = Client::connect(&server.url()).await.unwrap();
+    let limit = Duration::from_secs(3);
+    let began = Instant::now();
+    let waiting = tokio::spawn(async move { attempts(&client, limit).await });
+    let names = ["a", "b", "d"].map(|name| holder.mutex(name));
+    until(async || {
+        let mut waiting = 0;
+        for mutex in &names {
+            waiting += mutex.inspect().await.unwrap().waiters.len();
+        }
+        // Of those at `a` two are one in the store's queue.
+        waiting == 4 && holder.election("a").inspect().await.unwrap().waiters.len() == 1
+    })
+    .await;
+    assert!(began.elapsed() < limit, "they stand in the queue in time");
+    end(&mut server).await;
+    assert_all_unavailable(&waiting.await.unwrap());
+    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn waiters_of_a_server_that_is_stopped_are_unavailable_at_their_deadline() {
+    waiters_of_a_server_that_ends(async |server| server.signal("STOP")).await;
+}
+
+#[tokio::test]
+async fn waiters_of_a_server_that_is_killed_are_unavailable_at_their_deadline() {
+    waiters_of_a_server_that_ends(async |server| server.stop()).await;
+}
+
+#[tokio::test]
+async fn waiters_of_a_server_that_is_far_away_are_told_none() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let holder = Client::connect(&server.url()).await.unwrap();
+    let _held = holder.mutex("a").lock().await.unwrap();
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    proxy.delay_requests(Duration::from_millis(300));
+    // Shorter than the way to the server: the first answer is still under way.
+    for limit in [Duration::from_millis(100), Duration::from_millis(900)] {
+        let mutex = client.mutex("a");
+        let (one, other) = tokio::join!(mutex.lock_timeout(limit), mutex.lock_timeout(limit));
+        assert!(one.unwrap().is_none() && other.unwrap().is_none());
+        assert!(mutex.strict().lock_timeout(limit).await.unwrap().is_none());
+    }
+    assert!(holder.mutex("a").inspect().await.unwrap().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn file_that_another_process_keeps_busy_is_unavailable() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let client = Client::connect(&format!("sqlite:{}", path.display())).await.unwrap();
+    drop(client.mutex("a").lock().await.unwrap());
+    let busy = rusqlite::Connection::open(&path).unwrap();
+    busy.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let limit = Duration::from_millis(300);
+    let began = Instant::now();
+    assert_all_unavailable(&attempts(&client, limit).await);
+    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    busy.execute_batch("ROLLBACK").unwrap();
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+}
