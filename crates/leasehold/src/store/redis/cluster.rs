@@ -102,7 +102,7 @@ impl Cluster {
             .at(host)
             .map_err(|error| StoreError { failure: Failure::NotSent, message: error.to_string() })?;
         let _on = runtime.enter();
-        let link = Arc::new(Link::new(Goal::Server(info), self.terms_of(host)));
+        let link = Arc::new(Link::new(Goal::Node(info), self.terms_of(host)));
         links.insert(host.clone(), link.clone());
         Ok(link)
     }

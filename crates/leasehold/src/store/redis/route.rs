@@ -14,7 +14,7 @@ use super::cluster::Cluster;
 use super::lanes::Lanes;
 use super::link::Link;
 use super::script::{Ballot, Channels, Dialect};
-use super::trouble::Trouble;
+use super::trouble::{Trouble, lost};
 use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
 use crate::store::{Answered, StoreError};
 use crate::url::Host;
@@ -103,7 +103,12 @@ async fn run_on(
 ) -> Vec<Result<Answer, Trouble>> {
     let lanes = match link.lanes().await {
         Ok(lanes) => lanes,
-        Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
+        Err(error) => {
+            if calls.iter().any(|(_, command)| matches!(command, Command::Renew(_))) {
+                link.hurry();
+            }
+            return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect();
+        }
     };
     let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
     let mut answers = match inboxes {
@@ -147,10 +152,6 @@ async fn run_over(
         lanes.drop_express();
     }
     answers
-}
-
-fn lost() -> StoreError {
-    StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
 }
 
 /// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
