@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::durable::DURABLE_LIMIT;
+use super::link::Renewed;
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
 
 /// How many commands may wait for the connection to write them.
@@ -200,6 +201,7 @@ pub(super) fn config() -> AsyncConnectionConfig {
 /// What comes unasked over the home connection.
 pub(super) fn ear(
     hear: Hear,
+    emptied: Renewed,
     fate: Arc<Fate>,
 ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
     move |info| {
@@ -207,6 +209,8 @@ pub(super) fn ear(
             // A server that loses a slot ends the subscriptions in it. The client library takes this for an answer, and so
             // each later answer for that of another command: nothing that comes after it may be believed.
             PushKind::SUnsubscribe | PushKind::Disconnection => fate.end(),
+            // No key is ever tracked, so this is what a server sends when it was emptied.
+            PushKind::Invalidate if fate.hears() => emptied(&|_| true),
             _ => hear_push(&info, &hear, &fate),
         }
         Ok(())

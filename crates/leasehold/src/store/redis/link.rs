@@ -60,7 +60,7 @@ pub(super) struct Terms {
     pub(super) channel: Option<String>,
     /// What to do with a channel's message.
     pub(super) hear: Hear,
-    /// The connection is new: what was told meanwhile was missed.
+    /// The connection is new, or the server was emptied: what was told meanwhile was missed, or is void.
     pub(super) renewed: Renewed,
     /// There is no connection: perhaps the server has been replaced.
     pub(super) missed: Arc<dyn Fn() + Send + Sync>,
@@ -175,8 +175,14 @@ impl Drop for Link {
     }
 }
 
-const CLOSED_AT_ONCE: &str = "the server closes new connections: it may have as many clients as it may (maxclients), or \
-                              speak TLS only";
+/// What a connection that is closed before its first answer may mean.
+fn closed_at_once(address: AddressState) -> String {
+    let what = "the server closes new connections: it may have as many clients as it may (maxclients)";
+    match address {
+        AddressState::Unproven => format!("{what}, or speak TLS only"),
+        AddressState::Proven => what.to_owned(),
+    }
+}
 
 fn not_sent(message: String) -> StoreError {
     StoreError { failure: Failure::NotSent, message }
@@ -205,6 +211,7 @@ impl Drop for Keeper {
 impl Keeper {
     async fn keep(mut self) {
         let mut pause = *PAUSES.start();
+        let mut failures = 0_u32;
         loop {
             let began = Instant::now();
             let limit = self.dial_limit();
@@ -215,6 +222,7 @@ impl Keeper {
             match dialed {
                 Ok(lanes) => {
                     let is_first = self.usual.replace(began.elapsed()).is_none();
+                    failures = 0;
                     self.publish(&lanes, is_first);
                     self.until_lost(&lanes).await;
                     tracing::warn!("the connection was lost");
@@ -227,7 +235,11 @@ impl Keeper {
                 }
                 Err(error) => {
                     tracing::debug!(error.message, "not connected yet");
-                    self.state.send_replace(State::Down(error));
+                    failures = failures.saturating_add(1);
+                    // Whatever cut a connection may have cut the next one too: that alone fails no command.
+                    if failures > 1 || self.usual.is_none() {
+                        self.state.send_replace(State::Down(error));
+                    }
                     (self.terms.missed)();
                     let hurried = async {
                         self.hurry.notified().await;
@@ -326,7 +338,7 @@ impl Keeper {
                     self.is_resp2 = true;
                 }
                 Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
-                    return Err(not_sent(CLOSED_AT_ONCE.to_owned()));
+                    return Err(not_sent(closed_at_once(address)));
                 }
                 Err(error) => return Err(address.store_error(&error)),
             }
@@ -339,8 +351,11 @@ impl Keeper {
         let client = redis::Client::open(with_protocol(info, self.is_resp2))?;
         let config = config();
         let hear = self.terms.hear.clone();
-        let config =
-            if self.is_resp2 { config } else { config.set_push_sender(ear(hear.clone(), fate.clone())) };
+        let config = if self.is_resp2 {
+            config
+        } else {
+            config.set_push_sender(ear(hear.clone(), self.terms.renewed.clone(), fate.clone()))
+        };
         let mut home = client.get_multiplexed_async_connection_with_config(&config).await?;
         if let Some(channel) = &self.terms.channel {
             if self.is_resp2 {
@@ -351,7 +366,7 @@ impl Keeper {
                 home.subscribe(channel).await?;
             }
         }
-        let server = greeting::greet(&mut home, &*self.terms.warn).await?;
+        let server = greeting::greet(&mut home, self.is_resp2, &*self.terms.warn).await?;
         let caller = self.terms.caller.as_ref().map(Handle::id);
         let lanes = Arc::new(Lanes::new(
             home,

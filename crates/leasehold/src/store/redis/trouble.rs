@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::Failure;
+use leasehold_core::{Answer, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_LIMIT;
@@ -20,6 +20,8 @@ pub(super) enum Trouble {
     Ask(Host),
     /// The slot is being moved, or the cluster is finding itself again.
     TryAgain(StoreError),
+    /// This is the answer, to an attempt that waits, but the inbox could not be subscribed to since the slot is being moved.
+    Unheard(Box<Answer>),
     /// The node is a replica (by now).
     ReadOnly(StoreError),
     /// There is no connection, so it was not sent.
@@ -37,6 +39,10 @@ impl From<Trouble> for StoreError {
             Trouble::Moved(_) | Trouble::Ask(_) => Self {
                 failure: Failure::NotSent,
                 message: "this server is a node of a cluster: write redis-cluster://host[:port],…".to_owned(),
+            },
+            Trouble::Unheard(_) => Self {
+                failure: Failure::Unknown,
+                message: "the lock's hash slot is being moved to another node: try again soon".to_owned(),
             },
             Trouble::TryAgain(error)
             | Trouble::ReadOnly(error)
