@@ -214,7 +214,7 @@ impl Keeper {
         let mut failures = 0_u32;
         loop {
             let began = Instant::now();
-            let limit = self.dial_limit();
+            let limit = dial_limit(self.usual, (self.terms.at_stake)());
             let dialed = match timeout(limit, self.dial()).await {
                 Ok(dialed) => dialed,
                 Err(_) => Err(not_sent(self.address().no_answer(limit))),
@@ -271,13 +271,6 @@ impl Keeper {
     fn address(&self) -> AddressState {
         let is_proven = self.usual.is_some() || matches!(self.goal, Goal::Node(_));
         if is_proven { AddressState::Proven } else { AddressState::Unproven }
-    }
-
-    /// An attempt that began while nothing reached the server stays lost when that is over, so a long one costs leases.
-    fn dial_limit(&self) -> Duration {
-        let Some(usual) = self.usual else { return CONNECT_LIMIT };
-        let at_stake = (self.terms.at_stake)().map_or(CONNECT_LIMIT, |ttl| ttl / DIAL_PART);
-        at_stake.max(usual.saturating_mul(DIAL_SLOWER)).clamp(LEAST_DIAL, CONNECT_LIMIT)
     }
 
     /// Waits until the connection is lost, or does not answer when there is doubt about it.
@@ -394,6 +387,14 @@ impl Keeper {
     }
 }
 
+/// How long an attempt to connect may take, where the last one took `usual`. An attempt that began while nothing reached the
+/// server stays lost when that is over, so a long one costs leases.
+fn dial_limit(usual: Option<Duration>, shortest_ttl: Option<Duration>) -> Duration {
+    let Some(usual) = usual else { return CONNECT_LIMIT };
+    let at_stake = shortest_ttl.map_or(CONNECT_LIMIT, |ttl| ttl / DIAL_PART);
+    at_stake.max(usual.saturating_mul(DIAL_SLOWER)).clamp(LEAST_DIAL, CONNECT_LIMIT)
+}
+
 /// The server is older than the protocol. What it says then repeats what it was told, the password included.
 fn is_resp3_unknown(error: &RedisError) -> bool {
     let text = error.to_string().to_lowercase();
@@ -405,3 +406,6 @@ fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
     let settings = info.redis_settings().clone().set_protocol(protocol);
     info.clone().set_redis_settings(settings)
 }
+
+#[cfg(test)]
+mod tests;
