@@ -108,14 +108,14 @@ impl Sentinels {
         wait_until("a sentinel begins the failover", || {
             self.sentinel().query::<()>(&["SENTINEL", "FAILOVER", Self::SERVICE]).is_ok()
         });
-        self.wait_for_another_than(old)
+        self.await_failover(old)
     }
 
     /// Kills the master, and waits until another server has become it. Which one that is.
     pub fn kill_master(&mut self) -> usize {
         let old = self.master_number();
         self.servers[old].stop();
-        self.wait_for_another_than(old)
+        self.await_failover(old)
     }
 
     /// Freezes the master, and waits until another server has become it. Which one that is. The old one, once told to go
@@ -123,10 +123,11 @@ impl Sentinels {
     pub fn freeze_master(&self) -> usize {
         let old = self.master_number();
         self.servers[old].signal("STOP");
-        self.wait_for_another_than(old)
+        self.await_failover(old)
     }
 
-    fn wait_for_another_than(&self, old: usize) -> usize {
+    /// Waits until another server than this has become the master. Which one that is.
+    pub fn await_failover(&self, old: usize) -> usize {
         wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
             .expect("no other server becomes the master")
     }

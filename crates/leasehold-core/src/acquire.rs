@@ -91,8 +91,8 @@ pub struct AcquireMachine {
     /// The local time before an answered `Acquire` was sent, and the store's time in the answer: what a push
     /// is measured from.
     anchor: Option<(LocalTime, StoreTime)>,
-    /// The way to the store is new, and may lead to another clock than the anchor's.
-    is_adrift: bool,
+    /// Since then the way to the store is new, and may lead to another clock than the anchor's.
+    adrift_since: Option<LocalTime>,
     /// Some `Acquire` may still be under way, or its answer was lost.
     may_arrive_late: bool,
     /// The store may hold a lease or a place for an attempt that ended without a grant.
@@ -133,7 +133,7 @@ impl AcquireMachine {
             patience,
             phase: Phase::Asking { at: now },
             anchor: None,
-            is_adrift: false,
+            adrift_since: None,
             may_arrive_late: false,
             owes_release: false,
             failures: 0,
@@ -258,7 +258,10 @@ impl AcquireMachine {
             return;
         }
         self.anchor = Some((sent_at, answer.at));
-        self.is_adrift = false;
+        // One that was asked for before may be the last word of the old server.
+        if self.adrift_since.is_some_and(|since| sent_at >= since) {
+            self.adrift_since = None;
+        }
         match &answer.reply {
             Reply::Granted(grant) => {
                 let until = sent_at + grant.lasts.saturating_sub(drift_margin(grant.lasts));
@@ -323,15 +326,17 @@ impl AcquireMachine {
         if matches!(self.phase, Phase::Done(_)) {
             return;
         }
-        let Some((sent_at, answered_at)) = self.anchor.filter(|_| !self.is_adrift) else {
+        let Some((sent_at, answered_at)) = self.anchor.filter(|_| self.adrift_since.is_none()) else {
             match push.kind {
-                PushKind::Granted(grant) if !self.is_adrift => {
+                PushKind::Granted(grant) if self.adrift_since.is_none() => {
                     // The newest counts, should the store have given up on one before; of that the first word.
                     if self.early.is_none_or(|early| early.at < push.at) {
                         self.early = Some(Pushed { grant, at: push.at, heard_at: now });
                     }
                 }
-                PushKind::Next(head) if !self.is_adrift => self.early_head = Some((head, push.at)),
+                PushKind::Next(head) if self.adrift_since.is_none() => {
+                    self.early_head = Some((head, push.at))
+                }
                 // Nothing to measure it from, and the answer that is under way may be older.
                 _ => self.hinted = true,
             }
@@ -381,8 +386,12 @@ impl AcquireMachine {
     /// The way to the store is new: what was told meanwhile was missed, and what is told now may be by another clock, until
     /// an answer anchors it.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
-        self.is_adrift = true;
+        self.adrift_since = Some(now);
         self.forget_early();
+        // What failed on the old way need not wait out its pause.
+        if let Phase::Asking { at } = &mut self.phase {
+            *at = now.min(*at);
+        }
         self.handle_hint(now);
     }
 

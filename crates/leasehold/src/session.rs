@@ -409,6 +409,11 @@ impl Inbox for Session {
         }
     }
 
+    fn shortest_ttl(&self) -> Option<Duration> {
+        let now = clock::local();
+        self.state().entries.values().filter_map(|entry| entry.ttl_at_stake(now)).min()
+    }
+
     fn deliver(&self, push: Push) {
         let now = clock::local();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));

@@ -39,7 +39,9 @@ fn refused(server: &Server) -> Vec<String> {
         redis::from_redis_value_ref::<std::collections::HashMap<String, redis::Value>>(entry).unwrap()
     });
     let objects = entries.map(|entry| redis::from_redis_value_ref::<String>(&entry["object"]).unwrap());
-    objects.filter(|object| !["info", "client|setinfo", "client"].contains(&object.as_str())).collect()
+    objects
+        .filter(|object| !["info", "client|setinfo", "client|tracking", "client"].contains(&object.as_str()))
+        .collect()
 }
 
 /// Everything that a client does.

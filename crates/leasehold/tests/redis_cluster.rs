@@ -1,5 +1,7 @@
 //! Hash slots that move and masters that are replaced, while locks are held and waited for.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Guard, Kind};
@@ -49,6 +51,64 @@ async fn locks_move_with_their_slot() {
         cluster.migrate_keys(slot, to);
         cluster.migrate_end(slot, to);
         handed_over(guard, waiting).await;
+    }
+}
+
+#[tokio::test]
+async fn attempt_queues_at_the_node_that_imports_its_slot() {
+    let cluster = Cluster::start();
+    let (client, guard, waiting) = held_and_waited_for(&cluster).await;
+    let slot = slot(&cluster);
+    let to = (cluster.owner_of(slot) + 1) % 3;
+    cluster.migrate_begin(slot, to);
+    cluster.migrate_keys(slot, to);
+    // The old node sends it on, and the new one serves what is announced by ASKING.
+    let mutex = Client::connect(&cluster.url()).await.unwrap().mutex("a");
+    let newcomer = tokio::spawn(async move { mutex.lock().await?.release_within(SOON).await });
+    let is_queued = async || client.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 2);
+    until(async || newcomer.is_finished() || is_queued().await).await;
+    assert!(!newcomer.is_finished(), "{:?}", newcomer.await.unwrap());
+    cluster.migrate_end(slot, to);
+    handed_over(guard, waiting).await;
+    timeout(SOON, newcomer).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn no_lock_call_fails_while_its_slot_moves_to_and_fro() {
+    let cluster = Cluster::start();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        let mutex = Client::connect(&cluster.url()).await.unwrap().mutex("a");
+        let is_over = is_over.clone();
+        workers.push(tokio::spawn(async move {
+            let mut grants = 0;
+            while !is_over.load(Ordering::SeqCst) {
+                let guard = mutex.lock().await?;
+                grants += 1;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                // Its lease ends by itself where this is not answered.
+                let _ = guard.release_within(SOON).await;
+            }
+            Ok::<u32, leasehold::Error>(grants)
+        }));
+    }
+    let slot = slot(&cluster);
+    let cluster = tokio::task::spawn_blocking(move || {
+        for _ in 0..6 {
+            let to = (cluster.owner_of(slot) + 1) % 3;
+            cluster.migrate_begin(slot, to);
+            cluster.migrate_keys(slot, to);
+            std::thread::sleep(Duration::from_millis(100));
+            cluster.migrate_end(slot, to);
+        }
+        cluster
+    });
+    let _cluster = cluster.await.unwrap();
+    is_over.store(true, Ordering::SeqCst);
+    for worker in workers {
+        let grants = timeout(SOON * 2, worker).await.unwrap().unwrap();
+        assert!(grants.as_ref().is_ok_and(|grants| *grants > 0), "{grants:?}");
     }
 }
 

@@ -35,13 +35,30 @@ async fn forgotten_scripts_are_sent_again() {
 
 #[tokio::test]
 async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
-    let server = Server::on_socket();
-    let client = client_of(&server).await;
-    let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    for (protocol, noticed_within) in [("3", Duration::from_secs(5)), ("2", Duration::from_secs(13))] {
+        let server = Server::on_port();
+        let client = Client::connect(&format!("{}?protocol={protocol}", server.url())).await.unwrap();
+        let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+        server.run(&["FLUSHALL"]);
+        // Told by the server, or by the next renewal, which is due after ten seconds.
+        let loss = timeout(noticed_within, guard.lost()).await.expect("the loss is noticed in time");
+        assert_eq!(loss, Loss::Gone);
+        let next = client.mutex("a").lock().await.unwrap();
+        assert!(next.token() > guard.token());
+    }
+}
+
+#[tokio::test]
+async fn waiter_asks_again_at_once_when_the_server_is_emptied() {
+    let server = Server::on_port();
+    let (holder, other) = (client_of(&server).await, client_of(&server).await);
+    let _guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until_waiting(&holder, 1).await;
     server.run(&["FLUSHALL"]);
-    assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Gone);
-    let next = client.mutex("a").lock().await.unwrap();
-    assert!(next.token() > guard.token());
+    // By itself it would look after 25 s.
+    drop(timeout(Duration::from_secs(8), waiting).await.expect("it has the lock").unwrap());
 }
 
 #[tokio::test]
@@ -575,6 +592,158 @@ async fn a_server_that_hangs_up_is_not_stormed() {
     let own = u64::try_from(began.elapsed().as_millis()).unwrap() * 2 + 10;
     let made = (received(&after) - received(&before)).saturating_sub(own.min(received(&after)));
     assert!(made < 60, "{made} connections in 3 s");
+}
+
+/// A runtime on a thread of its own: its commands go by the client's own connection, and not by its caller's.
+fn other_runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[tokio::test]
+async fn connection_of_the_caller_that_leads_to_another_server_moves_the_client_there() {
+    let (first, second) = (Server::on_port(), Server::on_port());
+    let proxy = Proxy::before(&first);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || connections(&first).len() == 2).await;
+    proxy.lead_to(&second);
+    // The caller's connection was made last, and is made again two seconds later.
+    let callers = connections(&first).pop().unwrap();
+    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &callers]), Ok(1));
+    // One that stayed behind would hear of grants that its commands know nothing of.
+    until(async || connections(&first).is_empty()).await;
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+    assert_eq!(second.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn connection_for_replicas_that_leads_to_another_server_grants_nothing_there() {
+    let (first, second) = (Server::on_port(), Server::on_port());
+    let _replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", second.port())).start();
+    until(async || second.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
+    let proxy = Proxy::before(&first);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || connections(&first).len() == 2).await;
+    proxy.lead_to(&second);
+    // It is made when it is first needed, and the others are made again there.
+    let guard = timeout(SOON, client.mutex("a").replicas(1).lock()).await.unwrap().unwrap();
+    until(async || connections(&first).is_empty()).await;
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+/// An attempt is granted, and given up with its connection before the answer arrives. By then somebody else has the lock.
+async fn answered_too_late(server: &Server, proxy: &Proxy) -> Result<(), String> {
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || proxy.connections() == 2).await;
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    proxy.delay_replies(Duration::from_millis(900));
+    let mutex = client.mutex("a");
+    let late = tokio::spawn(async move { mutex.try_lock().await });
+    let watcher = client_of(server).await;
+    until(async || !watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    proxy.delay_replies(Duration::ZERO);
+    // A server that turns out to be a replica is given up. This goes by the other connection, and overtakes the answer.
+    server.run(&["REPLICAOF", "127.0.0.1", "1"]);
+    let mutex = client.mutex("b");
+    let refused = tokio::task::spawn_blocking(move || other_runtime().block_on(mutex.try_lock()));
+    assert!(refused.await.unwrap().unwrap_err().to_string().contains("replica"));
+    server.run(&["REPLICAOF", "NO", "ONE"]);
+    server.run(&["FLUSHALL"]);
+    let guard = watcher.mutex("a").lock().await.unwrap();
+    if late.is_finished() {
+        return Err("the answer was there too soon".to_owned());
+    }
+    let granted = timeout(SOON, late).await.unwrap().unwrap();
+    assert!(!granted.is_ok_and(|granted| granted.is_some()), "somebody else has it");
+    assert!(guard.is_held());
+    client.close().await.map_err(|error| error.to_string())
+}
+
+#[tokio::test]
+async fn answer_over_a_connection_that_was_given_up_does_not_count() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    undisturbed(Duration::from_millis(100), async || answered_too_late(&server, &proxy).await).await;
+}
+
+#[tokio::test]
+async fn client_is_back_soon_after_nothing_reached_its_server() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let ttl = Duration::from_secs(4);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+        // What is dialed now never gets an answer, nor does it when the way is free again.
+        proxy.swallow_requests(true);
+        proxy.cut();
+        until(async || proxy.connections() > 0).await;
+        proxy.swallow_requests(false);
+        // Long before a dial of five seconds would have been over.
+        let began = Instant::now();
+        until(async || guard.renew().await.is_ok() || !guard.is_held()).await;
+        guard.release().await.map_err(|error| format!("after {:?}: {error}", began.elapsed()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn renewal_that_is_due_does_not_wait_for_the_pause_between_dials() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let ttl = Duration::from_secs(5);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+        proxy.refuse(true);
+        proxy.cut();
+        // By then the pauses are two seconds long; the last one began at 3.15 s and ends after the lease.
+        tokio::time::sleep(Duration::from_millis(3_300)).await;
+        proxy.refuse(false);
+        until(async || guard.remaining() > ttl / 2 || !guard.is_held()).await;
+        guard.release().await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn connections_that_are_cut_again_and_again_cost_no_lease_and_fail_no_lock() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_millis(1_500);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("held").ttl(ttl).lock().await.unwrap();
+        for cut in 0..14 {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            let free = client.mutex("free").lock().await.map_err(|error| format!("cut {cut}: {error}"))?;
+            free.release().await.map_err(|error| format!("cut {cut}: {error}"))?;
+        }
+        guard.release().await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn error_for_a_server_that_answered_before_does_not_question_its_address() {
+    let mut server = Server::on_port();
+    let socket_url = server.socket_url();
+    let over_port = client_of(&server).await;
+    let over_socket = Client::connect(&socket_url).await.unwrap();
+    let guards = [&over_port, &over_socket].map(|client| client.mutex("a"));
+    server.shut_down();
+    for (mutex, what) in guards.into_iter().zip(["connection refused", "socket is gone"]) {
+        let error = mutex.lock().await.unwrap_err().to_string();
+        assert!(!error.contains("check the"), "{error}");
+        until(async || mutex.lock().await.unwrap_err().to_string().contains(what)).await;
+    }
+    // For one that never answered, the address is the first thing to look at.
+    for (url, what) in [(server.url(), "check the host and the port"), (socket_url, "no such Unix socket")] {
+        let error = Client::connect(&url).await.unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("check"), "{error}");
+        assert!(!error.contains("host") || url.starts_with("redis://"), "{error}");
+    }
 }
 
 #[tokio::test]

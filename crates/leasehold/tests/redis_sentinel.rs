@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_servers::{Sentinels, until};
+use leasehold_servers::{Proxy, Sentinels, until};
 use tokio::time::timeout;
 
 /// What a failover may take, until the clients have followed it.
@@ -72,4 +72,39 @@ async fn sentinels_that_know_no_such_service_or_are_none_are_named() {
     let port = sentinels.master().port();
     let error = Client::connect(&format!("redis-sentinel://127.0.0.1:{port}/locks")).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("is no sentinel"), "{error}");
+}
+
+/// A client dials the master while that is frozen. Another server becomes the master, and only then the old one goes on, and
+/// answers as a master, since it has not heard of its demotion yet.
+#[tokio::test]
+async fn connection_to_a_master_replaced_while_it_was_frozen_is_not_used() {
+    let sentinels = Sentinels::start();
+    let proxies: Vec<Proxy> = sentinels.sentinels.iter().map(Proxy::before).collect();
+    let hosts: Vec<String> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+    let url = format!("redis-sentinel://{}/{}", hosts.join(","), Sentinels::SERVICE);
+    let late = Client::connect(&url).await.unwrap();
+    until_followed(&sentinels).await;
+    let old = sentinels.master_number();
+    sentinels.servers[old].signal("STOP");
+    // Lost after a second without an answer, and dialed anew while the sentinels still name the old master.
+    assert!(late.mutex("b").try_lock().await.is_err());
+    let new = sentinels.await_failover(old);
+    let holder = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
+    let guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    // A slow way to the sentinels, so that their word comes after that of the old master.
+    proxies.iter().for_each(|proxy| proxy.delay_replies(Duration::from_millis(300)));
+    let mutex = late.mutex("a");
+    let trying = tokio::spawn(async move {
+        loop {
+            match mutex.try_lock().await {
+                Ok(granted) => return granted,
+                Err(error) => assert!(error.is_unavailable(), "{error}"),
+            }
+        }
+    });
+    sentinels.servers[old].signal("CONT");
+    let granted = timeout(SOON, trying).await.unwrap().unwrap();
+    assert!(granted.is_none(), "the new master's holder has it: {granted:?}");
+    assert!(guard.is_held());
+    assert_ne!(new, old);
 }

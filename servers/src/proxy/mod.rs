@@ -7,7 +7,7 @@ mod frames;
 mod link;
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -28,7 +28,8 @@ pub struct Proxy {
 
 /// What the proxy's threads know.
 struct Shared {
-    server: u16,
+    /// Where new connections lead.
+    server: AtomicU16,
     requests: Arc<Way>,
     replies: Arc<Way>,
     links: Mutex<Vec<Link>>,
@@ -40,7 +41,7 @@ impl Proxy {
     pub fn before(server: &Server) -> Self {
         let port = Port::claim();
         let shared = Shared {
-            server: server.port(),
+            server: AtomicU16::new(server.port()),
             requests: Arc::default(),
             replies: Arc::default(),
             links: Mutex::default(),
@@ -110,6 +111,12 @@ impl Proxy {
         drop(links);
     }
 
+    /// New connections lead to another server from now on, as when a name or a virtual address moves. Those that are there
+    /// stay where they are.
+    pub fn lead_to(&self, server: &Server) {
+        self.shared.server.store(server.port(), Ordering::SeqCst);
+    }
+
     /// Whether new connections are refused, as by a host on which nobody listens.
     pub fn refuse(&self, refuse: bool) {
         let mut acceptor = lock(&self.acceptor);
@@ -147,7 +154,8 @@ impl Acceptor {
                 }
                 // A client that is gone, or a server that is: then the client's connection is closed.
                 let Ok(client) = client else { continue };
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, shared.server)) else { continue };
+                let port = shared.server.load(Ordering::SeqCst);
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
                 // Locked before anything passes, so that whoever has heard from the server can be cut off.
                 let mut links = lock(&shared.links);
                 links.retain(|link| !link.is_over());

@@ -82,6 +82,40 @@ fn a_push_over_a_new_connection_is_confirmed_before_it_counts() {
 }
 
 #[test]
+fn answer_asked_for_before_the_reconnect_anchors_no_push_after_it() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    attempt.handle_hint(at(3));
+    assert!(matches!(attempt.poll_transmit(at(3)), Some(Command::Acquire(_))));
+    attempt.handle_reconnected(at(5));
+    // The old server's answer, taken up late.
+    attempt.handle_answer(at(3), at(6), &answer(3, queued(None)));
+    attempt.handle_push(at(7), &pushed(90_000, PushKind::Granted(grant(TTL))));
+    assert_eq!(attempt.poll_outcome(), None);
+    assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "it asks the new one");
+    attempt.handle_answer(at(7), at(8), &answer(90_001, queued(None)));
+    attempt.handle_push(at(9), &pushed(90_002, PushKind::Granted(grant(TTL))));
+    assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+}
+
+#[test]
+fn reconnect_ends_the_pause_after_a_failure() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    let mut now = 1;
+    // Enough unknown outcomes to make the pause as long as it gets.
+    for _ in 0..12 {
+        attempt.handle_hint(at(now));
+        assert!(attempt.poll_transmit(at(now)).is_some());
+        attempt.handle_failure(at(now), Failure::Unknown);
+        assert_eq!(attempt.poll_transmit(at(now)), None);
+        now += 1;
+        attempt.handle_reconnected(at(now));
+    }
+    assert!(matches!(attempt.poll_transmit(at(now)), Some(Command::Acquire(_))));
+}
+
+#[test]
 fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
     let mut attempt = asked(patient().map(|patience| Patience { confirms_pushes: true, ..patience }));
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));

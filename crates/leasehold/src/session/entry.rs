@@ -464,6 +464,13 @@ impl Entry {
         }
     }
 
+    /// The ttl of a lease that is held, and lost unless it is renewed.
+    pub(super) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
+        (is_held && self.terms.renews).then_some(self.terms.ttl)
+    }
+
     /// Whether a renewal is due within this part of the ttl.
     pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
         let Stage::Lease { machine, .. } = &self.stage else { return false };

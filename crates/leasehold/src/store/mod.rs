@@ -35,6 +35,11 @@ pub(crate) trait Inbox: Send + Sync {
 
     /// The way to the store is new for the resources that this concerns: what was told meanwhile was missed.
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);
+
+    /// The shortest ttl of the leases that the client holds and renews: how soon it needs a way to the store.
+    fn shortest_ttl(&self) -> Option<Duration> {
+        None
+    }
 }
 
 pub(crate) type Answered = Result<Answer, StoreError>;

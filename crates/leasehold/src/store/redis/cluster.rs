@@ -102,7 +102,7 @@ impl Cluster {
             .at(host)
             .map_err(|error| StoreError { failure: Failure::NotSent, message: error.to_string() })?;
         let _on = runtime.enter();
-        let link = Arc::new(Link::new(Goal::Server(info), self.terms_of(host)));
+        let link = Arc::new(Link::new(Goal::Node(info), self.terms_of(host)));
         links.insert(host.clone(), link.clone());
         Ok(link)
     }
@@ -163,10 +163,15 @@ impl Cluster {
         Err(trouble)
     }
 
-    /// A node said that another one has this slot.
+    /// A node said that another one has this slot. What waits there asks again, and measures no push of the new node by the
+    /// clock of the old one.
     pub(super) fn moved(&self, slot: u16, to: Host) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        slots.moved.insert(slot, to);
+        if slots.master_of(slot) != Some(&to) {
+            slots.moved.insert(slot, to);
+            // Before the new node's pushes are believed, which is when this lock is free.
+            (self.renewed)(&|resource| keys::slot_of(resource) == slot);
+        }
         drop(slots);
         self.outdated.notify_one();
     }
@@ -209,14 +214,16 @@ impl Cluster {
             let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
             let is_other = slots.ranges != ranges;
             *slots = Slots { ranges, moved: HashMap::new() };
+            if is_other {
+                // As in `moved`.
+                (self.renewed)(&|_| true);
+            }
             is_other
         };
         if is_other {
             let masters = self.masters();
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
             links.retain(|host, _| masters.contains(host));
-            drop(links);
-            (self.renewed)(&|_| true);
         }
         Ok(())
     }

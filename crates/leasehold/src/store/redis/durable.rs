@@ -13,7 +13,7 @@ use redis::{RedisError, Value};
 
 use super::calls::{self, Call, Way};
 use super::lanes::Lanes;
-use super::trouble::Trouble;
+use super::trouble::{Trouble, lost};
 use crate::store::StoreError;
 
 /// How long the replicas have.
@@ -27,7 +27,9 @@ pub(super) async fn run(
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
     match lanes.durable().await {
-        Ok(connection) => {
+        // Nothing was sent, but whoever tries again is to find the right server.
+        Ok(None) => calls.iter().map(|_| Err(Trouble::Lost(lost()))).collect(),
+        Ok(Some(connection)) => {
             let each = calls.iter().map(|call| one(connection.clone(), way, replicas, call));
             let answers = join_all(each).await;
             if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_) | Trouble::Late(_)))) {

@@ -11,6 +11,7 @@ const REMEMBERED_SECONDS: u32 = 30 * 24 * 3600;
 /// Says which server this is, as far as that may be known. Fails when clients with another layout use this server: they and we would not see each other's locks.
 pub(super) async fn greet(
     connection: &mut MultiplexedConnection,
+    is_resp2: bool,
     warn: &(dyn Fn(String) + Send + Sync),
 ) -> Result<Option<String>, RedisError> {
     let mut questions = redis::pipe();
@@ -18,6 +19,12 @@ pub(super) async fn greet(
     questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(REMEMBERED_SECONDS);
     questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(REMEMBERED_SECONDS);
     questions.cmd("INFO").arg("memory");
+    if !is_resp2 {
+        // By opt-in, which no command ever asks for, the server remembers no key for this connection. All that is left of
+        // tracking is that it says when FLUSHALL or FLUSHDB has emptied it. A user who may not ask for that learns of it by
+        // the next renewal.
+        questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
+    }
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     // A replica, a full memory, another node of the cluster or a narrow ACL: whatever refuses these will refuse locks, and
     // say why, or does not matter.

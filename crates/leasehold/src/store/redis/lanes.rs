@@ -13,7 +13,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::durable::DURABLE_LIMIT;
-use super::{ANSWER_LIMIT, CONNECT_LIMIT};
+use super::link::Renewed;
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
 
 /// How many commands may wait for the connection to write them.
 const BUFFER: usize = 1_024;
@@ -23,13 +24,15 @@ pub(super) type Hear = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
 
 /// What becomes of one connection: shared with whoever hears from it.
 pub(super) struct Fate {
+    /// Everybody knows that the connection is new, so its pushes count.
+    is_heard: AtomicBool,
     is_over: AtomicBool,
     doubt: Arc<Notify>,
 }
 
 impl Fate {
     pub(super) fn new(doubt: Arc<Notify>) -> Self {
-        Self { is_over: AtomicBool::new(false), doubt }
+        Self { is_heard: AtomicBool::new(false), is_over: AtomicBool::new(false), doubt }
     }
 
     pub(super) fn end(&self) {
@@ -39,6 +42,11 @@ impl Fate {
 
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
+    }
+
+    /// Whether pushes over this connection count: neither before it is published, nor after it was given up.
+    fn hears(&self) -> bool {
+        self.is_heard.load(Ordering::SeqCst) && !self.is_over()
     }
 }
 
@@ -117,16 +125,21 @@ impl Lanes {
         self.express.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection on which replicas are waited for.
-    pub(super) async fn durable(&self) -> Result<MultiplexedConnection, RedisError> {
+    /// The connection on which replicas are waited for. None where it leads to another server than the others, which are
+    /// given up then: what one address leads to has changed in between.
+    pub(super) async fn durable(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
         let mut durable = self.durable.lock().await;
         if let Some(connection) = &*durable {
-            return Ok(connection.clone());
+            return Ok(Some(connection.clone()));
         }
         let (client, config) = (self.client.clone(), config().set_response_timeout(Some(DURABLE_LIMIT)));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        if greeting::run_id(&mut connection).await?.unwrap_or_default() != *self.life {
+            self.give_up();
+            return Ok(None);
+        }
         *durable = Some(connection.clone());
-        Ok(connection)
+        Ok(Some(connection))
     }
 
     pub(super) async fn drop_durable(&self) {
@@ -161,6 +174,21 @@ impl Lanes {
     pub(super) fn give_up(&self) {
         self.fate.end();
     }
+
+    /// Pushes count from now on.
+    pub(super) fn begin_to_hear(&self) {
+        self.fate.is_heard.store(true, Ordering::SeqCst);
+    }
+
+    /// The connections are given up after this.
+    pub(super) fn end_after(&self, event: impl Future<Output = ()> + Send + 'static) {
+        let fate = self.fate.clone();
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.spawn(async move {
+            event.await;
+            fate.end();
+        });
+    }
 }
 
 pub(super) fn config() -> AsyncConnectionConfig {
@@ -173,6 +201,7 @@ pub(super) fn config() -> AsyncConnectionConfig {
 /// What comes unasked over the home connection.
 pub(super) fn ear(
     hear: Hear,
+    emptied: Renewed,
     fate: Arc<Fate>,
 ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
     move |info| {
@@ -180,6 +209,8 @@ pub(super) fn ear(
             // A server that loses a slot ends the subscriptions in it. The client library takes this for an answer, and so
             // each later answer for that of another command: nothing that comes after it may be believed.
             PushKind::SUnsubscribe | PushKind::Disconnection => fate.end(),
+            // No key is ever tracked, so this is what a server sends when it was emptied.
+            PushKind::Invalidate if fate.hears() => emptied(&|_| true),
             _ => hear_push(&info, &hear, &fate),
         }
         Ok(())
@@ -190,7 +221,7 @@ pub(super) fn ear(
 pub(super) fn hear_push(info: &PushInfo, hear: &Hear, fate: &Fate) {
     if let PushKind::Message | PushKind::SMessage = info.kind
         && let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice()
-        && !fate.is_over()
+        && fate.hears()
     {
         hear(channel, message);
     }
@@ -200,7 +231,7 @@ pub(super) fn hear_push(info: &PushInfo, hear: &Hear, fate: &Fate) {
 pub(super) async fn listen(inbox: redis::aio::PubSub, hear: Hear, fate: Arc<Fate>) {
     let mut messages = inbox.into_on_message();
     while let Some(message) = messages.next().await {
-        if !fate.is_over() {
+        if fate.hears() {
             hear(message.get_channel_name().as_bytes(), message.get_payload_bytes());
         }
     }

@@ -286,6 +286,7 @@ impl Opening {
         let (warnings, is_resp2) = (self.warnings.clone(), self.is_resp2);
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
+            let holding = inbox.clone();
             Terms {
                 channel,
                 hear: Arc::new(move |_, message| {
@@ -301,6 +302,7 @@ impl Opening {
                     }
                 }),
                 missed: Arc::new(|| ()),
+                at_stake: Arc::new(move || holding.upgrade().and_then(|inbox| inbox.shortest_ttl())),
                 warn: Arc::new(move |warning| {
                     let is_new =
                         warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use leasehold_core::{Answer, ClientId, Command, Failure, Resource, Token};
+use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -14,7 +14,7 @@ use super::cluster::Cluster;
 use super::lanes::Lanes;
 use super::link::Link;
 use super::script::{Ballot, Channels, Dialect};
-use super::trouble::Trouble;
+use super::trouble::{Trouble, lost};
 use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
 use crate::store::{Answered, StoreError};
 use crate::url::Host;
@@ -103,7 +103,12 @@ async fn run_on(
 ) -> Vec<Result<Answer, Trouble>> {
     let lanes = match link.lanes().await {
         Ok(lanes) => lanes,
-        Err(error) => return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect(),
+        Err(error) => {
+            if calls.iter().any(|(_, command)| matches!(command, Command::Renew(_))) {
+                link.hurry();
+            }
+            return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect();
+        }
     };
     let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
     let mut answers = match inboxes {
@@ -149,10 +154,6 @@ async fn run_over(
     answers
 }
 
-fn lost() -> StoreError {
-    StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
-}
-
 /// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
 async fn subscribe_and_run(
     lanes: &Lanes,
@@ -175,30 +176,53 @@ async fn subscribe_and_run(
     if slots.is_empty() {
         return run_over(lanes, way, replicas, calls).await;
     }
-    let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
-    let subscribe = slots.iter().map(|slot| async {
-        let mut command = redis::cmd(word);
-        command.arg(keys::inbox_of(client, Some(*slot)));
-        let told = lanes.home().send_packed_command(&command).await.and_then(redis::Value::extract_error);
-        if told.is_ok() {
-            lanes.confirm_subscription(*slot);
-        }
-        told.err().map(|error| (*slot, Trouble::from(&error)))
-    });
+    let subscribe = slots.iter().map(|slot| subscribe(lanes, way, client, *slot));
     let (failed, mut answers) = if replicas > 0 {
         (join_all(subscribe).await, durable::run(lanes, way, replicas, calls).await)
     } else {
         join(join_all(subscribe), calls::run(lanes.home(), way, calls)).await
     };
     for (slot, trouble) in failed.into_iter().flatten() {
-        let error = StoreError { failure: Failure::Unknown, ..trouble.into() };
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
-            if waits(command) && keys::slot_of(resource) == slot && answer.is_ok() {
-                *answer = Err(Trouble::Failed(error.clone()));
+            if waits(command) && keys::slot_of(resource) == slot {
+                unheard(answer, &trouble);
             }
         }
     }
     answers
+}
+
+/// Subscribes to a slot's inbox. An error says why that failed.
+async fn subscribe(lanes: &Lanes, way: Way<'_>, client: ClientId, slot: u16) -> Option<(u16, Trouble)> {
+    let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+    let mut command = redis::cmd(word);
+    command.arg(keys::inbox_of(client, Some(slot)));
+    let mut home = lanes.home();
+    // A channel of a slot that is being imported is only served after ASKING, as its keys are.
+    let told = if way.is_asking && way.dialect.channels == Channels::Sharded {
+        calls::flight(&mut home, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+    } else {
+        home.send_packed_command(&command).await
+    };
+    match told.and_then(redis::Value::extract_error) {
+        Ok(_) => {
+            lanes.confirm_subscription(slot);
+            None
+        }
+        Err(error) => Some((slot, Trouble::from(&error))),
+    }
+}
+
+/// What the answer to an attempt that waits is worth when its inbox could not be subscribed to. A redirection says that the
+/// slot is moving, which takes nothing from a grant; an attempt that was queued has to go where its grant can be heard of.
+fn unheard(answer: &mut Result<Answer, Trouble>, trouble: &Trouble) {
+    let Ok(good) = answer else { return };
+    if !matches!(trouble, Trouble::Moved(_) | Trouble::Ask(_) | Trouble::TryAgain(_)) {
+        let error = StoreError { failure: Failure::Unknown, ..trouble.clone().into() };
+        *answer = Err(Trouble::Failed(error));
+    } else if matches!(good.reply, Reply::Queued(_)) {
+        *answer = Err(Trouble::Unheard(Box::new(good.clone())));
+    }
 }
 
 // --- A cluster -----------------------------------------------------------------------------------
@@ -222,6 +246,8 @@ struct Job {
     asked: Option<Host>,
     /// Why it did not go the last time.
     trouble: Option<StoreError>,
+    /// It was queued, where its grant can't be heard of.
+    queued: Option<Answer>,
 }
 
 impl Flight<'_> {
@@ -233,6 +259,7 @@ impl Flight<'_> {
             slot: keys::slot_of(resource),
             asked: None,
             trouble: None,
+            queued: None,
         };
         let mut rounds = 0;
         let mut jobs: Vec<Job> = self.batch.iter().enumerate().map(job).collect();
@@ -251,6 +278,13 @@ impl Flight<'_> {
                     }
                     Err(Trouble::Ask(to)) => {
                         job.asked = Some(to);
+                        jobs.push(job);
+                    }
+                    Err(Trouble::Unheard(queued)) => {
+                        self.cluster.doubt();
+                        is_pausing = true;
+                        job.asked = None;
+                        job.queued = Some(*queued);
                         jobs.push(job);
                     }
                     // Nothing of it has happened.
@@ -277,9 +311,9 @@ impl Flight<'_> {
                 tokio::time::sleep(TRY_AGAIN).await;
             }
         }
-        for job in jobs {
-            let error = job.trouble.unwrap_or_else(going_round);
-            answers[job.index] = Some(Err(error));
+        for Job { index, queued, trouble, .. } in jobs {
+            // Without an inbox it looks again by itself, or when the slots have changed.
+            answers[index] = Some(queued.ok_or_else(|| trouble.unwrap_or_else(going_round)));
         }
         answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(going_round()))).collect()
     }
@@ -323,7 +357,7 @@ impl Flight<'_> {
 
 fn going_round() -> StoreError {
     StoreError {
-        failure: Failure::NotSent,
+        failure: Failure::Busy,
         message: "the cluster's nodes send each other's clients round in a circle: try again soon".to_owned(),
     }
 }

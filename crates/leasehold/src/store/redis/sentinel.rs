@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::Credentials;
-use super::trouble::explain;
+use super::trouble::{AddressState, explain};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT};
 use crate::store::StoreError;
 use crate::url::Host;
@@ -22,6 +23,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Between two times that they are asked, however much they tell.
 const AT_LEAST: Duration = Duration::from_millis(100);
+
+/// How much longer than the first sentinel the others may take to answer.
+const LATE_BY: Duration = Duration::from_millis(250);
+
+/// The pause before the next attempt to listen when no sentinel answers.
+const NOBODY_ANSWERS: Duration = Duration::from_secs(2);
 
 const SWITCHED: &str = "+switch-master";
 
@@ -35,29 +42,68 @@ pub(super) struct Sentinels {
 }
 
 impl Sentinels {
-    /// The first master that a sentinel names and that agrees.
-    pub(super) async fn find_master(&self) -> Result<(Host, ConnectionInfo), StoreError> {
-        let found = select_ok(self.hosts.iter().map(|sentinel| self.verified(sentinel).boxed())).await;
-        found.map(|(master, _)| master).map_err(|message| StoreError { failure: Failure::NotSent, message })
+    /// The master by the word of most of the sentinels that answer. It is not asked itself: see [`Sentinels::confirm`].
+    pub(super) async fn find_master(
+        &self,
+        address: AddressState,
+    ) -> Result<(Host, ConnectionInfo), StoreError> {
+        let named = self.named(self.hosts.len() / 2 + 1, address).await?;
+        let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
+        let info = self.credentials.at(master).map_err(|error| not_sent(error.to_string()))?;
+        Ok((master.clone(), info))
     }
 
-    async fn verified(&self, sentinel: &ConnectionInfo) -> Result<(Host, ConnectionInfo), String> {
-        let say = |what: String| format!("the sentinel {}: {what}", sentinel.addr());
-        let mut connection = connect(sentinel, config()).await.map_err(|error| say(explain(&error)))?;
-        let host = self.master_by(&mut connection).await.map_err(&say)?;
-        let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
-        let say = |what: String| format!("the master {}: {what}", info.addr());
-        let mut master = connect(&info, config()).await.map_err(|error| say(explain(&error)))?;
-        let role: Result<Vec<redis::Value>, _> = redis::cmd("ROLE").query_async(&mut master).await;
+    /// Checks a connection that was made to `master`: it may have taken long to make, for instance while the server was
+    /// frozen, and another server may be the master by now. The old one itself does not know that for some seconds, so the
+    /// sentinels are asked once more, after it.
+    pub(super) async fn confirm(
+        &self,
+        master: &Host,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), StoreError> {
+        let say = |what: &str| not_sent(format!("the master {}:{}: {what}", master.name, master.port));
+        let role: Result<Vec<redis::Value>, _> = redis::cmd("ROLE").query_async(connection).await;
         match role {
             Ok(role) if matches!(&role[..], [redis::Value::BulkString(word), ..] if word != b"master") => {
-                Err(say("it says that it is none (any more)".to_owned()))
+                return Err(say("it says that it is none (any more)"));
             }
-            // Whoever may not ask will see by what the server refuses.
-            Ok(_) => Ok((host, info)),
-            Err(error) if error.code() == Some("NOPERM") => Ok((host, info)),
-            Err(error) => Err(say(explain(&error))),
+            // A user without that right learns it from the first write, which a replica refuses.
+            Ok(_) => {}
+            Err(error) if error.code() == Some("NOPERM") => {}
+            Err(error) => return Err(say(&explain(&error))),
         }
+        let (named, _) = self.find_master(AddressState::Proven).await?;
+        if named == *master { Ok(()) } else { Err(say("it was replaced while the connection was made")) }
+    }
+
+    /// What the sentinels name. Returns as soon as `enough` have answered, and does not wait long for the slow ones.
+    async fn named(&self, enough: usize, address: AddressState) -> Result<Vec<Host>, StoreError> {
+        let mut asked: FuturesUnordered<_> =
+            self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
+        let (mut named, mut trouble) = (Vec::new(), String::new());
+        let mut late = None;
+        while named.len() < enough {
+            let next = match late {
+                None => asked.next().await,
+                Some(late) => timeout_at(late, asked.next()).await.unwrap_or_default(),
+            };
+            match next {
+                Some(Ok(host)) => {
+                    named.push(host);
+                    late.get_or_insert_with(|| Instant::now() + LATE_BY);
+                }
+                Some(Err(error)) => trouble = error,
+                None => break,
+            }
+        }
+        if named.is_empty() { Err(not_sent(trouble)) } else { Ok(named) }
+    }
+
+    async fn ask(&self, sentinel: &ConnectionInfo, address: AddressState) -> Result<Host, String> {
+        let say = |what: String| format!("the sentinel {}: {what}", sentinel.addr());
+        let connection = connect(sentinel, config()).await;
+        let mut connection = connection.map_err(|error| say(address.explain(&error)))?;
+        self.master_by(&mut connection).await.map_err(say)
     }
 
     async fn master_by(&self, sentinel: &mut MultiplexedConnection) -> Result<Host, String> {
@@ -74,46 +120,72 @@ impl Sentinels {
         Ok(Host { name, port })
     }
 
-    /// Returns when another than `master` is the master, which may be before that one knows it.
+    /// Returns when most of the sentinels name another master than this, which may be before that one knows it.
     pub(super) async fn until_switched(self, master: Host) {
         loop {
             let heard = Arc::new(Notify::new());
             let listening =
                 select_ok(self.hosts.iter().map(|sentinel| self.listen(sentinel, heard.clone()).boxed()));
-            if let Ok(((_connection, named), _)) = listening.await {
-                if named != master {
+            // Kept for as long as it is listened to.
+            let listening = listening.await;
+            let mut pause = AT_LEAST;
+            loop {
+                let Ok(named) = self.named(self.hosts.len(), AddressState::Proven).await else { break };
+                if most_named(&named).is_some_and(|named| *named != master) {
                     return;
                 }
+                if named.iter().all(|named| *named == master) {
+                    break;
+                }
+                // The others are about to learn it.
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(ASK_AGAIN);
+            }
+            if listening.is_ok() {
                 // Also when the connection is lost.
                 let _ = timeout(ASK_AGAIN, heard.notified()).await;
                 tokio::time::sleep(AT_LEAST).await;
             } else {
-                tokio::time::sleep(ASK_AGAIN).await;
+                tokio::time::sleep(NOBODY_ANSWERS).await;
             }
         }
     }
 
-    /// A connection that tells of changes, and who was the master after it began to.
+    /// A connection that tells of changes.
     async fn listen(
         &self,
         sentinel: &ConnectionInfo,
         heard: Arc<Notify>,
-    ) -> Result<(MultiplexedConnection, Host), String> {
+    ) -> Result<MultiplexedConnection, RedisError> {
         let ear = move |info: PushInfo| {
             if matches!(info.kind, PushKind::Message | PushKind::Disconnection) {
                 heard.notify_one();
             }
             Ok::<(), std::convert::Infallible>(())
         };
-        let connect = async {
-            let mut connection = connect(sentinel, config().set_push_sender(ear)).await?;
-            connection.subscribe(SWITCHED).await?;
-            Ok::<_, RedisError>(connection)
-        };
-        let mut connection = connect.await.map_err(|error| explain(&error))?;
-        let master = self.master_by(&mut connection).await?;
-        Ok((connection, master))
+        let mut connection = connect(sentinel, config().set_push_sender(ear)).await?;
+        connection.subscribe(SWITCHED).await?;
+        Ok(connection)
     }
+}
+
+/// The host that is named more often than any other.
+fn most_named(named: &[Host]) -> Option<&Host> {
+    let votes = |host: &Host| named.iter().filter(|other| *other == host).count();
+    let first = named.iter().max_by_key(|host| votes(host))?;
+    let is_alone = named.iter().all(|host| host == first || votes(host) < votes(first));
+    is_alone.then_some(first)
+}
+
+fn disagreement(named: &[Host]) -> String {
+    let mut named: Vec<String> = named.iter().map(|host| format!("{}:{}", host.name, host.port)).collect();
+    named.sort();
+    named.dedup();
+    format!("the sentinels do not agree which server is the master: they name {}", named.join(" and "))
+}
+
+fn not_sent(message: String) -> StoreError {
+    StoreError { failure: Failure::NotSent, message }
 }
 
 fn config() -> AsyncConnectionConfig {
@@ -129,4 +201,27 @@ async fn connect(
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
     client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn master_is_the_host_that_most_sentinels_name() {
+        let hosts = |ports: &[u16]| -> Vec<Host> {
+            ports.iter().map(|port| Host { name: "h".to_owned(), port: *port }).collect()
+        };
+        let found = |ports: &[u16]| most_named(&hosts(ports)).map(|host| host.port);
+        assert_eq!(found(&[1]), Some(1));
+        assert_eq!(found(&[1, 2, 2]), Some(2));
+        assert_eq!(found(&[2, 1, 2, 1, 1]), Some(1));
+        assert_eq!(found(&[1, 2]), None, "a tie names nobody");
+        assert_eq!(found(&[1, 1, 2, 2, 3]), None);
+        assert_eq!(found(&[]), None);
+        assert_eq!(
+            disagreement(&hosts(&[2, 1, 2])),
+            "the sentinels do not agree which server is the master: they name h:1 and h:2"
+        );
+    }
 }

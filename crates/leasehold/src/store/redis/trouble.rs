@@ -1,6 +1,10 @@
 //! What an error of the server or of the connection means.
 
-use leasehold_core::Failure;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Answer, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_LIMIT;
@@ -16,6 +20,8 @@ pub(super) enum Trouble {
     Ask(Host),
     /// The slot is being moved, or the cluster is finding itself again.
     TryAgain(StoreError),
+    /// This is the answer, to an attempt that waits, but the inbox could not be subscribed to since the slot is being moved.
+    Unheard(Box<Answer>),
     /// The node is a replica (by now).
     ReadOnly(StoreError),
     /// There is no connection, so it was not sent.
@@ -33,6 +39,10 @@ impl From<Trouble> for StoreError {
             Trouble::Moved(_) | Trouble::Ask(_) => Self {
                 failure: Failure::NotSent,
                 message: "this server is a node of a cluster: write redis-cluster://host[:port],…".to_owned(),
+            },
+            Trouble::Unheard(_) => Self {
+                failure: Failure::Unknown,
+                message: "the lock's hash slot is being moved to another node: try again soon".to_owned(),
             },
             Trouble::TryAgain(error)
             | Trouble::ReadOnly(error)
@@ -57,6 +67,84 @@ impl From<&RedisError> for Trouble {
             _ => Self::Failed(store_error(error)),
         }
     }
+}
+
+/// Whether an address may be wrong, which decides what an error advises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AddressState {
+    /// The user wrote it, and nothing has answered there yet.
+    Unproven,
+    /// The server there has answered before, or other servers name it.
+    Proven,
+}
+
+impl AddressState {
+    pub(super) fn no_answer(self, limit: Duration) -> String {
+        let advice = match self {
+            Self::Unproven => "check the host and the port, and whether it is one for TLS",
+            Self::Proven => "the server or the network is down, or too busy",
+        };
+        format!("no answer within {limit:?}: {advice}")
+    }
+
+    /// The error of an attempt to connect.
+    pub(super) fn store_error(self, error: &RedisError) -> StoreError {
+        StoreError { message: self.explain(error), ..store_error(error) }
+    }
+
+    pub(super) fn explain(self, error: &RedisError) -> String {
+        let what = match (self, Refusal::of(error)) {
+            (_, None) => return explain(error),
+            (Self::Unproven, Some(Refusal::NobodyListens)) => {
+                "nobody listens there: check the host and the port, and that the server runs"
+            }
+            (Self::Proven, Some(Refusal::NobodyListens)) => {
+                "connection refused: the server has stopped, or is being restarted"
+            }
+            (Self::Unproven, Some(Refusal::NoSocket)) => {
+                "there is no such Unix socket: check the path, and that the server runs and has this path as its \
+                 unixsocket"
+            }
+            (Self::Proven, Some(Refusal::NoSocket)) => {
+                "its Unix socket is gone: the server has stopped, or is being restarted"
+            }
+            (Self::Unproven, Some(Refusal::UnknownName)) => {
+                "the host's name is not known: check how it is written, and the name server"
+            }
+            (Self::Proven, Some(Refusal::UnknownName)) => {
+                "the host's name is not known at present: check the name server"
+            }
+        };
+        what.to_owned()
+    }
+}
+
+/// Why there is nothing to talk to.
+enum Refusal {
+    NobodyListens,
+    NoSocket,
+    UnknownName,
+}
+
+impl Refusal {
+    fn of(error: &RedisError) -> Option<Self> {
+        let text = error.to_string();
+        if text.contains("lookup address") || text.contains("resolve") {
+            return Some(Self::UnknownName);
+        }
+        // The client library takes a missing socket for a refusal too.
+        let is_missing = io_error(error).is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        error.is_connection_refusal().then_some(if is_missing { Self::NoSocket } else { Self::NobodyListens })
+    }
+}
+
+fn io_error(error: &RedisError) -> Option<&std::io::Error> {
+    error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?.downcast_ref()
+}
+
+/// A connection was lost with a command on it.
+pub(super) fn lost() -> StoreError {
+    StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
 }
 
 /// What the server says before it runs a script has changed nothing. Of anything else nobody knows.
@@ -96,8 +184,11 @@ fn code(error: &RedisError) -> Option<&str> {
     INSIDE.into_iter().find(says).or(error.code())
 }
 
-/// What an error means for whoever runs this, and what to do.
+/// What an error means for whoever runs this, and what to do. Of an attempt to connect see [`AddressState::explain`].
 pub(super) fn explain(error: &RedisError) -> String {
+    if Refusal::of(error).is_some() {
+        return AddressState::Unproven.explain(error);
+    }
     let text = error.to_string();
     let what = match code(error) {
         Some("NOAUTH") => "the server wants a password: write redis://user:password@host",
@@ -127,9 +218,6 @@ pub(super) fn explain(error: &RedisError) -> String {
         _ if text.contains("max number of clients") => {
             "the server has as many clients as it may: raise maxclients, or close some"
         }
-        _ if text.contains("lookup address") || text.contains("resolve") => {
-            "the host's name is not known: check how it is written, and the name server"
-        }
         _ if text.contains("certificate") || text.contains("Certificate") => {
             return certificate_trouble(&text);
         }
@@ -137,9 +225,6 @@ pub(super) fn explain(error: &RedisError) -> String {
             "what answers there does not speak TLS: write redis://, or name the TLS port"
         }
         _ if error.kind() == ErrorKind::Parse => "what answers there is no Redis server",
-        _ if error.is_connection_refusal() => {
-            "nobody listens there: check the host and the port, and that the server runs"
-        }
         _ if error.is_timeout() => return format!("no answer within {ANSWER_LIMIT:?}"),
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "the server does not accept this user and password"

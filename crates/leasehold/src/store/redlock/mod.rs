@@ -332,6 +332,10 @@ impl Inbox for NodeInbox {
             |resource: &Resource| is_queue(resource) && quorum.queue_node(resource) != self.node;
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
+
+    fn shortest_ttl(&self) -> Option<Duration> {
+        self.quorum.upgrade()?.inbox.upgrade()?.shortest_ttl()
+    }
 }
 
 impl Store for Redlock {

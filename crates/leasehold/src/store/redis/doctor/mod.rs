@@ -19,6 +19,7 @@ use super::address::Credentials;
 use super::cluster::Cluster;
 use super::script::Dialect;
 use super::sentinel::Sentinels;
+use super::trouble::AddressState;
 use super::{Nodes, Redis};
 use crate::error::Error;
 use crate::examination::{Examination, Subject};
@@ -119,7 +120,7 @@ impl Doctor {
     }
 
     async fn see_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
-        let (_, info) = sentinels.find_master().await?;
+        let (_, info) = sentinels.find_master(AddressState::Unproven).await?;
         let patient = |info| patient_at(info, Succession::Sentinels, is_resp2);
         let master = look::at(patient(info)).await.map_err(failed)?;
         let replicas = whole::replicas_of(&master.info);
