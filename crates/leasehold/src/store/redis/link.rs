@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout};
 use super::express::{CallersRuntime, Express};
 use super::lanes::{Fate, Hear, Lanes, config, ear, listen};
 use super::sentinel::Sentinels;
-use super::trouble::store_error;
+use super::trouble::{explain, store_error};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
 use crate::store::StoreError;
 
@@ -56,6 +56,8 @@ pub(super) struct Terms {
     pub(super) caller: Option<Handle>,
     pub(super) is_resp2: bool,
     pub(super) runtime: Arc<CallersRuntime>,
+    /// The server votes, so no connection counts that does not tell its run id.
+    pub(super) is_voter: bool,
 }
 
 pub(super) struct Link {
@@ -281,6 +283,11 @@ impl Keeper {
             }
         }
         let server = greeting::greet(&mut home, &*self.terms.warn).await?;
+        if self.terms.is_voter && server.is_none() {
+            let error = greeting::run_id_unknown(info.redis_settings().username());
+            (self.terms.warn)(explain(&error));
+            return Err(error);
+        }
         let caller = self.terms.caller.as_ref().map(Handle::id);
         let lanes = Arc::new(Lanes::new(
             home,
