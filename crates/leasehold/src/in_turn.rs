@@ -1,9 +1,11 @@
 //! Where several stores vote: who waits, and who waits for that.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
-use leasehold_core::Resource;
+use leasehold_core::{LocalTime, Resource};
 
+use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lock::{DEFAULT_TTL, Lock, Wait};
@@ -23,28 +25,49 @@ impl Lock {
             let resource = self.check(weight)?;
             let deadline = wait.deadline();
             let tried = self.attempt(resource, weight, None, Wait::No).await;
-            let turn = match tried {
+            let has_queue = match tried {
                 Ok(Some(guard)) => return Ok(Some(guard)),
                 tried if deadline.is_none() => return tried,
-                Ok(None) => self.turn(resource),
+                Ok(None) => true,
                 // Those who may vote soon are waited for.
-                Err(_) if self.handle.store.is_young() => None,
+                Err(_) if self.handle.store.is_young() => false,
                 Err(error) => return Err(error),
             };
-            let turn = match turn {
-                None => None,
-                Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
-                    Ok(None) => return Ok(None),
-                    Ok(turn) => turn,
-                    Err(error) if error.is_unavailable() => None,
-                    Err(error) => return Err(error),
-                },
-            };
-            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
-            // Now the next one may wait at the nodes.
-            drop(turn);
-            guard
+            let waited = self.wait_in_turn(resource, weight, deadline, has_queue).await;
+            let is_over = || deadline.is_some_and(|deadline| clock::local() >= deadline);
+            match waited {
+                // The queue is one node's, and the attempt may have heard nothing from the others for long. Only the
+                // nodes' word now makes this a lock that is not free.
+                Ok(None) => self.attempt(resource, weight, None, Wait::No).await,
+                Err(error) if error.is_unavailable() && is_over() => {
+                    self.attempt(resource, weight, None, Wait::No).await
+                }
+                waited => waited,
+            }
         })
+    }
+
+    async fn wait_in_turn(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        deadline: Option<LocalTime>,
+        has_queue: bool,
+    ) -> Result<Option<Guard>, Error> {
+        let turn = if has_queue { self.turn(resource) } else { None };
+        let turn = match turn {
+            None => None,
+            Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
+                Ok(None) => return Ok(None),
+                Ok(turn) => turn,
+                Err(error) if error.is_unavailable() => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
+        // Now the next one may wait at the nodes.
+        drop(turn);
+        guard
     }
 
     /// The queue of those who wait for this resource, where it has one.

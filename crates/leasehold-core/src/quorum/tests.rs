@@ -59,8 +59,10 @@ fn expected(votes: &[Vote]) -> Verdict {
     let (yeses, noes) = (count(|vote| matches!(vote, Vote::Yes(_))), count(|vote| matches!(vote, Vote::No)));
     if yeses >= quorum {
         Verdict::Granted(Grant { tokens: range(1), lasts: LASTS })
-    } else if yeses + noes >= quorum {
+    } else if votes.len() - noes < quorum {
         Verdict::Busy
+    } else if yeses + noes >= quorum {
+        Verdict::Split
     } else {
         Verdict::NoQuorum
     }
@@ -105,11 +107,18 @@ fn nobody_is_waited_for_once_it_is_certain() {
         }
         assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
         let mut round = Round::new(nodes, true, at(0));
-        for node in 0..=nodes - quorum {
-            assert!(!matches!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum)));
+        // The others could still refuse it, or with an odd number of nodes grant it.
+        for node in 0..quorum {
+            assert_eq!(round.poll_verdict(at(1)), None);
             round.handle_vote(node, Vote::Failed);
         }
         assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
+        let mut round = Round::new(nodes, true, at(0));
+        for node in 0..=nodes - quorum {
+            assert_eq!(round.poll_verdict(at(1)), None);
+            round.handle_vote(node, Vote::No);
+        }
+        assert_eq!(round.poll_verdict(at(1)), Some(Verdict::Busy));
     }
 }
 

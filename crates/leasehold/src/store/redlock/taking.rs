@@ -90,10 +90,12 @@ impl Quorum {
                 }
                 answer(now, Reply::Granted(grant))
             }
-            Verdict::Busy if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) => {
+            Verdict::Busy | Verdict::Split
+                if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) =>
+            {
                 queued(now, is_partial(&round).then(|| pause(0)))
             }
-            Verdict::Busy => {
+            Verdict::Busy | Verdict::Split => {
                 let tries_again =
                     !goes_on && is_partial(&round) && !self.leases.has_tried(attempt, TRIES_AT_ONCE);
                 let Some(known) = self.leases.failed(attempt, acquisition, goes_on || tries_again) else {
@@ -104,7 +106,12 @@ impl Quorum {
                     return queued(clock::local(), Some(pause(known.tries)));
                 }
                 if !tries_again {
-                    return answer(now, Reply::Busy);
+                    return match verdict {
+                        Verdict::Busy => answer(now, Reply::Busy),
+                        _ => {
+                            Err(StoreError { failure: Failure::NotSent, message: self.split(&round, &said) })
+                        }
+                    };
                 }
                 sleep(pause(known.tries)).await;
                 Box::pin(self.acquire(past.resource, wanted)).await
