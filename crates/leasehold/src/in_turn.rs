@@ -2,14 +2,19 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{LocalTime, Resource};
 
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{DEFAULT_TTL, Lock, Wait};
+use crate::lock::{Lock, Wait};
 use crate::store::queue_of;
+
+/// The ttl of a turn: as long as a single store waits for a waiter that is frozen. A client that dies in its turn delays the
+/// others by no more than this, whatever the lock's own ttl is.
+const TURN_TTL: Duration = Duration::from_secs(3);
 
 impl Lock {
     /// Where several stores vote: at once, and otherwise first in a queue of this store's clients, of whom only the first
@@ -77,8 +82,7 @@ impl Lock {
         // The first of those who wait has the turn.
         turn.max_waiters = self.max_waiters.saturating_sub(1);
         // Nothing may be held for longer than the longest that was named.
-        let longest = self.handle.store.longest_ttl().unwrap_or(DEFAULT_TTL);
-        turn.terms.ttl = longest.min(DEFAULT_TTL);
+        turn.terms.ttl = self.handle.store.longest_ttl().map_or(TURN_TTL, |longest| longest.min(TURN_TTL));
         turn.about = self.about.clone();
         Some(turn)
     }

@@ -388,7 +388,7 @@ impl Store for Redis {
         RHYTHM
     }
 
-    fn shard(&self, resource: &Resource) -> u64 {
+    fn shard(&self, resource: &Resource, _command: &Command) -> u64 {
         let Nodes::Cluster { cluster, .. } = &*self.nodes else { return 0 };
         let mut hasher = DefaultHasher::new();
         cluster.master_of(slot_of(resource)).hash(&mut hasher);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, Head, LocalTime, Queued, Renew, Reply, Resource, Round,
-    StoreTime, Token, Verdict, Vote,
+    Acquire, Acquisition, Answer, Command, Failure, Head, LocalTime, Queued, Renew, Reply, Resource, Round,
+    StoreTime, Token, Verdict, Vote, quorum_of,
 };
 use tokio::time::{sleep, timeout};
 
@@ -71,12 +71,14 @@ impl Quorum {
             round,
             hearing,
             said,
+            looks: Vec::new(),
         };
         let verdict = asking.until_decided().await;
         let goes_on = wanted.wait.is_some();
         if verdict == Verdict::Busy && !goes_on {
             asking.hear_the_late().await;
         }
+        let free_in = asking.free_in();
         let Asking { round, hearing, said, .. } = asking;
         // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
         // says whether there is something to give back.
@@ -93,7 +95,7 @@ impl Quorum {
             Verdict::Busy | Verdict::Split
                 if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) =>
             {
-                queued(now, is_partial(&round).then(|| pause(0)))
+                queued(now, if is_partial(&round) { Some(pause(0)) } else { free_in })
             }
             Verdict::Busy | Verdict::Split => {
                 let tries_again =
@@ -238,6 +240,9 @@ struct Asking {
     hearing: Hearing,
     /// Why a node did not vote.
     said: Vec<Option<String>>,
+    /// In how long nodes want to be asked again, since what they have granted will have ended then. They tell it to the first
+    /// in their queue.
+    looks: Vec<Duration>,
 }
 
 impl Asking {
@@ -262,6 +267,12 @@ impl Asking {
         }
     }
 
+    /// In how long a quorum may be free, as far as is known: nobody tells a waiter that a lease has ended.
+    fn free_in(&mut self) -> Option<Duration> {
+        self.looks.sort_unstable();
+        self.looks.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.looks.last()).copied()
+    }
+
     /// Whether any node is free matters to whoever does not wait.
     async fn hear_the_late(&mut self) {
         let all = async {
@@ -283,6 +294,9 @@ impl Asking {
         match heard {
             Heard::Voted(answered) => {
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
+                if let Ok(Answer { at, reply: Reply::Queued(Queued { head: Some(head) }) }) = &answered {
+                    self.looks.push(head.look_again_at.since(*at));
+                }
                 self.said[node] = match &answered {
                     Err(error) => Some(error.message.clone()),
                     Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
@@ -291,8 +305,7 @@ impl Asking {
                 self.round.handle_vote(node, vote);
             }
             Heard::Told(answered) => {
-                let is_known =
-                    matches!(answered, Ok(leasehold_core::Answer { reply: Reply::Renewed { .. }, .. }));
+                let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
                 self.round.handle_told(node, is_known);
             }
         }

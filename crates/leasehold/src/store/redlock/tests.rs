@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Reply, Resource,
-    StoreTime, Token, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
+    Resource, StoreTime, Token, WaitFor,
 };
 use leasehold_servers::{Proxy, Server, until};
 
@@ -255,6 +255,29 @@ async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
         asked == 3 + 1
     })
     .await;
+}
+
+#[tokio::test]
+async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_with_each_other() {
+    let lab = Lab::new(&servers(), 1).await;
+    let (acquisition, ttl) = (lab.attempt(1), Duration::from_secs(1));
+    let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+    let acquire = Command::from(Acquire::exclusive(acquisition, ttl));
+    let other = Resource { kind: Kind::Mutex, name: Name::new("b").unwrap() };
+    let shard = |resource: &Resource, command: &Command| lab.redlock.shard(resource, command);
+    assert_eq!(
+        shard(&lab.resource, &renew),
+        shard(&other, &renew),
+        "all renewals are one flight to each node"
+    );
+    assert_ne!(shard(&lab.resource, &renew), shard(&lab.resource, &acquire));
+    assert_ne!(
+        shard(&lab.resource, &renew),
+        shard(&lab.resource, &Command::Release(Release::now(acquisition)))
+    );
+    assert_ne!(shard(&lab.resource, &acquire), shard(&other, &acquire));
+    let queue = queue_of(&lab.resource).unwrap();
+    assert_ne!(shard(&queue, &renew), shard(&lab.resource, &renew));
 }
 
 #[tokio::test]
