@@ -1,5 +1,6 @@
 //! Taking a lease at all nodes.
 
+use std::cmp::Reverse;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,9 @@ const ABSTAINED: Duration = Duration::from_millis(5);
 
 /// For so much longer it counts as the nodes' youth if there is no quorum: what failed for that is given back first.
 const YOUTH_REMEMBERED: Duration = Duration::from_secs(5);
+
+/// As long as a node remembers a lock that nobody uses: with a clock that is further ahead than this it does not vote.
+const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
 /// What a node answered to what it was asked.
 pub(super) enum Heard {
@@ -170,16 +174,36 @@ impl Quorum {
                 let has = matches!(&answered, Ok(answer) if has_something(&answer.reply));
                 asked[node].answered(has);
             }
-            (node, Heard::Voted(answered))
+            let counts = answered.is_err() || !quorum.is_far_ahead(node);
+            (node, Heard::Voted(if counts { answered } else { Err(far_ahead()) }))
         })
     }
 
     /// A token that is likely to be higher than what any node would give by itself, so that all give the same one, and
     /// nobody has to be told what another one gave.
     fn floor(&self, now: LocalTime) -> Option<Token> {
-        let clocks = self.nodes.iter().filter_map(|node| node.clock(now)).max()?;
+        let latest = self.majority_clock(now)? + FAR_AHEAD;
+        let clocks =
+            self.nodes.iter().filter_map(|node| node.clock(now)).filter(|clock| *clock <= latest).max()?;
         let way = self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
         Token::new((clocks + 2 * way + Duration::from_micros(500)).as_micros())
+    }
+
+    /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. The tokens that
+    /// it gives follow that clock, and each node that came to know one would remember the lock until its own clock is there.
+    fn is_far_ahead(&self, node: usize) -> bool {
+        let now = clock::local();
+        let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
+            return false;
+        };
+        own > majority + FAR_AHEAD
+    }
+
+    /// So far at least a quorum of the clocks are, where that many are known.
+    fn majority_clock(&self, now: LocalTime) -> Option<StoreTime> {
+        let mut clocks: Vec<StoreTime> = self.nodes.iter().filter_map(|node| node.clock(now)).collect();
+        clocks.sort_unstable_by_key(|clock| Reverse(*clock));
+        clocks.get(quorum_of(self.nodes.len()) - 1).copied()
     }
 
     /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
@@ -327,6 +351,12 @@ fn has_something(reply: &Reply) -> bool {
 /// Whether some node has granted it.
 fn is_partial(round: &Round) -> bool {
     round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))))
+}
+
+fn far_ahead() -> StoreError {
+    let message =
+        format!("does not vote, since its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
+    StoreError { failure: Failure::NotSent, message }
 }
 
 fn is_unknown(answered: &Answered) -> bool {

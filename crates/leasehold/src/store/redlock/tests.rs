@@ -2,6 +2,7 @@
 //! for lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -278,6 +279,47 @@ async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_w
     assert_ne!(shard(&lab.resource, &acquire), shard(&other, &acquire));
     let queue = queue_of(&lab.resource).unwrap();
     assert_ne!(shard(&queue, &renew), shard(&lab.resource, &renew));
+}
+
+#[tokio::test]
+async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
+    let mut servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || lab.holding().await == 0).await;
+    let set_ahead = |by: Duration| {
+        let skew = i64::try_from(by.as_micros()).unwrap();
+        lab.quorum().nodes[2].skew.store(skew, Ordering::Relaxed);
+    };
+    let ask = async |sequence| {
+        let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
+        lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await
+    };
+    let hour = Duration::from_secs(3_600);
+    for (sequence, ahead) in [(2, 24 * hour), (3, hour / 2)] {
+        set_ahead(ahead);
+        // So that it is known how far the clock is ahead: it was not when it was last asked.
+        lab.quorum().nodes[2].clone().learn_clock().await;
+        let answer = ask(sequence).await.unwrap();
+        let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
+        let real = std::time::UNIX_EPOCH.elapsed().unwrap();
+        let given = Duration::from_micros(grant.tokens.last.get());
+        let expected = if ahead > hour { real } else { real + ahead };
+        assert!(given < expected + hour / 4, "{given:?} with a clock that is {ahead:?} ahead");
+        // The lease itself is known there, and is given back there too.
+        until(async || lab.holding().await == 3).await;
+        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
+        until(async || lab.holding().await == 0).await;
+    }
+    set_ahead(24 * hour);
+    servers[0].stop();
+    until(async || !lab.quorum().nodes[0].store.is_up()).await;
+    let error = ask(5).await.unwrap_err();
+    assert!(error.message.contains("its clock is more than 3600s ahead"), "{}", error.message);
+    set_ahead(Duration::ZERO);
+    let answer = ask(6).await.unwrap();
+    assert!(matches!(answer.reply, Reply::Granted(_)), "{answer:?}");
 }
 
 #[tokio::test]
