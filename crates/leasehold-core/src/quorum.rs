@@ -51,8 +51,10 @@ impl Vote {
 pub enum Verdict {
     /// A quorum granted it, and knows its token.
     Granted(Grant),
-    /// A quorum answered, but did not grant it.
+    /// So many nodes refused it that the others are no quorum.
     Busy,
+    /// A quorum answered, and some of it granted it. Whether the lock is free is for the nodes to say that did not vote.
+    Split,
     /// Fewer than a quorum answered.
     NoQuorum,
     /// It was granted, but so late that the lease may be over.
@@ -197,12 +199,15 @@ impl Round {
             return (may_know < self.quorum()).then_some(Verdict::NoQuorum);
         }
         let yeses = self.count(|vote| matches!(vote, Some(Vote::Yes(_))));
-        let answered = yeses + self.count(|vote| matches!(vote, Some(Vote::No)));
-        if yeses + pending >= self.quorum() {
-            None
-        } else if answered >= self.quorum() {
+        let noes = self.count(|vote| matches!(vote, Some(Vote::No)));
+        let most_noes = self.votes.len() - self.quorum();
+        if noes > most_noes {
             Some(Verdict::Busy)
-        } else if answered + pending < self.quorum() {
+        } else if yeses + pending >= self.quorum() || noes + pending > most_noes {
+            None
+        } else if yeses + noes >= self.quorum() {
+            Some(Verdict::Split)
+        } else if yeses + noes + pending < self.quorum() {
             Some(Verdict::NoQuorum)
         } else {
             None

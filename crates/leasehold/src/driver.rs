@@ -101,7 +101,8 @@ type Errands = Vec<(Arc<Resource>, Errand)>;
 fn by_shard(store: &dyn Store, errands: Vec<(Arc<Resource>, Errand)>) -> BTreeMap<(u64, u32), Errands> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
     for (resource, errand) in errands {
-        shards.entry((store.shard(&resource), errand.replicas)).or_default().push((resource, errand));
+        let shard = store.shard(&resource, &errand.command);
+        shards.entry((shard, errand.replicas)).or_default().push((resource, errand));
     }
     shards
 }

@@ -1,13 +1,20 @@
 //! Where several stores vote: who waits, and who waits for that.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 
-use leasehold_core::Resource;
+use leasehold_core::{LocalTime, Resource};
 
+use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{DEFAULT_TTL, Lock, Wait};
+use crate::lock::{Lock, Wait};
 use crate::store::queue_of;
+
+/// The ttl of a turn: as long as a single store waits for a waiter that is frozen. A client that dies in its turn delays the
+/// others by no more than this, whatever the lock's own ttl is.
+const TURN_TTL: Duration = Duration::from_secs(3);
 
 impl Lock {
     /// Where several stores vote: at once, and otherwise first in a queue of this store's clients, of whom only the first
@@ -23,28 +30,49 @@ impl Lock {
             let resource = self.check(weight)?;
             let deadline = wait.deadline();
             let tried = self.attempt(resource, weight, None, Wait::No).await;
-            let turn = match tried {
+            let has_queue = match tried {
                 Ok(Some(guard)) => return Ok(Some(guard)),
                 tried if deadline.is_none() => return tried,
-                Ok(None) => self.turn(resource),
+                Ok(None) => true,
                 // Those who may vote soon are waited for.
-                Err(_) if self.handle.store.is_young() => None,
+                Err(_) if self.handle.store.is_young() => false,
                 Err(error) => return Err(error),
             };
-            let turn = match turn {
-                None => None,
-                Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
-                    Ok(None) => return Ok(None),
-                    Ok(turn) => turn,
-                    Err(error) if error.is_unavailable() => None,
-                    Err(error) => return Err(error),
-                },
-            };
-            let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
-            // Now the next one may wait at the nodes.
-            drop(turn);
-            guard
+            let waited = self.wait_in_turn(resource, weight, deadline, has_queue).await;
+            let is_over = || deadline.is_some_and(|deadline| clock::local() >= deadline);
+            match waited {
+                // The queue is one node's, and the attempt may have heard nothing from the others for long. Only the
+                // nodes' word now makes this a lock that is not free.
+                Ok(None) => self.attempt(resource, weight, None, Wait::No).await,
+                Err(error) if error.is_unavailable() && is_over() => {
+                    self.attempt(resource, weight, None, Wait::No).await
+                }
+                waited => waited,
+            }
         })
+    }
+
+    async fn wait_in_turn(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        deadline: Option<LocalTime>,
+        has_queue: bool,
+    ) -> Result<Option<Guard>, Error> {
+        let turn = if has_queue { self.turn(resource) } else { None };
+        let turn = match turn {
+            None => None,
+            Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
+                Ok(None) => return Ok(None),
+                Ok(turn) => turn,
+                Err(error) if error.is_unavailable() => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
+        // Now the next one may wait at the nodes.
+        drop(turn);
+        guard
     }
 
     /// The queue of those who wait for this resource, where it has one.
@@ -54,8 +82,7 @@ impl Lock {
         // The first of those who wait has the turn.
         turn.max_waiters = self.max_waiters.saturating_sub(1);
         // Nothing may be held for longer than the longest that was named.
-        let longest = self.handle.store.longest_ttl().unwrap_or(DEFAULT_TTL);
-        turn.terms.ttl = longest.min(DEFAULT_TTL);
+        turn.terms.ttl = self.handle.store.longest_ttl().map_or(TURN_TTL, |longest| longest.min(TURN_TTL));
         turn.about = self.about.clone();
         Some(turn)
     }

@@ -113,8 +113,8 @@ pub(crate) trait Store: Send + Sync {
 
     fn rhythm(&self) -> Rhythm;
 
-    /// Commands for resources with the same number go to the same place; a slow place is not to delay another one.
-    fn shard(&self, _resource: &Resource) -> u64 {
+    /// Commands with the same number go to the same place, in batches; a slow place is not to delay another one.
+    fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
         0
     }
 

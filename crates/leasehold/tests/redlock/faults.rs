@@ -147,6 +147,68 @@ async fn without_a_quorum_it_is_said_which_node_said_what_and_nothing_is_left() 
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }
 
+/// Who has been granted a lock by one server alone.
+async fn hold_at(server: &leasehold_servers::Server, name: &str) -> leasehold::Guard {
+    let client = Client::connect(&server.url()).await.unwrap();
+    client.mutex(name).ttl(Duration::from_secs(600)).lock().await.unwrap()
+}
+
+#[tokio::test]
+async fn try_lock_is_busy_only_if_so_many_nodes_refuse_that_the_others_are_no_quorum() {
+    for count in [3, 4] {
+        let mut nodes = Nodes::start(count);
+        let client = nodes.client().await;
+        client.mutex("a").lock().await.unwrap().release().await.unwrap();
+        until(async || nodes.holding("a").await == 0).await;
+        nodes.stop([count - 1]);
+        let mut guards = vec![hold_at(&nodes.0[0], "a").await];
+        // One refuses and one is gone: the others are a quorum of three nodes or four with the one that is gone.
+        let error = client.mutex("a").try_lock().await.unwrap_err();
+        let said = error.to_string();
+        assert!(error.is_unavailable() && said.contains("granted it and 1 refused it"), "{said}");
+        assert!(client.election("e").try_campaign().await.unwrap().is_some());
+        guards.push(hold_at(&nodes.0[1], "a").await);
+        assert!(client.mutex("a").try_lock().await.unwrap().is_none());
+        assert!(client.once_per("a", Duration::from_secs(600)).start().await.unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
+    const LIMIT: Duration = Duration::from_secs(5);
+    let nodes = Nodes::start(3);
+    let (holder, client) = (nodes.client().await, nodes.client_with("node_limit_ms=500").await);
+    let guard = holder.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    until(async || nodes.holding("a").await == 3).await;
+    let wait = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.mutex("a").lock_timeout(LIMIT).await })
+    };
+    // Both learn that it is not free: one waits at all nodes then, and the other for its turn to do so.
+    let waiting = [wait(), wait()];
+    let seen = async || holder.mutex("a").inspect().await.unwrap().waiters.len();
+    until(async || seen().await == 2).await;
+    // The node that has the queue of turns goes on answering.
+    let queue = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
+    for node in (0..3).filter(|node| *node != queue) {
+        nodes.0[node].signal("STOP");
+    }
+    for waiter in waiting {
+        let error = waiter.await.unwrap().expect_err("the nodes that are silent may have it free");
+        assert!(error.is_unavailable(), "{error}");
+    }
+    let once = client.once_per("p", Duration::from_secs(600));
+    assert!(once.start().await.unwrap_err().is_unavailable());
+    assert!(client.election("e").campaign_timeout(LIMIT).await.unwrap_err().is_unavailable());
+    for node in (0..3).filter(|node| *node != queue) {
+        nodes.0[node].signal("CONT");
+    }
+    // With the nodes' word it is not to be had.
+    assert!(client.mutex("a").lock_timeout(Duration::from_millis(300)).await.unwrap().is_none());
+    guard.release().await.unwrap();
+    until(async || nodes.holding("a").await + nodes.in_turn("a") == 0).await;
+}
+
 #[tokio::test]
 async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
     let mut nodes = Nodes::start(3);

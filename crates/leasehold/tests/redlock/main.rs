@@ -6,10 +6,10 @@ mod nodes;
 mod restarts;
 mod ways;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
-use leasehold_servers::{until, wait_until};
+use leasehold_servers::{undisturbed, until, wait_until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]
@@ -38,6 +38,26 @@ async fn whoever_waits_gets_it_when_it_is_given_back() {
     // Whoever is not told looks only every five seconds.
     let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("it is told");
     assert!(next.unwrap().unwrap() > token);
+}
+
+#[tokio::test]
+async fn waiter_takes_over_when_the_lease_of_a_dead_holder_ends() {
+    const TTL: Duration = Duration::from_secs(1);
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    undisturbed(TTL / 2, async || {
+        // As if its client had died: it is neither renewed nor released.
+        let guard = one.mutex("a").ttl(TTL).auto_renew(false).lock().await.unwrap();
+        let began = Instant::now();
+        let next = other.mutex("a").lock().await.unwrap();
+        let took = began.elapsed();
+        next.release().await.unwrap();
+        drop(guard);
+        until(async || nodes.holding("a").await == 0).await;
+        // Otherwise it looks every five seconds.
+        if took < 3 * TTL { Ok(()) } else { Err(format!("it had it after {took:?}")) }
+    })
+    .await;
 }
 
 #[tokio::test]

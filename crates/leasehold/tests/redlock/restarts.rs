@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Guard};
 use leasehold_servers::{Server, undisturbed, until};
 
-use crate::nodes::{Nodes, url};
+use crate::nodes::{Nodes, has_granted, holds, url};
 
 const LONGEST: Duration = Duration::from_secs(2);
 const ABSTAINING: &str = "longest_ttl_ms=2000";
@@ -136,22 +136,143 @@ async fn a_longer_ttl_than_the_longest_that_was_named_is_refused() {
     assert!(error.is_invalid() && error.to_string().contains("longest"), "{error}");
 }
 
-#[tokio::test]
-async fn clients_that_may_not_ask_which_life_of_a_server_it_is_do_not_keep_it_from_voting() {
-    let nodes = Nodes::start(1);
-    nodes.0[0].run(&["ACL", "SETUSER", "curt", "on", ">pass", "~*", "&*", "+@all", "-info"]);
-    let curt = nodes.0[0].url().replace("redis://", "redis://curt:pass@");
-    let (curt, other) = (url(&[curt], ABSTAINING), nodes.client_with(ABSTAINING).await);
-    let curt = Client::connect(&curt).await.unwrap();
-    for round in 0..3 {
-        // Both ask all the time, and each has its turn.
-        for (client, neighbour) in [(&curt, &other), (&other, &curt)] {
-            until(async || {
-                let _ = try_lock(neighbour, "b").await;
-                try_lock(client, "a").await.is_ok_and(|taken| taken.is_some())
-            })
-            .await;
-        }
-        assert!(round > 0 || try_lock(&other, "c").await.is_ok());
+/// Takes and gives back a lock, so that the nodes have abstained for as long as they must.
+async fn until_all_vote(client: &Client) {
+    taken(client, "votes").await.release().await.unwrap();
+}
+
+/// Nodes 0 and 1 are killed, and come back with the data that they had before `lease` was granted.
+async fn restore_snapshot(nodes: &mut Nodes, lease: impl Future<Output = Guard>) -> Guard {
+    for server in &nodes.0[..2] {
+        server.run(&["SAVE"]);
     }
+    let guard = lease.await;
+    nodes.stop([0, 1]);
+    nodes.start_again([0, 1]);
+    for server in &nodes.0[..2] {
+        assert!(!holds(server, "a").await, "the snapshot is older than the lease");
+    }
+    guard
+}
+
+#[tokio::test]
+async fn restored_node_with_old_snapshot_abstains_until_lost_leases_have_expired() {
+    let mut nodes = Nodes::start(3);
+    let client = nodes.client_with(ABSTAINING).await;
+    until_all_vote(&client).await;
+    let mutex = client.mutex("a").ttl(LONGEST).auto_renew(false);
+    let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
+    let other = nodes.client_with(ABSTAINING).await;
+    // Nodes 0 and 1 abstain from their first vote on, so a node that answers at all has not waited long enough.
+    let error = try_lock(&other, "b").await.unwrap_err();
+    assert!(error.to_string().contains("does not vote yet"), "{error}");
+    let next = taken(&other, "a").await;
+    assert!(!guard.is_held());
+    assert!(next.token() > guard.token());
+}
+
+const BORN_KEY: &str = "leasehold:1:born";
+
+/// In how many seconds the server forgets since when it may vote.
+fn born_expires_in(server: &Server) -> i64 {
+    server.query(&["TTL", BORN_KEY]).unwrap()
+}
+
+#[tokio::test]
+async fn restart_guard_expires_unless_used_and_use_does_not_reset_it() {
+    const MOST: i64 = 90 * 24 * 3600;
+    let nodes = Nodes::start(1);
+    let client = nodes.client_with(ABSTAINING).await;
+    until_all_vote(&client).await;
+    let remaining = born_expires_in(&nodes.0[0]);
+    assert!((MOST - 3600..=MOST).contains(&remaining), "{remaining}");
+    // As if it had been written long ago: two numbers, since when it may vote and when that was written, and the run id.
+    let mut admin = nodes.0[0].admin();
+    let mut born: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
+    let micros = |of: &[u8]| f64::from_be_bytes(of.try_into().unwrap());
+    let hours_ago = |hours: f64, of: &[u8]| (micros(of) - hours * 3.6e9).to_be_bytes();
+    let (since, written) = (hours_ago(5.0, &born[..8]), hours_ago(2.0, &born[8..16]));
+    born[..8].copy_from_slice(&since);
+    born[8..16].copy_from_slice(&written);
+    let _: () = redis::cmd("SET").arg(BORN_KEY).arg(&born).arg("EX").arg(600).query(&mut admin).unwrap();
+    try_lock(&client, "a").await.unwrap().expect("it votes").release().await.unwrap();
+    assert!(born_expires_in(&nodes.0[0]) > MOST - 3600);
+    let after: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
+    assert_eq!(after[..8], since, "it is as old as before");
+    assert_eq!(after[16..], born[16..]);
+    // Once it has expired, the node may have forgotten something.
+    nodes.0[0].run(&["DEL", BORN_KEY]);
+    let error = try_lock(&client, "a").await.unwrap_err();
+    assert!(error.to_string().contains("does not vote yet"), "{error}");
+}
+
+/// A user of every server, who is not allowed INFO whenever the server starts.
+const BLIND_USER: &str = "blind on >pass ~* &* +@all -info";
+
+fn blind_nodes(count: usize) -> Nodes {
+    Nodes((0..count).map(|_| Server::builder().setting("user", BLIND_USER).start()).collect())
+}
+
+fn blind_url(server: &Server) -> String {
+    server.url().replace("redis://", "redis://blind:pass@")
+}
+
+#[tokio::test]
+async fn restored_node_without_info_gets_no_vote_from_client() {
+    let mut nodes = blind_nodes(3);
+    for server in &nodes.0 {
+        server.run(&["ACL", "SETUSER", "blind", "+info"]);
+    }
+    let blind: Vec<String> = nodes.0.iter().map(blind_url).collect();
+    let (holder, blind) =
+        (nodes.client_with(ABSTAINING).await, Client::connect(&url(&blind, ABSTAINING)).await.unwrap());
+    until_all_vote(&blind).await;
+    let mutex = holder.mutex("a").ttl(LONGEST).auto_renew(false);
+    // The servers that are started again do not allow INFO.
+    let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
+    until(async || match try_lock(&blind, "a").await {
+        Err(error) => error.to_string().contains("ACL SETUSER blind +info"),
+        Ok(taken) => {
+            assert!(taken.is_none() || !guard.is_held(), "two holders");
+            false
+        }
+    })
+    .await;
+    for server in &nodes.0[..2] {
+        server.run(&["ACL", "SETUSER", "blind", "+info"]);
+    }
+    let next = taken(&blind, "a").await;
+    assert!(!guard.is_held());
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn connect_without_info_is_refused_and_names_the_missing_right() {
+    let nodes = blind_nodes(3);
+    let blind: Vec<String> = nodes.0.iter().map(blind_url).collect();
+    for parameters in ["", ABSTAINING] {
+        let error = Client::connect(&url(&blind, parameters)).await.unwrap_err();
+        let said = error.to_string();
+        assert!(error.is_unavailable() && said.contains("ACL SETUSER blind +info"), "{said}");
+    }
+    // What does not vote needs no INFO.
+    Client::connect(&blind[0]).await.unwrap().mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn minority_without_info_does_not_vote_until_it_is_allowed() {
+    let mut nodes = blind_nodes(3);
+    let urls = [nodes.0[0].url(), nodes.0[1].url(), blind_url(&nodes.0[2])];
+    let client = Client::connect(&url(&urls, "")).await.unwrap();
+    until(async || client.warnings().iter().any(|warning| warning.contains("ACL SETUSER blind +info"))).await;
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    assert!(!has_granted(&nodes.0[2], "a").await);
+    nodes.stop([0]);
+    until(async || {
+        let error = client.mutex("a").try_lock().await.expect_err("one of three nodes votes");
+        error.to_string().contains("ACL SETUSER blind +info")
+    })
+    .await;
+    nodes.0[2].run(&["ACL", "SETUSER", "blind", "+info"]);
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }

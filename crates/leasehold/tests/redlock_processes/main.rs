@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::fence::FencedFile;
-use leasehold_servers::{Server, wait_until};
+use leasehold_servers::{Pauses, Server, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use witness::{Witness, check};
 
@@ -28,6 +28,8 @@ fn main() {
     witness::the_check_finds_what_is_wrong();
     for (name, test) in [
         ("a holder that was frozen for longer than its lease is refused", a_frozen_holder_is_refused as fn()),
+        ("killed holder and first waiters delay the others by a bounded time", killed_holder_and_waiters),
+        ("frozen holder and first waiters delay the others by a bounded time", frozen_holder_and_waiters),
         ("no fault of servers or processes makes two holders", no_fault_makes_two_holders),
     ] {
         let began = Instant::now();
@@ -70,9 +72,13 @@ impl Drop for Worker {
 
 fn nodes(count: usize) -> (Vec<Server>, String) {
     let servers: Vec<Server> = (0..count).map(|_| Server::on_port()).collect();
-    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-    let url = format!("redlock://{}?longest_ttl_ms={}&node_limit_ms=500", hosts.join(","), TTL.as_millis());
+    let url = format!("{}&longest_ttl_ms={}", address(&servers), TTL.as_millis());
     (servers, url)
+}
+
+fn address(servers: &[Server]) -> String {
+    let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    format!("redlock://{}?node_limit_ms=500", hosts.join(","))
 }
 
 /// Takes the lock once, whatever it takes, and says with which token.
@@ -97,6 +103,52 @@ fn a_frozen_holder_is_refused() {
     worker.signal(Signal::CONT);
     wait_until("it has tried to write", || worker.is_over());
     assert_eq!(std::fs::read(file.path()).expect("it was written"), b"ours");
+}
+
+fn killed_holder_and_waiters() {
+    takeover_within(Signal::KILL, TTL + CLAIM_AND_LOOK);
+}
+
+fn frozen_holder_and_waiters() {
+    takeover_within(Signal::STOP, TTL + 3 * CLAIM_AND_LOOK);
+}
+
+/// How long a client that is frozen may delay those behind it: its claim window of 3 s, and 2 s until that is noticed.
+const CLAIM_AND_LOOK: Duration = Duration::from_secs(5);
+
+/// A holder and the first two of those who wait get this signal at the same time: one of the others soon has the lock.
+fn takeover_within(signal: Signal, limit: Duration) {
+    let servers: Vec<Server> = (0..3).map(|_| Server::on_port()).collect();
+    // No longest ttl is named, which would bound the turns to wait as well.
+    let url = address(&servers);
+    let witness = Witness::start();
+    let said = |what: &str| witness.events().iter().filter(|event| event.as_str() == what).count();
+    let holder = Worker::start("hold", &url, &witness);
+    wait_until("it holds the lock", || said("it holds the lock") == 1);
+    let waiters: Vec<Worker> = (1..=4)
+        .map(|count| {
+            let worker = Worker::start("wait", &url, &witness);
+            wait_until("it waits", || waiting(&url) == count);
+            worker
+        })
+        .collect();
+    let pauses = Pauses::watch();
+    let began = Instant::now();
+    holder.signal(signal);
+    waiters[..2].iter().for_each(|waiter| waiter.signal(signal));
+    wait_until("another one has the lock", || said("it had the lock") == 1);
+    let took = began.elapsed();
+    assert!(took < limit + 2 * pauses.longest(), "{took:?}, although {limit:?} are promised");
+    wait_until("all others have had the lock", || said("it had the lock") == waiters.len() - 2);
+}
+
+/// How many wait for the lock.
+fn waiting(url: &str) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = Client::connect(url).await.expect("all nodes run");
+        client.mutex(worker::NAME).inspect().await.expect("all nodes run").waiters.len()
+    })
 }
 
 fn no_fault_makes_two_holders() {

@@ -31,12 +31,27 @@ pub(crate) fn work() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let client = connected(&nodes).await;
-        if task == "contend" {
-            contend(&client, &mut report).await;
-        } else {
-            write_when_told(&client, &mut report).await;
+        match task.as_str() {
+            "contend" => contend(&client, &mut report).await,
+            "hold" => hold(&client, &mut report).await,
+            "wait" => wait(&client, &mut report).await,
+            _ => write_when_told(&client, &mut report).await,
         }
     });
+}
+
+/// Holds the lock until it is killed.
+async fn hold(client: &Client, report: &mut Report) {
+    let _guard = client.mutex(NAME).ttl(TTL).lock().await.expect("it is to be had");
+    report.say("it holds the lock");
+    std::future::pending::<()>().await;
+}
+
+/// Has the lock once.
+async fn wait(client: &Client, report: &mut Report) {
+    let guard = client.mutex(NAME).ttl(TTL).lock().await.expect("it is to be had in the end");
+    report.say("it had the lock");
+    guard.release().await.expect("the nodes run");
 }
 
 /// There may be no quorum just now.

@@ -66,6 +66,16 @@ pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Opt
     }
 }
 
+/// Why a server whose run id is not known may not vote.
+pub(super) fn run_id_unknown(user: Option<&str>) -> RedisError {
+    let user = user.unwrap_or("default");
+    let message = format!(
+        "INFO does not tell its run id, so a restart would not be noticed, nor that two addresses lead to it, and it does \
+         not vote: ACL SETUSER {user} +info"
+    );
+    (ErrorKind::Client, "run id", message).into()
+}
+
 /// The policy, where it lets the server remove keys that have an expiry, as all of ours do.
 fn evicting_policy(info: &str) -> Option<&str> {
     let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::express::{CallersRuntime, Express};
 use super::lanes::{Fate, Hear, Lanes, config, ear, listen};
 use super::sentinel::Sentinels;
-use super::trouble::AddressState;
+use super::trouble::{AddressState, explain};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
 use crate::store::StoreError;
 
@@ -72,6 +72,8 @@ pub(super) struct Terms {
     pub(super) caller: Option<Handle>,
     pub(super) is_resp2: bool,
     pub(super) runtime: Arc<CallersRuntime>,
+    /// The server votes, so no connection counts that does not tell its run id.
+    pub(super) is_voter: bool,
 }
 
 pub(super) struct Link {
@@ -360,6 +362,11 @@ impl Keeper {
             }
         }
         let server = greeting::greet(&mut home, self.is_resp2, &*self.terms.warn).await?;
+        if self.terms.is_voter && server.is_none() {
+            let error = greeting::run_id_unknown(info.redis_settings().username());
+            (self.terms.warn)(explain(&error));
+            return Err(error);
+        }
         let caller = self.terms.caller.as_ref().map(Handle::id);
         let lanes = Arc::new(Lanes::new(
             home,

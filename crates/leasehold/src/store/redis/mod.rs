@@ -158,6 +158,7 @@ impl Redis {
     ) -> Result<Arc<Self>, Error> {
         let opening = Opening::new(inbox, caller, url.is_resp2);
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let opening = Opening { is_voter: true, ..opening };
         let link = opening.link(goal(url, credentials)?, client);
         let nodes = Nodes::Server { link, voting: Some(voting) };
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
@@ -268,12 +269,15 @@ struct Opening {
     caller: Option<Handle>,
     callers: Arc<CallersRuntime>,
     is_resp2: bool,
+    /// It is one of several servers that vote.
+    is_voter: bool,
     warnings: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Opening {
     fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
-        Self { inbox, caller, callers: Arc::default(), is_resp2, warnings: Arc::default() }
+        let callers = Arc::default();
+        Self { inbox, caller, callers, is_resp2, is_voter: false, warnings: Arc::default() }
     }
 
     fn link(&self, goal: Goal, client: ClientId) -> Link {
@@ -283,7 +287,7 @@ impl Opening {
     /// What a link is to do with what it hears, and whom to tell: by the channel that it subscribes to.
     fn terms(&self) -> impl Fn(Option<String>) -> Terms + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
-        let (warnings, is_resp2) = (self.warnings.clone(), self.is_resp2);
+        let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
             let holding = inbox.clone();
@@ -313,6 +317,7 @@ impl Opening {
                 caller: caller.clone(),
                 is_resp2,
                 runtime: callers.clone(),
+                is_voter,
             }
         }
     }
@@ -385,7 +390,7 @@ impl Store for Redis {
         RHYTHM
     }
 
-    fn shard(&self, resource: &Resource) -> u64 {
+    fn shard(&self, resource: &Resource, _command: &Command) -> u64 {
         let Nodes::Cluster { cluster, .. } = &*self.nodes else { return 0 };
         let mut hasher = DefaultHasher::new();
         cluster.master_of(slot_of(resource)).hash(&mut hasher);

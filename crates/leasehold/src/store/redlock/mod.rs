@@ -19,7 +19,6 @@ mod taking;
 mod turns;
 mod view;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -33,7 +32,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::redis::{Redis, Voting};
+use super::redis::{Redis, Voting, slot_of};
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
 use crate::error::{Error, ErrorKind};
@@ -41,7 +40,7 @@ use crate::examination::Examination;
 use crate::url::RedlockUrl;
 use leases::Leases;
 use node::Node;
-use turns::is_queue;
+use turns::{Turns, is_queue};
 
 /// The shortest time that a node is given to answer.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
@@ -60,6 +59,9 @@ const LATE_BY: Duration = Duration::from_millis(10);
 
 /// How often a release that was not answered is sent again.
 const SETTLE_EVERY: Duration = Duration::from_millis(200);
+
+/// Over so many batches attempts at different locks are spread.
+const SHARDS: u64 = 64;
 
 const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
 
@@ -84,8 +86,7 @@ struct Quorum {
     inbox: Weak<dyn Inbox>,
     /// The client's own.
     runtime: Handle,
-    /// At which node each of this client's attempts waits for its turn, or has it.
-    turns: Mutex<HashMap<Acquisition, usize>>,
+    turns: Mutex<Turns>,
     /// Some node may not have heard of a release.
     in_debt: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
@@ -384,8 +385,13 @@ impl Store for Redlock {
         self.quorum.longest_ttl
     }
 
-    fn shard(&self, resource: &Resource) -> u64 {
-        u64::from(is_queue(resource))
+    fn shard(&self, resource: &Resource, command: &Command) -> u64 {
+        match command {
+            _ if is_queue(resource) => 0,
+            Command::Renew(_) => 1,
+            // An attempt that is undecided until a node's time is over delays no other lock's.
+            _ => 2 + u64::from(slot_of(resource)) % SHARDS,
+        }
     }
 
     fn examine(&self) -> Pending<Result<Examination, StoreError>> {

@@ -40,6 +40,9 @@ pub(super) struct Node {
     round_trip: AtomicU64,
     /// What its clock said last, less the local clock when that was heard, in microseconds.
     ahead: AtomicI64,
+    /// A test pretends that its clock is so many microseconds ahead of what it says.
+    #[cfg(test)]
+    pub(super) skew: AtomicI64,
     /// Releases that it has not answered, and until when there is something to release.
     debts: Mutex<BTreeMap<Acquisition, Debt>>,
 }
@@ -68,6 +71,8 @@ impl Node {
             heard_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
+            #[cfg(test)]
+            skew: AtomicI64::new(0),
             debts: Mutex::default(),
         }
     }
@@ -137,7 +142,10 @@ impl Node {
         let before = self.round_trip.load(Ordering::Relaxed);
         let average = if before == 0 { took } else { before - before / 8 + took / 8 };
         self.round_trip.store(average.max(1), Ordering::Relaxed);
-        self.ahead.store(at.as_micros().cast_signed() - now.as_micros().cast_signed(), Ordering::Relaxed);
+        let ahead = at.as_micros().cast_signed() - now.as_micros().cast_signed();
+        #[cfg(test)]
+        let ahead = ahead + self.skew.load(Ordering::Relaxed);
+        self.ahead.store(ahead, Ordering::Relaxed);
     }
 
     fn heard_at(&self) -> LocalTime {

@@ -1,5 +1,6 @@
 //! Taking a lease at all nodes.
 
+use std::cmp::Reverse;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,8 +8,8 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round, StoreTime,
-    Token, Verdict, Vote,
+    Acquire, Acquisition, Answer, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round,
+    StoreTime, Token, Verdict, Vote, quorum_of,
 };
 use tokio::time::{sleep, timeout};
 
@@ -30,6 +31,9 @@ const ABSTAINED: Duration = Duration::from_millis(5);
 
 /// For so much longer it counts as the nodes' youth if there is no quorum: what failed for that is given back first.
 const YOUTH_REMEMBERED: Duration = Duration::from_secs(5);
+
+/// As long as a node remembers a lock that nobody uses: with a clock that is further ahead than this it does not vote.
+const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
 /// What a node answered to what it was asked.
 pub(super) enum Heard {
@@ -71,12 +75,14 @@ impl Quorum {
             round,
             hearing,
             said,
+            looks: Vec::new(),
         };
         let verdict = asking.until_decided().await;
         let goes_on = wanted.wait.is_some();
         if verdict == Verdict::Busy && !goes_on {
             asking.hear_the_late().await;
         }
+        let free_in = asking.free_in();
         let Asking { round, hearing, said, .. } = asking;
         // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
         // says whether there is something to give back.
@@ -90,10 +96,12 @@ impl Quorum {
                 }
                 answer(now, Reply::Granted(grant))
             }
-            Verdict::Busy if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) => {
-                queued(now, is_partial(&round).then(|| pause(0)))
+            Verdict::Busy | Verdict::Split
+                if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) =>
+            {
+                queued(now, if is_partial(&round) { Some(pause(0)) } else { free_in })
             }
-            Verdict::Busy => {
+            Verdict::Busy | Verdict::Split => {
                 let tries_again =
                     !goes_on && is_partial(&round) && !self.leases.has_tried(attempt, TRIES_AT_ONCE);
                 let Some(known) = self.leases.failed(attempt, acquisition, goes_on || tries_again) else {
@@ -104,7 +112,12 @@ impl Quorum {
                     return queued(clock::local(), Some(pause(known.tries)));
                 }
                 if !tries_again {
-                    return answer(now, Reply::Busy);
+                    return match verdict {
+                        Verdict::Busy => answer(now, Reply::Busy),
+                        _ => {
+                            Err(StoreError { failure: Failure::NotSent, message: self.split(&round, &said) })
+                        }
+                    };
                 }
                 sleep(pause(known.tries)).await;
                 Box::pin(self.acquire(past.resource, wanted)).await
@@ -161,16 +174,36 @@ impl Quorum {
                 let has = matches!(&answered, Ok(answer) if has_something(&answer.reply));
                 asked[node].answered(has);
             }
-            (node, Heard::Voted(answered))
+            let counts = answered.is_err() || !quorum.is_far_ahead(node);
+            (node, Heard::Voted(if counts { answered } else { Err(far_ahead()) }))
         })
     }
 
     /// A token that is likely to be higher than what any node would give by itself, so that all give the same one, and
     /// nobody has to be told what another one gave.
     fn floor(&self, now: LocalTime) -> Option<Token> {
-        let clocks = self.nodes.iter().filter_map(|node| node.clock(now)).max()?;
+        let latest = self.majority_clock(now)? + FAR_AHEAD;
+        let clocks =
+            self.nodes.iter().filter_map(|node| node.clock(now)).filter(|clock| *clock <= latest).max()?;
         let way = self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
         Token::new((clocks + 2 * way + Duration::from_micros(500)).as_micros())
+    }
+
+    /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. The tokens that
+    /// it gives follow that clock, and each node that came to know one would remember the lock until its own clock is there.
+    fn is_far_ahead(&self, node: usize) -> bool {
+        let now = clock::local();
+        let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
+            return false;
+        };
+        own > majority + FAR_AHEAD
+    }
+
+    /// So far at least a quorum of the clocks are, where that many are known.
+    fn majority_clock(&self, now: LocalTime) -> Option<StoreTime> {
+        let mut clocks: Vec<StoreTime> = self.nodes.iter().filter_map(|node| node.clock(now)).collect();
+        clocks.sort_unstable_by_key(|clock| Reverse(*clock));
+        clocks.get(quorum_of(self.nodes.len()) - 1).copied()
     }
 
     /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
@@ -231,6 +264,9 @@ struct Asking {
     hearing: Hearing,
     /// Why a node did not vote.
     said: Vec<Option<String>>,
+    /// In how long nodes want to be asked again, since what they have granted will have ended then. They tell it to the first
+    /// in their queue.
+    looks: Vec<Duration>,
 }
 
 impl Asking {
@@ -255,6 +291,12 @@ impl Asking {
         }
     }
 
+    /// In how long a quorum may be free, as far as is known: nobody tells a waiter that a lease has ended.
+    fn free_in(&mut self) -> Option<Duration> {
+        self.looks.sort_unstable();
+        self.looks.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.looks.last()).copied()
+    }
+
     /// Whether any node is free matters to whoever does not wait.
     async fn hear_the_late(&mut self) {
         let all = async {
@@ -276,6 +318,9 @@ impl Asking {
         match heard {
             Heard::Voted(answered) => {
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
+                if let Ok(Answer { at, reply: Reply::Queued(Queued { head: Some(head) }) }) = &answered {
+                    self.looks.push(head.look_again_at.since(*at));
+                }
                 self.said[node] = match &answered {
                     Err(error) => Some(error.message.clone()),
                     Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
@@ -284,8 +329,7 @@ impl Asking {
                 self.round.handle_vote(node, vote);
             }
             Heard::Told(answered) => {
-                let is_known =
-                    matches!(answered, Ok(leasehold_core::Answer { reply: Reply::Renewed { .. }, .. }));
+                let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
                 self.round.handle_told(node, is_known);
             }
         }
@@ -307,6 +351,12 @@ fn has_something(reply: &Reply) -> bool {
 /// Whether some node has granted it.
 fn is_partial(round: &Round) -> bool {
     round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))))
+}
+
+fn far_ahead() -> StoreError {
+    let message =
+        format!("does not vote, since its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
+    StoreError { failure: Failure::NotSent, message }
 }
 
 fn is_unknown(answered: &Answered) -> bool {

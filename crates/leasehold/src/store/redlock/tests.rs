@@ -2,11 +2,12 @@
 //! for lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Reply, Resource,
-    StoreTime, Token, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
+    Resource, StoreTime, Token, WaitFor,
 };
 use leasehold_servers::{Proxy, Server, until};
 
@@ -255,6 +256,70 @@ async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
         asked == 3 + 1
     })
     .await;
+}
+
+#[tokio::test]
+async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_with_each_other() {
+    let lab = Lab::new(&servers(), 1).await;
+    let (acquisition, ttl) = (lab.attempt(1), Duration::from_secs(1));
+    let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+    let acquire = Command::from(Acquire::exclusive(acquisition, ttl));
+    let other = Resource { kind: Kind::Mutex, name: Name::new("b").unwrap() };
+    let shard = |resource: &Resource, command: &Command| lab.redlock.shard(resource, command);
+    assert_eq!(
+        shard(&lab.resource, &renew),
+        shard(&other, &renew),
+        "all renewals are one flight to each node"
+    );
+    assert_ne!(shard(&lab.resource, &renew), shard(&lab.resource, &acquire));
+    assert_ne!(
+        shard(&lab.resource, &renew),
+        shard(&lab.resource, &Command::Release(Release::now(acquisition)))
+    );
+    assert_ne!(shard(&lab.resource, &acquire), shard(&other, &acquire));
+    let queue = queue_of(&lab.resource).unwrap();
+    assert_ne!(shard(&queue, &renew), shard(&lab.resource, &renew));
+}
+
+#[tokio::test]
+async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
+    let mut servers = servers();
+    let lab = Lab::new(&servers, 1).await;
+    assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || lab.holding().await == 0).await;
+    let set_ahead = |by: Duration| {
+        let skew = i64::try_from(by.as_micros()).unwrap();
+        lab.quorum().nodes[2].skew.store(skew, Ordering::Relaxed);
+    };
+    let ask = async |sequence| {
+        let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
+        lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await
+    };
+    let hour = Duration::from_secs(3_600);
+    for (sequence, ahead) in [(2, 24 * hour), (3, hour / 2)] {
+        set_ahead(ahead);
+        // So that it is known how far the clock is ahead: it was not when it was last asked.
+        lab.quorum().nodes[2].clone().learn_clock().await;
+        let answer = ask(sequence).await.unwrap();
+        let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
+        let real = std::time::UNIX_EPOCH.elapsed().unwrap();
+        let given = Duration::from_micros(grant.tokens.last.get());
+        let expected = if ahead > hour { real } else { real + ahead };
+        assert!(given < expected + hour / 4, "{given:?} with a clock that is {ahead:?} ahead");
+        // The lease itself is known there, and is given back there too.
+        until(async || lab.holding().await == 3).await;
+        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
+        until(async || lab.holding().await == 0).await;
+    }
+    set_ahead(24 * hour);
+    servers[0].stop();
+    until(async || !lab.quorum().nodes[0].store.is_up()).await;
+    let error = ask(5).await.unwrap_err();
+    assert!(error.message.contains("its clock is more than 3600s ahead"), "{}", error.message);
+    set_ahead(Duration::ZERO);
+    let answer = ask(6).await.unwrap();
+    assert!(matches!(answer.reply, Reply::Granted(_)), "{answer:?}");
 }
 
 #[tokio::test]

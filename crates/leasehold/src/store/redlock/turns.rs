@@ -2,12 +2,62 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, Reply, Resource};
+use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, LocalTime, Reply, Resource};
 
 use super::Quorum;
+use crate::clock;
 use crate::store::Answered;
 use crate::store::redis::slot_of;
+
+/// How long it is remembered at which node an attempt is, after it last asked there. Turns and places in their queue are over
+/// sooner, so a release that is never answered leaves nothing here.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// How often it is looked for what need not be remembered any more.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// At which node each of this client's attempts waits for its turn, or has it.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    nodes: HashMap<Acquisition, (usize, LocalTime)>,
+    swept_at: LocalTime,
+}
+
+impl Turns {
+    fn node_of(&self, acquisition: Acquisition) -> Option<usize> {
+        self.nodes.get(&acquisition).map(|(node, _)| *node)
+    }
+
+    /// What this node answered to a command of this attempt.
+    fn handle_answered(
+        &mut self,
+        acquisition: Acquisition,
+        node: usize,
+        command: &Command,
+        answered: &Answered,
+        now: LocalTime,
+    ) {
+        let is_there = match (command, answered) {
+            (_, Ok(Answer { reply, .. })) => {
+                matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Renewed { .. })
+            }
+            // It may have a place there; and what it was to give back there it has still.
+            (Command::Acquire(_), Err(error)) => error.failure == Failure::Unknown,
+            (_, Err(_)) => self.nodes.contains_key(&acquisition),
+        };
+        if is_there {
+            self.nodes.insert(acquisition, (node, now + REMEMBERED));
+        } else {
+            self.nodes.remove(&acquisition);
+        }
+        if now >= self.swept_at + SWEEP_EVERY {
+            self.nodes.retain(|_, (_, until)| *until > now);
+            self.swept_at = now;
+        }
+    }
+}
 
 impl Quorum {
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
@@ -18,28 +68,19 @@ impl Quorum {
             Command::Release(release) => Some(release.acquisition),
             Command::Inspect | Command::ForceRelease => None,
         };
-        let known = acquisition.and_then(|acquisition| self.turns().get(&acquisition).copied());
+        let known = acquisition.and_then(|acquisition| self.turns().node_of(acquisition));
         // Whoever waits goes where the others are; what was given there is given back there.
         let goes_on =
             |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_up();
         let node = known.filter(goes_on).unwrap_or_else(|| self.queue_node(&resource));
-        let answered = self.nodes[node].clone().call_one(resource, command, None).await;
+        let answered = self.nodes[node].clone().call_one(resource, command.clone(), None).await;
         if let Some(acquisition) = acquisition {
-            match &answered {
-                Ok(Answer { reply: Reply::Granted(_) | Reply::Queued(_), .. }) => {
-                    self.turns().insert(acquisition, node);
-                }
-                Ok(Answer { reply: Reply::Renewed { .. }, .. }) => {}
-                Err(error) if error.failure == Failure::Unknown => {
-                    self.turns().entry(acquisition).or_insert(node);
-                }
-                _ => drop(self.turns().remove(&acquisition)),
-            }
+            self.turns().handle_answered(acquisition, node, &command, &answered, clock::local());
         }
         answered
     }
 
-    fn turns(&self) -> MutexGuard<'_, HashMap<Acquisition, usize>> {
+    fn turns(&self) -> MutexGuard<'_, Turns> {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,4 +96,57 @@ impl Quorum {
 
 pub(super) fn is_queue(resource: &Resource) -> bool {
     resource.kind == Kind::Queue
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquire, ClientId, Queued, Release, StoreTime};
+
+    use super::*;
+    use crate::store::StoreError;
+
+    fn at(seconds: u64) -> LocalTime {
+        LocalTime::ZERO + Duration::from_secs(1_000 + seconds)
+    }
+
+    fn attempt(sequence: u64) -> (Acquisition, Command, Command) {
+        let acquisition = Acquisition { client: ClientId::new(1), sequence };
+        let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(3)));
+        (acquisition, acquire, Command::Release(Release::now(acquisition)))
+    }
+
+    fn answer(reply: Reply) -> Answered {
+        Ok(Answer { at: StoreTime::ZERO, reply })
+    }
+
+    fn failed(failure: Failure) -> Answered {
+        Err(StoreError { failure, message: String::new() })
+    }
+
+    #[test]
+    fn unanswered_release_goes_to_the_same_node_again_and_is_forgotten_in_the_end() {
+        let mut turns = Turns::default();
+        let (first, acquire, release) = attempt(1);
+        turns.handle_answered(first, 2, &acquire, &answer(Reply::Queued(Queued { head: None })), at(0));
+        for failure in [Failure::Unknown, Failure::NotSent] {
+            turns.handle_answered(first, 2, &release, &failed(failure), at(1));
+            assert_eq!(turns.node_of(first), Some(2));
+        }
+        let (other, acquire, release) = attempt(2);
+        turns.handle_answered(other, 0, &acquire, &failed(Failure::Unknown), at(59));
+        assert_eq!(turns.nodes.len(), 2);
+        turns.handle_answered(other, 0, &acquire, &answer(Reply::Queued(Queued { head: None })), at(70));
+        assert_eq!((turns.node_of(first), turns.node_of(other)), (None, Some(0)));
+        turns.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
+        assert!(turns.nodes.is_empty());
+    }
+
+    #[test]
+    fn attempt_that_was_not_sent_is_nowhere() {
+        let mut turns = Turns::default();
+        let (acquisition, acquire, _) = attempt(1);
+        turns.handle_answered(acquisition, 2, &acquire, &answer(Reply::Queued(Queued { head: None })), at(0));
+        turns.handle_answered(acquisition, 2, &acquire, &failed(Failure::NotSent), at(1));
+        assert_eq!(turns.node_of(acquisition), None);
+    }
 }

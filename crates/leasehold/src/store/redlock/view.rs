@@ -165,18 +165,27 @@ impl Quorum {
 
     /// Why a round had no quorum: what each node said.
     pub(super) fn no_quorum(&self, round: &Round, said: &[Option<String>]) -> String {
-        let mut answered = 0;
-        let mut parts = Vec::new();
-        for ((node, vote), said) in self.nodes.iter().zip(round.votes()).zip(said) {
+        let answered = |vote: &&Option<Vote>| matches!(vote, Some(Vote::Yes(_) | Vote::No));
+        self.too_few(round.votes().iter().filter(answered).count(), &self.each(round, said))
+    }
+
+    /// Why a round in which a quorum answered decided nothing: what each node said.
+    pub(super) fn split(&self, round: &Round, said: &[Option<String>]) -> String {
+        let yeses = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::Yes(_)))).count();
+        let noes = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::No))).count();
+        let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
+        format!(
+            "no quorum: {yeses} of {nodes} nodes granted it and {noes} refused it, {quorum} have to agree ({})",
+            self.each(round, said).join("; ")
+        )
+    }
+
+    fn each(&self, round: &Round, said: &[Option<String>]) -> Vec<String> {
+        let each = self.nodes.iter().zip(round.votes()).zip(said);
+        each.map(|((node, vote), said)| {
             let what = match vote {
-                Some(Vote::Yes(_)) => {
-                    answered += 1;
-                    "granted it, and was told that it is given back".to_owned()
-                }
-                Some(Vote::No) => {
-                    answered += 1;
-                    "busy".to_owned()
-                }
+                Some(Vote::Yes(_)) => "granted it, and was told that it is given back".to_owned(),
+                Some(Vote::No) => "busy".to_owned(),
                 Some(Vote::Abstains(_)) => {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"
                         .to_owned()
@@ -184,9 +193,9 @@ impl Quorum {
                 Some(Vote::Failed) => said.clone().unwrap_or_else(|| "too slow".to_owned()),
                 None => NOT_WAITED_FOR.to_owned(),
             };
-            parts.push(format!("{}: {what}", node.name));
-        }
-        self.too_few(answered, &parts)
+            format!("{}: {what}", node.name)
+        })
+        .collect()
     }
 
     /// Which nodes did not answer that they gave it back.

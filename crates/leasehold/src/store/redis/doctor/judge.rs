@@ -43,9 +43,15 @@ pub(super) fn line(seen: &Seen, setting: &str) -> Option<String> {
 
 fn judge_program(seen: &Seen, subject: &mut Subject) {
     if seen.info.is_empty() {
-        let why = "its version, role, memory and replicas could not be seen";
+        let what = "this user may not ask for INFO";
         let remedy = format!("ACL SETUSER {} +info", seen.user);
-        subject.advice("this user may not ask for INFO", why, Some(remedy));
+        if seen.votes {
+            let why = "without its run id nobody notices that it was restarted, or is named twice: it does not vote";
+            subject.danger(what, why, Some(remedy));
+        } else {
+            let why = "its version, role, memory and replicas could not be seen";
+            subject.advice(what, why, Some(remedy));
+        }
         return;
     }
     let word = |name: &str| seen.info.get(name).map_or("", String::as_str);

@@ -90,6 +90,8 @@ pub(super) struct Seen {
     pub(super) slow: Option<(usize, Duration)>,
     /// It is one of several that vote, and does not for as long as it may have forgotten something.
     pub(super) abstains: bool,
+    /// It is one of several servers that vote.
+    pub(super) votes: bool,
 }
 
 /// By how much a server's clock is ahead of this machine's.
@@ -143,6 +145,7 @@ pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
         succession: patient.succession,
         cost: None,
         abstains: false,
+        votes: false,
         info,
         round_trip,
         lacks,

@@ -62,6 +62,7 @@ pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Opti
     }
     for seen in &mut doctor.seen {
         seen.abstains = abstains_for.is_some();
+        seen.votes = true;
     }
     let seen: Vec<whole::Voter<'_>> =
         places.iter().map(|(name, place)| (*name, place.map(|place| &doctor.seen[place]))).collect();

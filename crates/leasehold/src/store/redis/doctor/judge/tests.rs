@@ -128,6 +128,17 @@ fn a_server_that_tells_no_settings_is_judged_by_what_it_does_tell() {
 }
 
 #[test]
+fn voter_without_info_is_dangerous() {
+    let found = troubles(|seen| {
+        seen.info.clear();
+        seen.votes = true;
+    });
+    let what = "this user may not ask for INFO".to_owned();
+    let remedy = Some("ACL SETUSER locks +info".to_owned());
+    assert_eq!(found[0], (Severity::Danger, what, remedy));
+}
+
+#[test]
 fn a_server_that_is_too_old_is_dangerous() {
     finds(Severity::Danger, "this is Redis 6.0.16", |seen| inform(seen, "redis_version:6.0.16"));
     assert_eq!(troubles(|seen| inform(seen, "redis_version:6.2.0")), []);
