@@ -67,8 +67,10 @@ impl Round {
 
     /// The round of this party, if all of it are there and none of them has passed.
     pub(super) fn present(view: &View, party: Token, parties: u32) -> Option<Self> {
-        // A party that has passed may still be there.
-        let latest = view.holders.iter().filter_map(Self::of_mark).map(|round| round.last).max();
+        // A party that has passed may still be there. So may one whose round is about to pass: its claim no longer takes a
+        // place, so a party of the next round may have come in addition.
+        let marks = view.holders.iter().filter(|holder| holder.weight == MARK);
+        let latest = marks.filter_map(Self::of_claim).map(|round| round.last).max();
         let present = view.holders.iter().filter_map(arrival_of).filter(|token| Some(*token) > latest);
         let present: Vec<Token> = present.collect();
         let all = present.len() >= usize::try_from(parties).unwrap_or(usize::MAX);

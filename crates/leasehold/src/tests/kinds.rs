@@ -316,16 +316,15 @@ fn next_random(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// Polls the parties of one round in a random order, each of which gives up after one look. In some rounds one of them is
-/// dropped under way; it is not among those that are answered for.
-fn run_round(barriers: &[crate::Barrier], seed: &mut u64) -> Vec<Option<bool>> {
+/// Polls parties in a random order, each of which gives up after one look. If `drops` says so, one is dropped under way, and
+/// is not among those that are answered for.
+fn run_round(barriers: &[crate::Barrier], seed: &mut u64, mut drops: Option<u64>) -> Vec<Option<bool>> {
     let wait = |barrier: &crate::Barrier| {
         let barrier = barrier.clone();
         Box::pin(async move { barrier.wait_timeout(Duration::ZERO).await.unwrap() })
     };
     let mut parties: Vec<_> = barriers.iter().map(|barrier| Some(wait(barrier))).collect();
     let mut ended = vec![None; parties.len()];
-    let mut drops = (next_random(seed) % 3 == 0).then(|| next_random(seed) % 40);
     let give_up = Instant::now() + Duration::from_secs(20);
     while parties.iter().any(Option::is_some) {
         assert!(Instant::now() < give_up, "the round does not end");
@@ -351,20 +350,24 @@ fn run_round(barriers: &[crate::Barrier], seed: &mut u64) -> Vec<Option<bool>> {
 fn all_parties_of_a_round_pass_or_none_in_any_schedule() {
     let mut seed = 0x9E37_79B9_7F4A_7C15;
     let (mut passed, mut failed) = (0, 0);
-    for parties in [2_u32, 3, 4] {
+    for (parties, comers) in [(2, 2), (2, 3), (3, 3), (3, 4), (4, 4)] {
         let memory = Memory::open("");
-        let clients: Vec<_> = (0..parties).map(|_| distant_client(&memory)).collect();
-        for round in 0..500 {
+        let clients: Vec<_> = (0..comers).map(|_| distant_client(&memory)).collect();
+        for round in 0..400 {
             // A name of its own, since the store may still be told of what the last round left.
             let name = format!("{parties}-{round}");
             let barriers: Vec<_> = clients.iter().map(|client| client.barrier(&name, parties)).collect();
             let first = seed;
-            let ended = run_round(&barriers, &mut seed);
-            let through = ended.iter().flatten().count();
+            let drops = (next_random(&mut seed) % 3 == 0).then(|| next_random(&mut seed) % 40);
+            let ended = run_round(&barriers, &mut seed, drops);
+            let through = u32::try_from(ended.iter().flatten().count()).unwrap();
             let leaders = ended.iter().filter(|passed| **passed == Some(true)).count();
-            let is_led = leaders == 1 || (leaders == 0 && ended.len() < clients.len());
-            let is_whole = through == 0 || (through == ended.len() && is_led);
-            assert!(is_whole, "schedule {first:#x} of {parties} parties: {ended:?}");
+            // One that was dropped may have passed, and have been the leader.
+            let missing = u32::from(ended.len() < barriers.len());
+            let is_whole = through <= parties && through + missing >= parties;
+            let is_led = leaders == 1 || (leaders == 0 && missing == 1);
+            let case = format!("schedule {first:#x}, {parties} of {comers} parties: {ended:?}");
+            assert!(through == 0 || (is_whole && is_led), "{case}");
             *(if through == 0 { &mut failed } else { &mut passed }) += 1;
         }
     }
