@@ -1,26 +1,49 @@
 //! A place where parties wait until all have come.
 //!
-//! Who has come holds a lease, so a party that dies while it waits has not come. Whoever sees that all are there makes its
-//! lease a *mark*, which is kept for a while: it says which tokens have passed, so that those who look later know it
-//! too, though the first have left. Tokens rise, so a mark says nothing about a later round. A mark weighs little, an
-//! arrival so much that only one round fits: who comes too early waits in the queue.
+//! A party holds a lease while it waits, so a party that dies has not come. The weight of the lease says what the party
+//! does, and each change is one step in the store (`round.rs` reads what is there):
+//!
+//! - **Arrival.** It weighs so much that only one round fits: a party that comes too early waits in the queue.
+//! - **Claim.** A party that sees all of a round turns its arrival into a claim, and looks again. If all are still there, the
+//!   round may pass; otherwise the claim is taken back.
+//! - **Mark.** A claim that was confirmed becomes a mark, which is released and *kept* for a while: from that step on the
+//!   round has passed, for all of its parties. A mark that is not kept yet decides nothing.
+//! - **Departure.** A party that gives up turns its arrival into a departure first, and looks then. It has passed if a claim
+//!   from before its departure became a mark, and while such a claim is undecided it waits for that.
+//!
+//! So of a party that departs and a party that claims, at least one sees the other, whatever happens between their steps.
+//! Claims and departures get new tokens, which say what came first. A mark names the first and the last token of its round;
+//! tokens rise, so it says nothing about a later round.
+
+mod round;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Command, Holder, Kind, Reply, Token, View};
+use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
-use crate::about::About;
 use crate::client::Handle;
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
+use crate::lock::{Lock, MAX_TTL, Wait};
 use crate::session::Sleep;
 use crate::settings::lease_settings;
+use round::Round;
+
+pub(crate) use round::{parties, passed_rounds};
+
+/// The weight of a party that has come and waits.
+const ARRIVAL: u32 = 1 << 16;
+
+/// As an arrival, after a claim that was taken back.
+const RETURNED: u32 = ARRIVAL + 1;
+
+const CLAIM: u32 = ARRIVAL + 2;
+
+const DEPARTURE: u32 = ARRIVAL + 3;
 
 const MARK: u32 = 1;
-const ARRIVAL: u32 = 1 << 16;
 
 /// The largest number of parties: beside them there must be room for marks.
 const MOST: u32 = u32::MAX / ARRIVAL - 1;
@@ -33,22 +56,23 @@ const KEEP: Duration = Duration::from_secs(60);
 /// which nobody can come.
 const MANY_MARKS: usize = 64;
 
-/// How often whoever waits looks; less often where more than a hundred parties would be shown each time.
+/// How often a waiting party looks; less often where more than a hundred parties would be shown each time.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 
-/// For how many parties this capacity is, or how many have come with this weight.
-pub(crate) fn parties(weight: u32) -> u32 {
-    weight / ARRIVAL
-}
+/// How often a departing party looks whether an earlier claim is decided, which takes a few round trips.
+const LOOK_FOR_DECISION: Duration = Duration::from_millis(10);
 
 /// A place where parties wait until all have come, again and again. Made by
 /// [`Client::barrier`](crate::Client::barrier).
 ///
 /// Everybody names the same number of parties, 65,534 at most. A party that dies while it waits counts no more once its lease has ended;
 /// others wait for somebody in its place. All parties should ask for the same [`ttl`](Self::ttl): for two of them the store
-/// remembers who has passed. Nobody can come while it remembers more than 65,535 rounds, which with the usual ttl takes more
+/// remembers who has passed. No party can come while it remembers about 65,000 rounds, which with the usual ttl takes more
 /// than 3,000 rounds a second.
+///
+/// The store decides whether a round passes, for all of its parties at once: of those whose lease is held to the end, all are
+/// told so or none is.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -78,7 +102,8 @@ impl Barrier {
     ///
     /// `is_invalid` for a name or a setting that can't be, no parties, more than 65,534, or a number other than that with
     /// which the barrier is in use; `is_lost` when this party's lease was lost while it waited: it has not come then, or the
-    /// others may have gone on without it. `is_unavailable` when the store could not be asked; `is_queue_full`; `is_closed`.
+    /// others may have gone on without it. `is_unavailable` when the store could not be asked: whether the round has passed
+    /// is unknown then; `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -88,7 +113,11 @@ impl Barrier {
         passed.ok_or_else(|| self.0.handle.closed())
     }
 
-    /// Waits for at most this long, and answers `None` if not all have come by then: this party leaves again.
+    /// Waits for at most this long, and answers `None` if not all have come by then: this party leaves again, and the round
+    /// does not pass without another one in its place.
+    ///
+    /// It may take longer when another party is just deciding that all have come: some round trips, or what is left of that
+    /// party's ttl if it dies meanwhile.
     ///
     /// # Errors
     ///
@@ -104,42 +133,41 @@ impl Barrier {
     async fn pass(&self, wait: Wait) -> Result<Option<bool>, Error> {
         self.check()?;
         let deadline = wait.deadline();
-        // It is renewed by looking, and not in the background: who does not look any more must not count for a later round.
+        // It is renewed by looking, and not in the background: a party that does not look any more must not count for a
+        // later round.
         let mut lock = self.0.clone();
         lock.terms.renews = false;
         let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
-        let arrived = clock::local();
+        let mut party = Party { barrier: self, lock, token: guard.token(), guard, arrived: clock::local() };
         let mut has_seen_all = false;
         loop {
             let view = self.look().await?;
-            let round = Round::passed(&view, guard.token(), self.1);
-            if let Some(loss) = guard.loss() {
-                return Err(guard.lost_error(loss));
+            party.check_held()?;
+            if let Some(round) = Round::passed(&view, party.token) {
+                return Ok(Some(party.go_on(&round).await));
             }
             let is_late = deadline.is_none_or(|deadline| clock::local() >= deadline);
-            if let Some(round) = round {
-                let is_leader = round.first == guard.token();
-                // Marks take room. One is enough, so the others wait for the leader's, but not for long.
-                if round.is_marked || is_leader || has_seen_all || is_late {
-                    self.leave(guard, &round, self.keep(&view, clock::local().since(arrived))).await?;
-                    return Ok(Some(is_leader));
+            let all = Round::present(&view, party.token, self.1);
+            // One claim is enough, so the others leave it to the leader, but not for long.
+            if let Some(round) = &all
+                && (round.first == party.token || has_seen_all || is_late)
+                && party.may_claim()
+            {
+                match party.claim(round).await? {
+                    Claimed::Passed(is_leader) => return Ok(Some(is_leader)),
+                    Claimed::Not(returned) => party = returned,
                 }
             }
-            has_seen_all = round.is_some();
+            has_seen_all = all.is_some();
             if is_late {
-                let token = guard.token();
-                guard.release().await?;
-                // The last of the others may have come after this party looked, and before it left.
-                let round = Round::passed(&self.look().await?, token, self.1);
-                return Ok(round.filter(|round| round.is_marked).map(|round| round.first == token));
+                return party.depart().await;
             }
-            if self.0.terms.renews && guard.remaining() < self.0.terms.ttl / 3 * 2 {
-                guard.renew().await?;
+            if self.0.terms.renews && party.guard.remaining() < self.0.terms.ttl / 3 * 2 {
+                party.guard.renew().await?;
             }
-            let next =
-                deadline.into_iter().chain([clock::local() + self.pause().min(self.0.terms.ttl / 4)]).min();
-            let sleep = Sleep::until(&self.0.handle.session, next.unwrap_or_else(clock::local));
-            guard.run(sleep).await?;
+            let next = clock::local() + self.pause().min(self.0.terms.ttl / 4);
+            let next = deadline.map_or(next, |deadline| deadline.min(next));
+            party.guard.run(Sleep::until(&self.0.handle.session, next)).await?;
         }
     }
 
@@ -154,28 +182,12 @@ impl Barrier {
     /// How long after its arrival, so long ago, a party's mark is kept.
     fn keep(&self, view: &View, arrived: Duration) -> Duration {
         let least = self.0.terms.ttl * 2;
-        let marks = view.holders.iter().filter(|holder| holder.weight == MARK).count();
-        arrived + if marks < MANY_MARKS { least.max(KEEP) } else { least }
+        let keep = if round::count_marks(view) < MANY_MARKS { least.max(KEEP) } else { least };
+        (arrived + keep).min(MAX_TTL)
     }
 
     fn pause(&self) -> Duration {
         LOOK.max(LOOK_FOR_EACH * self.1)
-    }
-
-    /// Makes way for the next round. The first who knows leaves the mark by which the others know.
-    async fn leave(&self, guard: Guard, round: &Round, keep: Duration) -> Result<(), Error> {
-        // Alone there is nobody who needs to know.
-        if round.is_marked || self.1 == 1 {
-            return guard.release().await;
-        }
-        let mut mark = self.0.clone();
-        mark.at_least = keep;
-        mark.set_note(round.note());
-        if let Some(left) = mark.replace(&guard, MARK, Wait::No).await? {
-            guard.replaced();
-            left.release().await?;
-        }
-        Ok(())
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -188,40 +200,115 @@ impl Barrier {
     }
 }
 
-/// All who passed together, by their tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Round {
-    first: Token,
-    last: Token,
-    /// Somebody has left a mark of it.
-    is_marked: bool,
+/// One party, from its arrival on. Dropped, it has not come.
+struct Party<'a> {
+    barrier: &'a Barrier,
+    /// How its leases are asked for.
+    lock: Lock,
+    /// The lease that it has now: its arrival, or what took the place of that.
+    guard: Guard,
+    /// The token of its arrival, by which rounds name it.
+    token: Token,
+    arrived: LocalTime,
 }
 
-impl Round {
-    /// The round in which this party passed, if it did.
-    fn passed(view: &View, token: Token, parties: u32) -> Option<Self> {
-        let marks: Vec<Self> = view.holders.iter().filter_map(Self::from_mark).collect();
-        if let Some(mark) = marks.iter().find(|mark| (mark.first..=mark.last).contains(&token)) {
-            return Some(*mark);
+/// What came of a claim.
+enum Claimed<'a> {
+    /// The round has passed. Whether this party is its leader.
+    Passed(bool),
+    /// Not all are there any more; this party still is.
+    Not(Party<'a>),
+}
+
+impl<'a> Party<'a> {
+    fn check_held(&self) -> Result<(), Error> {
+        self.guard.loss().map_or(Ok(()), |loss| Err(self.guard.lost_error(loss)))
+    }
+
+    /// A mark is kept from the arrival on, for at most `MAX_TTL`. The party that came last can always claim.
+    fn may_claim(&self) -> bool {
+        clock::local().since(self.arrived) + KEEP < MAX_TTL
+    }
+
+    /// Gives the party another lease in one step, and says whether the store had room for it.
+    async fn turn_into(&mut self, weight: u32, note: Option<String>) -> Result<bool, Error> {
+        if let Some(note) = note {
+            self.lock.set_note(note);
         }
-        let latest = marks.iter().map(|mark| mark.last).max();
-        let is_here =
-            |holder: &&Holder| holder.weight == ARRIVAL && !holder.kept && Some(holder.token) > latest;
-        let tokens: Vec<Token> = view.holders.iter().filter(is_here).map(|holder| holder.token).collect();
-        let all = tokens.len() >= usize::try_from(parties).unwrap_or(usize::MAX);
-        let (first, last) = (tokens.iter().min().copied()?, tokens.iter().max().copied()?);
-        (all && tokens.contains(&token)).then_some(Self { first, last, is_marked: false })
+        let Some(guard) = self.lock.replace(&self.guard, weight, Wait::No).await? else { return Ok(false) };
+        std::mem::replace(&mut self.guard, guard).replaced();
+        Ok(true)
     }
 
-    fn note(&self) -> String {
-        format!("passed {} {}", self.first, self.last)
+    /// Decides in the store that the round has passed, if all of it are still there once the claim stands.
+    async fn claim(mut self, round: &Round) -> Result<Claimed<'a>, Error> {
+        // Alone there is nobody who needs to know.
+        if self.barrier.1 == 1 {
+            return Ok(Claimed::Passed(self.go_on(round).await));
+        }
+        if !self.turn_into(CLAIM, Some(round.claim(self.token))).await? {
+            return Ok(Claimed::Not(self));
+        }
+        let view = self.barrier.look().await?;
+        self.check_held()?;
+        if let Some(passed) = Round::passed(&view, self.token) {
+            return Ok(Claimed::Passed(self.go_on(&passed).await));
+        }
+        if Round::present(&view, self.token, self.barrier.1).as_ref() != Some(round) {
+            self.step_down(RETURNED, Round::returned(self.token)).await?;
+            return Ok(Claimed::Not(self));
+        }
+        self.lock.at_least = self.barrier.keep(&view, clock::local().since(self.arrived));
+        self.step_down(MARK, round.mark()).await?;
+        self.guard.release().await?;
+        Ok(Claimed::Passed(round.first == self.token))
     }
 
-    fn from_mark(holder: &Holder) -> Option<Self> {
-        let note = Some(&holder.metadata).filter(|_| holder.weight == MARK);
-        let note = About::decode(note?).note?;
-        let (first, last) = note.strip_prefix("passed ")?.split_once(' ')?;
-        let token = |text: &str| text.parse().ok().and_then(Token::new);
-        Some(Self { first: token(first)?, last: token(last)?, is_marked: true })
+    /// Turns into something lighter, for which there always is room.
+    async fn step_down(&mut self, weight: u32, note: String) -> Result<(), Error> {
+        if self.turn_into(weight, Some(note)).await? {
+            return Ok(());
+        }
+        let resource = self.lock.checked_resource()?;
+        Err(self.lock.handle.unavailable(resource, "the store had no room for less than there was"))
+    }
+
+    /// Leaves after its round has passed, which is so whatever becomes of this release: the client repeats it.
+    async fn go_on(self, round: &Round) -> bool {
+        if let Err(error) = self.guard.release().await {
+            tracing::debug!(%error, "a party that has passed could not give its place back at once");
+        }
+        round.first == self.token
+    }
+
+    /// Leaves because it is late, unless its round has passed before that.
+    async fn depart(mut self) -> Result<Option<bool>, Error> {
+        let session = &self.barrier.0.handle.session;
+        while !self.turn_into(DEPARTURE, None).await? {
+            // More rounds are remembered than there is room for.
+            let view = self.barrier.look().await?;
+            self.check_held()?;
+            if let Some(round) = Round::passed(&view, self.token) {
+                return Ok(Some(self.go_on(&round).await));
+            }
+            self.guard.run(Sleep::until(session, clock::local() + self.barrier.pause())).await?;
+        }
+        let departed = self.guard.token();
+        loop {
+            let view = self.barrier.look().await?;
+            if let Some(round) = Round::passed_before(&view, self.token, departed) {
+                return Ok(Some(self.go_on(&round).await));
+            }
+            if session.is_closed() {
+                return Err(self.barrier.0.handle.closed());
+            }
+            if !Round::is_claimed_before(&view, self.token, departed) {
+                if let Err(error) = self.guard.release().await {
+                    tracing::debug!(%error, "a party that has left could not give its place back at once");
+                }
+                return Ok(None);
+            }
+            Sleep::until(session, clock::local() + LOOK_FOR_DECISION).await;
+        }
     }
 }

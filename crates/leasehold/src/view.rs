@@ -104,15 +104,15 @@ fn shown_weight(kind: Kind, weight: u32) -> u32 {
     if kind == Kind::Barrier { barrier::parties(weight) } else { weight }
 }
 
-/// What says that a round of a barrier has passed, and is nobody who waits for one.
-fn is_passed_round(kind: Kind, holder: &Holder) -> bool {
+/// What says that a round of a barrier has passed, or is about to, and is no party that waits for one.
+fn is_mark(kind: Kind, holder: &Holder) -> bool {
     kind == Kind::Barrier && barrier::parties(holder.weight) == 0
 }
 
 impl LockView {
     pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, asker: ClientId) -> Self {
         let waiters = view.waiters.into_iter().enumerate();
-        let rounds = view.holders.iter().filter(|holder| is_passed_round(resource.kind, holder)).count();
+        let rounds = if resource.kind == Kind::Barrier { barrier::passed_rounds(&view.holders) } else { 0 };
         Self {
             kind: resource.kind,
             name: resource.name.as_str().to_owned(),
@@ -122,7 +122,7 @@ impl LockView {
             holders: view
                 .holders
                 .iter()
-                .filter(|holder| !is_passed_round(resource.kind, holder))
+                .filter(|holder| !is_mark(resource.kind, holder))
                 .map(|holder| HolderView::new(resource.kind, holder, at, asker))
                 .collect(),
             waiters: waiters

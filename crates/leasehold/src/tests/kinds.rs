@@ -276,3 +276,126 @@ fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
     let left = block_on(future).unwrap();
     assert_eq!(passed.is_some(), left.is_some(), "one has passed, the other has not come");
 }
+
+/// A client's way to a shared memory store on which each command is under way before it runs, and its answer after that.
+struct Distant(Arc<Memory>);
+
+impl Store for Distant {
+    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+        None
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        let memory = self.0.clone();
+        Box::pin(async move {
+            yield_once().await;
+            let answers = memory.call(batch).await;
+            yield_once().await;
+            answers
+        })
+    }
+
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+        self.0.list()
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        self.0.examine()
+    }
+}
+
+/// A small generator of numbers, so that a seed names a schedule.
+fn next_random(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// Polls parties in a random order, each of which gives up after one look. If `drops` says so, one is dropped under way, and
+/// is not among those that are answered for.
+fn run_round(barriers: &[crate::Barrier], seed: &mut u64, mut drops: Option<u64>) -> Vec<Option<bool>> {
+    let wait = |barrier: &crate::Barrier| {
+        let barrier = barrier.clone();
+        Box::pin(async move { barrier.wait_timeout(Duration::ZERO).await.unwrap() })
+    };
+    let mut parties: Vec<_> = barriers.iter().map(|barrier| Some(wait(barrier))).collect();
+    let mut ended = vec![None; parties.len()];
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while parties.iter().any(Option::is_some) {
+        assert!(Instant::now() < give_up, "the round does not end");
+        let at = usize::try_from(next_random(seed) % parties.len() as u64).unwrap();
+        // A burst lets one party do several steps between two of another.
+        for _ in 0..1 + next_random(seed) % 6 {
+            let Some(party) = &mut parties[at] else { break };
+            if let Poll::Ready(passed) = poll_once(party.as_mut()) {
+                ended[at] = passed;
+                parties[at] = None;
+            }
+        }
+        drops = drops.and_then(|left| left.checked_sub(1));
+        if drops == Some(0) && parties[at].is_some() {
+            drop(parties.remove(at));
+            ended.remove(at);
+        }
+    }
+    ended
+}
+
+#[test]
+fn all_parties_of_a_round_pass_or_none_in_any_schedule() {
+    let mut seed = 0x9E37_79B9_7F4A_7C15;
+    let (mut passed, mut failed) = (0, 0);
+    for (parties, comers) in [(2, 2), (2, 3), (3, 3), (3, 4), (4, 4)] {
+        let memory = Memory::open("");
+        let clients: Vec<_> = (0..comers).map(|_| distant_client(&memory)).collect();
+        for round in 0..400 {
+            // A name of its own, since the store may still be told of what the last round left.
+            let name = format!("{parties}-{round}");
+            let barriers: Vec<_> = clients.iter().map(|client| client.barrier(&name, parties)).collect();
+            let first = seed;
+            let drops = (next_random(&mut seed) % 3 == 0).then(|| next_random(&mut seed) % 40);
+            let ended = run_round(&barriers, &mut seed, drops);
+            let through = u32::try_from(ended.iter().flatten().count()).unwrap();
+            let leaders = ended.iter().filter(|passed| **passed == Some(true)).count();
+            // One that was dropped may have passed, and have been the leader.
+            let missing = u32::from(ended.len() < barriers.len());
+            let is_whole = through <= parties && through + missing >= parties;
+            let is_led = leaders == 1 || (leaders == 0 && missing == 1);
+            let case = format!("schedule {first:#x}, {parties} of {comers} parties: {ended:?}");
+            assert!(through == 0 || (is_whole && is_led), "{case}");
+            *(if through == 0 { &mut failed } else { &mut passed }) += 1;
+        }
+    }
+    // Schedules that all end alike would show nothing.
+    assert!(passed > 100 && failed > 100, "{passed} rounds passed, {failed} did not");
+}
+
+fn distant_client(memory: &Arc<Memory>) -> Client {
+    let store = Arc::new(Distant(memory.clone()));
+    let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+        store.0.join(id, inbox);
+        Ok::<_, Error>(store as Arc<dyn Store>)
+    };
+    block_on(Client::with_store("memory:".to_owned(), open)).unwrap()
+}
+
+#[test]
+fn rounds_are_counted_once_however_many_parties_mark_them() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let lock = |note: String| {
+        let mut lock = crate::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
+        lock.at_least = Duration::from_secs(60);
+        lock.set_note(note);
+        lock
+    };
+    for (first, last) in [(10, 12), (10, 12), (11, 13), (20, 22)] {
+        let mark = block_on(lock(format!("passed {first} {last}")).try_lock(1)).unwrap().unwrap();
+        block_on(mark.release()).unwrap();
+    }
+    assert_eq!(block_on(client.inspect(Kind::Barrier, "a")).unwrap().rounds, 2);
+}
