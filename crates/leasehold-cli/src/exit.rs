@@ -3,6 +3,11 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use nix::sys::signal::Signal;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::terminal::Terminal;
+
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -51,6 +56,21 @@ impl Exit {
             Self::NotFound => 127,
         }
     }
+
+    /// Whether it was ended by INT, as Ctrl-C does.
+    pub(crate) fn is_interrupt(self) -> bool {
+        self == Self::Signal(Signal::SIGINT as i32)
+    }
+
+    /// Ends the program. At a terminal an interrupted program ends by the signal itself, as the command did: a shell whose
+    /// script or loop calls it gives up then, and would go on after an exit code.
+    pub(crate) fn end(self) -> ExitCode {
+        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
+            // It does not return unless the signal is not to be had; the code says the same then.
+            let _ = emulate_default_handler(Signal::SIGINT as i32);
+        }
+        self.code().into()
+    }
 }
 
 impl fmt::Display for Exit {
@@ -60,12 +80,6 @@ impl fmt::Display for Exit {
             Self::Lost => f.write_str("the lease was lost"),
             other => write!(f, "exit code {}", other.code()),
         }
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit.code())
     }
 }
 

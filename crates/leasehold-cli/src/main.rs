@@ -13,6 +13,7 @@ mod elect;
 mod exit;
 mod lock;
 mod look;
+mod process;
 mod run;
 mod say;
 mod signals;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
     match runtime.block_on(act(args)) {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit.end(),
         Err(stop) => finish(&stop),
     }
 }
@@ -68,10 +69,10 @@ fn usage(error: &clap::Error) -> ExitCode {
     } else {
         say(args::complaint(error));
     }
-    if is_help { Exit::Success.into() } else { Exit::Usage.into() }
+    if is_help { Exit::Success.end() } else { Exit::Usage.end() }
 }
 
 fn finish(stop: &Stop) -> ExitCode {
     say(&stop.message);
-    stop.exit.into()
+    stop.exit.end()
 }

@@ -16,7 +16,6 @@ use crate::say::say;
 use crate::signals::Signals;
 use crate::store;
 use crate::supervise::Supervision;
-use crate::terminal::Terminal;
 use crate::waiting;
 
 /// The longest grace unless one is asked for.
@@ -76,7 +75,7 @@ async fn run_under(
 ) -> Result<Exit, Stop> {
     make_room(guard, grace).await?;
     signals.catch_stop().map_err(|error| uncaught(&error))?;
-    let child = Child::start(command, &variables(guard), Terminal::to_share())
+    let child = Child::start(command, &variables(guard), signals.found_mask())
         // What was never started need not be kept from others.
         .inspect_err(|_| guard.set_at_least(Duration::ZERO))
         .map_err(|error| cannot_start(command, &error))?;
