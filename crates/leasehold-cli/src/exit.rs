@@ -22,6 +22,8 @@ pub(crate) enum Exit {
     Danger,
     Usage,
     Lost,
+    /// The same, as `--lost-exit-code` says.
+    LostAs(u8),
     Failure,
     NotExecutable,
     NotFound,
@@ -36,7 +38,8 @@ Exit codes:
            ls, show, release: nothing there that could be shown or released
            doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
-  124      the lease was lost, whatever the command ended with
+  124      the lease was lost, whatever the command ended with; --lost-exit-code
+           sets another code, since timeout(1) ends with 124 too
   125      leasehold itself failed, the store for example
   126      the command can't be executed
   127      the command was not found
@@ -46,7 +49,7 @@ impl Exit {
     fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Command(code) | Self::Conflict(code) => code,
+            Self::Command(code) | Self::Conflict(code) | Self::LostAs(code) => code,
             Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
             Self::Danger => 1,
             Self::Usage => 2,
@@ -77,7 +80,7 @@ impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signal(number) => write!(f, "by signal {number}"),
-            Self::Lost => f.write_str("the lease was lost"),
+            Self::Lost | Self::LostAs(_) => f.write_str("the lease was lost"),
             other => write!(f, "exit code {}", other.code()),
         }
     }

@@ -13,6 +13,7 @@ mod elect;
 mod exit;
 mod lock;
 mod look;
+mod nested;
 mod process;
 mod run;
 mod say;
@@ -29,6 +30,7 @@ use clap::Parser as _;
 use clap::error::ErrorKind;
 use exit::{Exit, Stop};
 use say::say;
+use store::Store;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -47,14 +49,14 @@ fn main() -> ExitCode {
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {
-    let store = args.store;
+    let store = || Store::find(args.store);
     match args.action {
         Action::Run(args) => run::run(store, args).await,
         Action::Elect(args) => elect::elect(store, args).await,
-        Action::Ls(args) => look::ls(store, args).await,
-        Action::Show(args) => look::show(store, args).await,
+        Action::Ls(args) => look::ls(&store()?, args).await,
+        Action::Show(args) => look::show(&store()?, args).await,
         Action::Release(args) => look::release(store, args).await,
-        Action::Doctor(args) => doctor::doctor(store, args).await,
+        Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }
