@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use leasehold::Kind;
+use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
@@ -30,10 +30,16 @@ Examples:
   leasehold release --force deploy
   leasehold doctor                               what is dangerous for locks
 
-The store, without --store and LEASEHOLD_STORE, is a file of your own that all
-processes of this machine can share:
+The store, without --store and LEASEHOLD_STORE, is a file of the user's own:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
-~/.local/state/leasehold/locks.db.";
+~/.local/state/leasehold/locks.db. So the jobs of root's cron and the shell of a
+user have different stores and do not exclude each other, nor do two users. For
+locks that several users share, make a directory for their group, once:
+  install -d -m 2770 -o root -g GROUP /var/lib/leasehold
+and name the file in each job, in crontabs too, with a umask that lets the group
+write:
+  umask 002; LEASEHOLD_STORE=sqlite:/var/lib/leasehold/locks.db leasehold run ...
+leasehold ls, show and doctor say which store they look at.";
 
 const RUN: &str = "\
 The command gets
@@ -45,10 +51,19 @@ The command gets
                       the command started: seconds since 1970 with three
                       decimals. It is renewed at a third of its ttl for as
                       long as the command runs
+  LEASEHOLD_STORE     the store's address, without its password: a leasehold
+                      in the command that needs the password gets it in
+                      another way
+  LEASEHOLD_TOKENS    the tokens of this run and of those around it. By these a
+                      run that would wait for one that it runs under, and so
+                      for itself, says so at once and ends with 2
 
-The command runs in a process group of its own, which is the terminal's
-foreground group if leasehold was in the foreground and no pipe reads its
-output. INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP that leasehold gets
+The command runs in a process group of its own. On a terminal it behaves as if it
+were in that of leasehold: it is in the foreground from its start if leasehold is
+and neither its input nor its output is a pipe; otherwise it gets the terminal as
+soon as it reads from it or sets its modes, if the job is in the foreground, and
+another process of the pipeline gets it back in the same way. If Ctrl-C ends the
+command, it ends the job: leasehold then ends by INT itself. INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP that leasehold gets
 go to that group, except those that were ignored when it started, as nohup
 does.
 
@@ -67,7 +82,8 @@ ends by itself after its ttl. That reaches the command itself, not its
 children: with -c that is the shell. What must not outlive the lease checks
 its token. Nor does it, or any other signal, reach a command that becomes
 another user: write sudo leasehold run NAME -- COMMAND, and not leasehold run
-NAME -- sudo COMMAND.
+NAME -- sudo COMMAND. And the kernel forgets it when a command is executed that
+is setuid, setgid or has file capabilities: such a command goes on.
 
 Kinds of lock with the same name are different locks: a mutex (the default, also
 with --owner), a rw lock (-s, -x) and a semaphore. Since that is easily forgotten,
@@ -110,6 +126,7 @@ see leasehold show --kind election NAME.";
 
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
+  store             the store's address, without its password
   kind, name        what is locked; the kinds are mutex, semaphore, rw,
                     election, latch and barrier
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
@@ -140,15 +157,17 @@ With --json it is one value, with these keys, to which later versions only add:
                     passed_over    true: it was absent when its turn came,
                                    and keeps its place
 
-ls --json prints {\"locks\": [...]} of such values, and release --json prints
-{\"released\": [...]} of such holders.";
+ls --json prints {\"store\": ..., \"locks\": [...]} of such values, and release --json
+prints {\"released\": [...]} of such holders.";
 
 const DOCTOR: &str = "\
 It prints what it found, the worst first:
   danger    one lock can come to have two holders, or locks can't be had
   advice    something could be better, or could not be seen
   fine      as it should be
-After > comes what to do about it: a line for the server's console
+In brackets is the id of the finding, which stays the same: with --accept ID, for
+instance where a test's server needs no persistence, the exit code does not
+depend on it. After > comes what to do about it: a line for the server's console
 (redis-cli), its file, or a shell. Then comes what was seen of each server, or
 of the file.
 
@@ -159,11 +178,15 @@ doctor itself.
 
 With --json it is one value, with these keys, to which later versions only
 add:
-  dangerous   whether there is a danger; the exit code is 1 then
+  store       the store's address, without its password
+  dangerous   whether there is a danger that was not accepted; the exit code
+              is 1 then
   subjects    a list: servers, sentinels, cluster, clocks, or a file. Each has
               name
               facts     what was seen: an object of texts
               findings  a list; each has
+                        id        of the check that found it
+                        accepted  whether --accept names the id
                         severity  danger, advice or fine
                         what      what is the case
                         why       why that matters to locks
@@ -173,8 +196,25 @@ add:
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = after(EXAMPLES), max_term_width = 110)]
 pub(crate) struct Args {
-    /// Where the locks are: sqlite:PATH, redis://HOST[:PORT], or memory: to try things out
-    #[arg(long, global = true, env = "LEASEHOLD_STORE", value_name = "URL", hide_env_values = true)]
+    /// Where the locks are: sqlite:PATH, redis://, or another address
+    ///
+    /// One of
+    ///   sqlite:PATH                         a file, for the processes of a machine
+    ///   redis://HOST[:PORT][/DATABASE]      one server; USER:PASSWORD@ comes before the host
+    ///   rediss://...                        the same with TLS
+    ///   redis+unix:///PATH                  one server, by its socket
+    ///   redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
+    ///   redis-cluster://HOST,HOST           a cluster
+    ///   redlock://HOST,HOST,HOST            several servers that vote
+    ///   memory:                             this process alone: excludes nobody
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        global = true,
+        env = "LEASEHOLD_STORE",
+        value_name = "URL",
+        hide_env_values = true
+    )]
     pub(crate) store: Option<String>,
     #[command(subcommand)]
     pub(crate) action: Action,
@@ -212,15 +252,18 @@ pub(crate) enum Action {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct RunArgs {
-    /// Don't wait: exit with 1 if somebody else holds the lock
+    /// Don't wait: exit with 1 if somebody else holds the lock. Connecting to the store may take 1 s
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// Wait for at most this long, then exit with 1
+    /// Wait for at most this long, then exit with 1. Connecting to the store counts, and may take 1 s at least
     #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
     /// The exit code when the lock was not to be had
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
+    /// The exit code when the lease was lost
+    #[arg(long, value_name = "CODE", default_value_t = 124)]
+    pub(crate) lost_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
     /// With --once-per: if the host dies half way, another one starts the command anew. The others wait for that, and
@@ -311,7 +354,7 @@ pub(crate) enum OnLost {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct LsArgs {
-    /// Print JSON: {"locks": [...]}, each as `show --json` prints it
+    /// Print JSON: {"store": ..., "locks": [...]}, each lock as `show --json` prints it
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -330,6 +373,9 @@ pub(crate) struct ShowArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct DoctorArgs {
+    /// Accept a finding: it is still printed, at the end, and is no danger for the exit code. Repeat it for several
+    #[arg(long, value_name = "ID", value_parser = PossibleValuesParser::new(FINDING_IDS), hide_possible_values = true)]
+    pub(crate) accept: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

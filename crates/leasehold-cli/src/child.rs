@@ -1,11 +1,12 @@
 //! The command's process: started in a group of its own, waited for, signalled, stopped and continued.
 
+use std::cell::Cell;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process;
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::unistd::{Pid, getpgrp, getpid, getppid};
 use rustix::process::{WaitOptions, WaitStatus};
 
@@ -19,23 +20,24 @@ use crate::terminal::Terminal;
 pub(crate) struct Child {
     pid: Pid,
     terminal: Option<Terminal>,
+    /// Whether the command is to have the terminal when our job is in the foreground: from its start, or since it asked.
+    wants_terminal: Cell<bool>,
 }
 
 impl Child {
-    /// Starts a command with these variables in addition to ours.
-    pub(crate) fn start(
-        command: &Command,
-        variables: &[(&str, String)],
-        terminal: Option<Terminal>,
-    ) -> io::Result<Self> {
+    /// Starts a command with these variables in addition to ours, and with this signal mask.
+    pub(crate) fn start(command: &Command, variables: &[(&str, String)], mask: SigSet) -> io::Result<Self> {
+        let terminal = Terminal::open();
+        let wants_terminal = Cell::new(Terminal::is_for_the_command_alone());
         let mut started = process::Command::new(&command.program);
         started
             .args(&command.args)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .process_group(0);
         let parent = getpid();
-        let given = terminal.filter(|terminal| terminal.is_ours());
-        let bind = move || bind(parent, given);
+        let given = terminal.clone().filter(|terminal| wants_terminal.get() && terminal.is_ours());
+        let given_back = given.clone();
+        let bind = move || bind(parent, given.as_ref(), &mask);
         // SAFETY: between fork and exec only async-signal-safe functions may run, and nothing may be allocated. `bind`
         // makes system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid), and its error is a plain number.
         #[allow(unsafe_code)]
@@ -44,12 +46,12 @@ impl Child {
         }
         let child = started.spawn().inspect_err(|_| {
             // The child had it before it failed to become the command.
-            if let Some(terminal) = given {
+            if let Some(terminal) = &given_back {
                 terminal.give(getpgrp());
             }
         })?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        Ok(Self { pid, terminal })
+        Ok(Self { pid, terminal, wants_terminal })
     }
 
     /// What has become of it, if anything has since the last look.
@@ -78,24 +80,46 @@ impl Child {
     /// shell lets us go on.
     pub(crate) fn stop_with_it(&self) {
         self.leave_terminal();
-        // By TTIN, and not by STOP, which would last for ever where no shell is there to end it: the kernel ignores this
-        // one then. TSTP is caught here.
+        // By TTOU, and not by STOP, which would last for ever where no shell is there to end it: the kernel ignores TTOU
+        // then. TSTP and TTIN are caught here.
         let _ = match self.terminal {
-            // Whatever else belongs to our job would have been stopped by Ctrl-Z as well.
-            Some(_) => killpg(getpgrp(), Signal::SIGTTIN),
-            None => kill(getpid(), Signal::SIGTTIN),
+            // Ctrl-Z would have stopped the other processes of our group as well.
+            Some(_) => killpg(getpgrp(), Signal::SIGTTOU),
+            None => kill(getpid(), Signal::SIGTTOU),
         };
     }
 
-    fn leave_terminal(&self) {
-        if let Some(terminal) = self.terminal {
-            terminal.take_from(self.pid);
+    /// The command was stopped because it used the terminal from the background. Lends it the terminal, if our job is in
+    /// the foreground, and says so.
+    pub(crate) fn lend_terminal(&self) -> bool {
+        self.wants_terminal.set(true);
+        let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of_our_job()) else {
+            return false;
+        };
+        terminal.give(self.pid);
+        true
+    }
+
+    /// Another process of our group was stopped because it used the terminal, which the command may have. Takes the
+    /// terminal back and lets that process go on. The command gets the terminal again when it asks for it.
+    pub(crate) fn return_terminal(&self) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of_our_job()) {
+            self.wants_terminal.set(false);
+            terminal.give(getpgrp());
+            let _ = killpg(getpgrp(), Signal::SIGCONT);
         }
     }
 
-    /// Lets it go on, in the foreground if that is where we are.
+    /// Takes the terminal back, and says whether the command had it.
+    pub(crate) fn leave_terminal(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|terminal| terminal.take_from(self.pid))
+    }
+
+    /// Lets it go on, in the foreground if that is where we are and it wants the terminal.
     pub(crate) fn resume(&self) {
-        if let Some(terminal) = self.terminal.filter(|terminal| terminal.is_ours()) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours())
+            && self.wants_terminal.get()
+        {
             terminal.give(self.pid);
         }
         self.signal(Signal::SIGCONT);
@@ -112,27 +136,31 @@ impl Drop for Child {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Ended(Exit),
-    /// By Ctrl-Z, or by using the terminal from the background. Whoever stops it otherwise means it alone.
-    StoppedByTerminal,
+    /// By Ctrl-Z. Another kind of stop, by SIGSTOP for instance, is meant for the command alone.
+    StoppedByKey,
+    /// It read from the terminal, or set its modes, without being in the foreground.
+    StoppedForTerminal,
 }
 
 impl Change {
     fn from_status(status: WaitStatus) -> Option<Self> {
-        const BY_TERMINAL: [i32; 3] =
-            [Signal::SIGTSTP as i32, Signal::SIGTTIN as i32, Signal::SIGTTOU as i32];
         if let Some(code) = status.exit_status() {
             return Some(Self::Ended(Exit::Command(u8::try_from(code).unwrap_or(255))));
         }
         if let Some(signal) = status.terminating_signal() {
             return Some(Self::Ended(Exit::Signal(signal)));
         }
-        let is_by_terminal = status.stopping_signal().is_some_and(|signal| BY_TERMINAL.contains(&signal));
-        is_by_terminal.then_some(Self::StoppedByTerminal)
+        match Signal::try_from(status.stopping_signal()?).ok()? {
+            Signal::SIGTSTP => Some(Self::StoppedByKey),
+            Signal::SIGTTIN | Signal::SIGTTOU => Some(Self::StoppedForTerminal),
+            _ => None,
+        }
     }
 }
 
-/// In the child, before it becomes the command: dies with its parent, and owns the terminal before it first reads.
-fn bind(parent: Pid, terminal: Option<Terminal>) -> io::Result<()> {
+/// In the child, before it becomes the command: dies with its parent, owns the terminal before it first reads, and blocks
+/// the signals that were blocked when this program started.
+fn bind(parent: Pid, terminal: Option<&Terminal>, mask: &SigSet) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -146,5 +174,6 @@ fn bind(parent: Pid, terminal: Option<Terminal>) -> io::Result<()> {
     if let Some(terminal) = terminal {
         terminal.give(getpid());
     }
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(mask), None)?;
     Ok(())
 }

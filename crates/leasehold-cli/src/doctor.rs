@@ -7,48 +7,83 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::look::{print_json, printable};
-use crate::store;
+use crate::look::{print_json, printable, store_line};
+use crate::store::Store;
 
-pub(crate) async fn doctor(url: Option<String>, args: DoctorArgs) -> Result<Exit, Stop> {
-    let client = store::connect_quietly(url).await?;
-    let examination = client.examine().await?;
+pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
+    let client = store.connect_quietly().await?;
+    let report = Report { examination: client.examine().await?, accepted: args.accept };
     if args.json {
-        print_json(&to_json(&examination))?;
+        let mut value = report.to_json();
+        value["store"] = store.shown().into();
+        print_json(&value)?;
     } else {
-        print(text(&examination).as_bytes())?;
+        print(format!("{}{}", store_line(store), report.text()).as_bytes())?;
     }
-    Ok(if examination.is_dangerous() { Exit::Danger } else { Exit::Success })
+    Ok(if report.is_dangerous() { Exit::Danger } else { Exit::Success })
+}
+
+/// What was found, and which findings the operator accepts.
+struct Report {
+    examination: Examination,
+    accepted: Vec<String>,
+}
+
+impl Report {
+    fn is_accepted(&self, finding: &Finding) -> bool {
+        finding.severity != Severity::Fine && self.accepted.iter().any(|id| id == finding.id)
+    }
+
+    /// Whether there is a danger that nobody has accepted.
+    fn is_dangerous(&self) -> bool {
+        let mut findings = self.examination.subjects.iter().flat_map(|subject| &subject.findings);
+        findings.any(|finding| finding.severity == Severity::Danger && !self.is_accepted(finding))
+    }
 }
 
 // --- As text -------------------------------------------------------------------------------------
 
-/// The worst first, each once with all that it is about; then what was seen of each.
-fn text(examination: &Examination) -> String {
-    let mut text = String::new();
-    for (finding, names) in grouped(examination) {
-        let (word, about) = (finding.severity.to_string(), names.join(", "));
-        let _ = writeln!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&about));
-        if finding.severity != Severity::Fine {
-            for line in wrapped(&printable(&finding.why)) {
-                let _ = writeln!(text, "        {line}");
+impl Report {
+    /// The worst first, each once with all that it is about; then what was seen of each.
+    fn text(&self) -> String {
+        let (mut text, examination) = (String::new(), &self.examination);
+        let (accepted, open): (Vec<_>, Vec<_>) =
+            grouped(examination).into_iter().partition(|(finding, _)| self.is_accepted(finding));
+        for (finding, names) in open {
+            finding_text(&mut text, finding, &names);
+        }
+        for (finding, names) in accepted {
+            let (what, about) = (printable(&finding.what), printable(&names.join(", ")));
+            let _ = writeln!(text, "accepted {}: {what} ({about})", finding.id);
+        }
+        for subject in &examination.subjects {
+            let _ = writeln!(text, "\n{}", printable(&subject.name));
+            let width = subject.facts.iter().map(|fact| fact.name.len()).max().unwrap_or(0);
+            for fact in &subject.facts {
+                let _ = writeln!(text, "  {:<width$}  {}", fact.name, printable(&fact.value));
             }
         }
-        if let Some(remedy) = &finding.remedy {
-            let _ = writeln!(text, "        > {}", printable(remedy));
+        if remedies(examination).any(|remedy| remedy.starts_with("CONFIG SET")) {
+            text += "\nCONFIG SET lasts until the server restarts; CONFIG REWRITE writes it into its file.\n";
+        }
+        text
+    }
+}
+
+fn finding_text(text: &mut String, finding: &Finding, names: &[&str]) {
+    let (word, about) = (finding.severity.to_string(), names.join(", "));
+    let _ = write!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&about));
+    if finding.severity == Severity::Fine {
+        text.push('\n');
+    } else {
+        let _ = writeln!(text, " [{}]", finding.id);
+        for line in wrapped(&printable(&finding.why)) {
+            let _ = writeln!(text, "        {line}");
         }
     }
-    for subject in &examination.subjects {
-        let _ = writeln!(text, "\n{}", printable(&subject.name));
-        let width = subject.facts.iter().map(|fact| fact.name.len()).max().unwrap_or(0);
-        for fact in &subject.facts {
-            let _ = writeln!(text, "  {:<width$}  {}", fact.name, printable(&fact.value));
-        }
+    if let Some(remedy) = &finding.remedy {
+        let _ = writeln!(text, "        > {}", printable(remedy));
     }
-    if remedies(examination).any(|remedy| remedy.starts_with("CONFIG SET")) {
-        text += "\nCONFIG SET lasts until the server restarts; CONFIG REWRITE writes it into its file.\n";
-    }
-    text
 }
 
 fn remedies(examination: &Examination) -> impl Iterator<Item = &str> {
@@ -67,7 +102,7 @@ fn grouped(examination: &Examination) -> Vec<(&Finding, Vec<&str>)> {
             }
         }
     }
-    groups.sort_by_key(|(finding, _)| finding.severity);
+    groups.sort_by_key(|(finding, _)| finding.rank());
     groups
 }
 
@@ -91,30 +126,29 @@ fn wrapped(prose: &str) -> Vec<String> {
 
 // --- As JSON -------------------------------------------------------------------------------------
 
-fn to_json(examination: &Examination) -> Value {
-    json!({
-        "dangerous": examination.is_dangerous(),
-        "subjects": examination.subjects.iter().map(subject_json).collect::<Vec<_>>(),
-    })
-}
+impl Report {
+    fn to_json(&self) -> Value {
+        let subjects = self.examination.subjects.iter().map(|subject| self.subject_json(subject));
+        json!({ "dangerous": self.is_dangerous(), "subjects": subjects.collect::<Vec<_>>() })
+    }
 
-fn subject_json(subject: &Subject) -> Value {
-    let facts: Map<String, Value> =
-        subject.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
-    json!({
-        "name": subject.name,
-        "facts": facts,
-        "findings": subject.findings.iter().map(finding_json).collect::<Vec<_>>(),
-    })
-}
+    fn subject_json(&self, subject: &Subject) -> Value {
+        let facts: Map<String, Value> =
+            subject.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+        let findings = subject.findings.iter().map(|finding| self.finding_json(finding));
+        json!({ "name": subject.name, "facts": facts, "findings": findings.collect::<Vec<_>>() })
+    }
 
-fn finding_json(finding: &Finding) -> Value {
-    json!({
-        "severity": finding.severity.to_string(),
-        "what": finding.what,
-        "why": finding.why,
-        "remedy": finding.remedy,
-    })
+    fn finding_json(&self, finding: &Finding) -> Value {
+        json!({
+            "id": finding.id,
+            "severity": finding.severity.to_string(),
+            "accepted": self.is_accepted(finding),
+            "what": finding.what,
+            "why": finding.why,
+            "remedy": finding.remedy,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -9,31 +9,36 @@ use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::lock::Lock;
-use crate::run::{Taken, grace, leave, run_and_give_back, take, uncaught};
+use crate::run::{Connected, Job, Taken, connect, grace, leave, take, uncaught};
 use crate::say::say;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::Store;
 
 /// The longest pause after the store could not be asked.
 const OUTAGE_MOST: Duration = Duration::from_secs(2);
 
-pub(crate) async fn elect(url: Option<String>, args: ElectArgs) -> Result<Exit, Stop> {
+pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
-    grace(work)?;
+    let grace = grace(work)?;
     name(&work.name)?;
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| uncaught(&error))?;
-    let client = store::connect(url).await?;
+    let store = find()?;
+    let client = match connect(&store, Duration::MAX, &mut signals).await? {
+        Connected::Yes(client) => client,
+        Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
+    };
     let note = work.note.clone().unwrap_or_else(|| command.note());
     let lock = Lock::leadership(&client, work, &note)?;
-    let exit = stand_again_and_again(&lock, &command, &args, &mut signals).await;
+    let job = Job { command: &command, work, grace, store: &store };
+    let exit = stand_again_and_again(&lock, &job, &args, &mut signals).await;
     leave(client).await;
     exit
 }
 
 async fn stand_again_and_again(
     lock: &Lock,
-    command: &Command,
+    job: &Job<'_>,
     args: &ElectArgs,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
@@ -42,7 +47,7 @@ async fn stand_again_and_again(
     let mut failures = Backoff::new(args.backoff, args.backoff_max);
     let mut has_run = false;
     loop {
-        let (pause, what) = match stand(lock, command, args, signals).await {
+        let (pause, what) = match stand(lock, job, signals).await {
             Ok(Term::Interrupted(exit)) => return Ok(exit),
             Ok(Term::Served { exit, ran_for }) => {
                 has_run = true;
@@ -76,20 +81,14 @@ enum Term {
     Interrupted(Exit),
 }
 
-async fn stand(
-    lock: &Lock,
-    command: &Command,
-    args: &ElectArgs,
-    signals: &mut Signals,
-) -> Result<Term, Stop> {
-    let work = &args.work;
-    let guard = match take(lock, Duration::MAX, work, signals).await? {
+async fn stand(lock: &Lock, job: &Job<'_>, signals: &mut Signals) -> Result<Term, Stop> {
+    let guard = match take(lock, Duration::MAX, job.work, signals).await? {
         Taken::Yes(guard) => guard,
         Taken::No => return Err(Stop::failure("the election ended without a leader")),
         Taken::Interrupted(signal) => return Ok(Term::Interrupted(Exit::Signal(signal as i32))),
     };
     let began = Instant::now();
-    let exit = run_and_give_back(guard, command, work, grace(work)?, signals).await?;
+    let exit = job.run_and_give_back(guard, signals).await?;
     Ok(Term::Served { exit, ran_for: began.elapsed() })
 }
 

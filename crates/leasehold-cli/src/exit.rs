@@ -3,6 +3,11 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use nix::sys::signal::Signal;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::terminal::Terminal;
+
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -17,6 +22,8 @@ pub(crate) enum Exit {
     Danger,
     Usage,
     Lost,
+    /// The same, as `--lost-exit-code` says.
+    LostAs(u8),
     Failure,
     NotExecutable,
     NotFound,
@@ -31,7 +38,8 @@ Exit codes:
            ls, show, release: nothing there that could be shown or released
            doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
-  124      the lease was lost, whatever the command ended with
+  124      the lease was lost, whatever the command ended with; --lost-exit-code
+           sets another code, since timeout(1) ends with 124 too
   125      leasehold itself failed, the store for example
   126      the command can't be executed
   127      the command was not found
@@ -41,7 +49,7 @@ impl Exit {
     fn code(self) -> u8 {
         match self {
             Self::Success => 0,
-            Self::Command(code) | Self::Conflict(code) => code,
+            Self::Command(code) | Self::Conflict(code) | Self::LostAs(code) => code,
             Self::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
             Self::Danger => 1,
             Self::Usage => 2,
@@ -51,21 +59,30 @@ impl Exit {
             Self::NotFound => 127,
         }
     }
+
+    /// Whether it was ended by INT, as Ctrl-C does.
+    pub(crate) fn is_interrupt(self) -> bool {
+        self == Self::Signal(Signal::SIGINT as i32)
+    }
+
+    /// Ends the program. At a terminal an interrupted program ends by the signal itself, as the command did: a shell whose
+    /// script or loop calls it gives up then, and would go on after an exit code.
+    pub(crate) fn end(self) -> ExitCode {
+        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
+            // It does not return unless the signal is not to be had; the code says the same then.
+            let _ = emulate_default_handler(Signal::SIGINT as i32);
+        }
+        self.code().into()
+    }
 }
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signal(number) => write!(f, "by signal {number}"),
-            Self::Lost => f.write_str("the lease was lost"),
+            Self::Lost | Self::LostAs(_) => f.write_str("the lease was lost"),
             other => write!(f, "exit code {}", other.code()),
         }
-    }
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit.code())
     }
 }
 

@@ -13,6 +13,9 @@ use crate::look::printable;
 pub(crate) struct Lock {
     client: Client,
     name: String,
+    /// Who may enter beside itself.
+    owner: Option<String>,
+    waits: bool,
     way: Way,
 }
 
@@ -38,7 +41,8 @@ impl Lock {
         if let Some(period) = kind.once_per {
             let once = client.once_per(&name, period).ttl(args.work.ttl).note(note);
             let once = if args.at_least_once { once.at_least_once() } else { once };
-            return Ok(Self { client: client.clone(), name, way: Way::Once(once) });
+            let waits = args.at_least_once;
+            return Ok(Self { client: client.clone(), name, owner: None, waits, way: Way::Once(once) });
         }
         let way = match (&kind.owner, kind.semaphore) {
             (Some(owner), _) => Way::Owner(set!(client.reentrant(&name, owner))),
@@ -47,14 +51,15 @@ impl Lock {
             _ if kind.exclusive => Way::Exclusive(set!(client.rw_lock(&name))),
             _ => Way::Mutex(set!(client.mutex(&name))),
         };
-        Ok(Self { client: client.clone(), name, way })
+        let (owner, waits) = (kind.owner.clone(), !args.no_wait && args.wait != Some(Duration::ZERO));
+        Ok(Self { client: client.clone(), name, owner, waits, way })
     }
 
     /// The leadership that `elect` is about.
     pub(crate) fn leadership(client: &Client, work: &WorkArgs, note: &str) -> Result<Self, Stop> {
         let name = name(&work.name)?.to_owned();
         let way = Way::Leadership(client.election(&name).ttl(work.ttl).note(note));
-        Ok(Self { client: client.clone(), name, way })
+        Ok(Self { client: client.clone(), name, owner: None, waits: true, way })
     }
 
     fn kind(&self) -> Kind {
@@ -64,6 +69,25 @@ impl Lock {
             Way::Permit(_) => Kind::Semaphore,
             Way::Leadership(_) => Kind::Election,
         }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether others may hold it at the same time.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.way, Way::Shared(_))
+    }
+
+    /// Whether an attempt waits for holders: work that starts once in a period is done by somebody else then.
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Whether this owner's lease lets the attempt in.
+    pub(crate) fn is_of_owner(&self, holder: Option<&str>) -> bool {
+        self.owner.is_some() && self.owner.as_deref() == holder
     }
 
     pub(crate) async fn inspect(&self) -> Result<LockView, Error> {

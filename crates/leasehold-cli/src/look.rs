@@ -10,17 +10,17 @@ use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::say::say;
-use crate::store;
+use crate::store::Store;
 
-pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> {
-    let client = store::connect(url).await?;
+pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
+    let client = store.connect().await?;
     let locks = client.list().await?;
     if args.json {
         let locks: Vec<Value> = locks.iter().map(lock_json).collect();
-        return print_json(&json!({ "locks": locks }));
+        return print_json(&json!({ "store": store.shown(), "locks": locks }));
     }
     if locks.is_empty() {
-        say("nobody holds or waits for a lock");
+        say(format_args!("nobody holds or waits for a lock on {}", printable(&store.shown())));
         return Ok(Exit::Success);
     }
     let mut rows =
@@ -30,16 +30,24 @@ pub(crate) async fn ls(url: Option<String>, args: LsArgs) -> Result<Exit, Stop> 
     }
     // Programs get all of it, and people what fits; `show` has the rest.
     let room = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
-    print(table(&rows, room).as_bytes())
+    print(format!("{}{}", store_line(store), table(&rows, room)).as_bytes())
 }
 
-pub(crate) async fn show(url: Option<String>, args: ShowArgs) -> Result<Exit, Stop> {
-    let client = store::connect(url).await?;
+/// Which store was looked at: root and a user, for instance, have different ones unless they name one.
+pub(crate) fn store_line(store: &Store) -> String {
+    format!("store {}\n", printable(&store.shown()))
+}
+
+pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
+    let client = store.connect().await?;
     let locks = named(&client, name(&args.name)?, args.kind).await?;
     if args.json {
-        return print_json(&lock_json(only(&locks)?));
+        let mut value = lock_json(only(&locks)?);
+        value["store"] = store.shown().into();
+        return print_json(&value);
     }
-    print(locks.iter().map(lock_text).collect::<Vec<_>>().join("\n").as_bytes())
+    let text = locks.iter().map(lock_text).collect::<Vec<_>>().join("\n");
+    print(format!("{}{text}", store_line(store)).as_bytes())
 }
 
 /// The locks of this name that are in use, and of those of this kind; a free one where there is none.
@@ -109,14 +117,18 @@ fn lock_text(lock: &LockView) -> String {
     text
 }
 
-pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Exit, Stop> {
+pub(crate) async fn release(
+    find: impl FnOnce() -> Result<Store, Stop>,
+    args: ReleaseArgs,
+) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
     if !args.force {
         return Err(Stop::usage(
             "this takes the lock from whoever holds it, who may still be working: say --force if that is meant",
         ));
     }
-    let client = store::connect(url).await?;
+    let store = find()?;
+    let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
     let taken = client.force_release(only(&locks)?.kind, shown).await?;
     if args.json {
@@ -124,7 +136,10 @@ pub(crate) async fn release(url: Option<String>, args: ReleaseArgs) -> Result<Ex
         print_json(&json!({ "released": released }))?;
     }
     if taken.is_empty() {
-        return Err(Stop::new(Exit::Conflict(1), format!("nobody holds {}", printable(shown))));
+        return Err(Stop::new(
+            Exit::Conflict(1),
+            format!("nobody holds {} on {}", printable(shown), printable(&store.shown())),
+        ));
     }
     if !args.json {
         for holder in &taken {

@@ -13,6 +13,8 @@ mod elect;
 mod exit;
 mod lock;
 mod look;
+mod nested;
+mod process;
 mod run;
 mod say;
 mod signals;
@@ -28,6 +30,7 @@ use clap::Parser as _;
 use clap::error::ErrorKind;
 use exit::{Exit, Stop};
 use say::say;
+use store::Store;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -40,20 +43,20 @@ fn main() -> ExitCode {
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
     match runtime.block_on(act(args)) {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit.end(),
         Err(stop) => finish(&stop),
     }
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {
-    let store = args.store;
+    let store = || Store::find(args.store);
     match args.action {
         Action::Run(args) => run::run(store, args).await,
         Action::Elect(args) => elect::elect(store, args).await,
-        Action::Ls(args) => look::ls(store, args).await,
-        Action::Show(args) => look::show(store, args).await,
+        Action::Ls(args) => look::ls(&store()?, args).await,
+        Action::Show(args) => look::show(&store()?, args).await,
         Action::Release(args) => look::release(store, args).await,
-        Action::Doctor(args) => doctor::doctor(store, args).await,
+        Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }
@@ -68,10 +71,10 @@ fn usage(error: &clap::Error) -> ExitCode {
     } else {
         say(args::complaint(error));
     }
-    if is_help { Exit::Success.into() } else { Exit::Usage.into() }
+    if is_help { Exit::Success.end() } else { Exit::Usage.end() }
 }
 
 fn finish(stop: &Stop) -> ExitCode {
     say(&stop.message);
-    stop.exit.into()
+    stop.exit.end()
 }

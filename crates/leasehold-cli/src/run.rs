@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, Guard};
 use nix::sys::signal::Signal;
+use tokio::time::Instant;
 
 use crate::args::{RunArgs, WorkArgs, name};
 use crate::child::Child;
@@ -12,11 +13,12 @@ use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::lock::Lock;
+use crate::look::printable;
+use crate::nested;
 use crate::say::say;
 use crate::signals::Signals;
-use crate::store;
+use crate::store::{self, Store};
 use crate::supervise::Supervision;
-use crate::terminal::Terminal;
 use crate::waiting;
 
 /// The longest grace unless one is asked for.
@@ -31,18 +33,27 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end of everything else that the store keeps for us is waited for.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
-pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop> {
+/// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
+const LEAST_TO_CONNECT: Duration = Duration::from_secs(1);
+
+pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
     name(&work.name)?;
     let command = Command::find(work)?;
     let mut signals = Signals::catch().map_err(|error| uncaught(&error))?;
-    let client = store::connect(url).await?;
+    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
+    let (store, began) = (find()?, Instant::now());
+    let client = match connect(&store, limit.max(LEAST_TO_CONNECT), &mut signals).await? {
+        Connected::Yes(client) => client,
+        Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
+    };
     let note = work.note.clone().unwrap_or_else(|| command.note());
     let lock = Lock::new(&client, &args, &note)?;
-    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
-    let exit = match take(&lock, limit, work, &mut signals).await {
-        Ok(Taken::Yes(guard)) => run_and_give_back(guard, &command, work, grace, &mut signals).await,
+    let job = Job { command: &command, work, grace, store: &store };
+    let left = limit.saturating_sub(began.elapsed());
+    let exit = match take(&lock, left, work, &mut signals).await {
+        Ok(Taken::Yes(guard)) => job.run_and_give_back(guard, &mut signals).await,
         Ok(Taken::No) => {
             waiting::explain_conflict(&lock, work.verbose).await;
             Ok(Exit::Conflict(args.conflict_exit_code))
@@ -51,36 +62,37 @@ pub(crate) async fn run(url: Option<String>, args: RunArgs) -> Result<Exit, Stop
         Err(stop) => Err(stop),
     };
     leave(client).await;
-    exit
+    exit.map(|exit| match exit {
+        Exit::Lost => Exit::LostAs(args.lost_exit_code),
+        other => other,
+    })
 }
 
-pub(crate) async fn run_and_give_back(
-    guard: Guard,
-    command: &Command,
-    work: &WorkArgs,
-    grace: Duration,
-    signals: &mut Signals,
-) -> Result<Exit, Stop> {
-    let exit = run_under(&guard, command, work, grace, signals).await;
-    let is_lost = give_back(guard).await;
-    exit.map(|exit| if is_lost { Exit::Lost } else { exit })
+/// What is run under a lock.
+pub(crate) struct Job<'a> {
+    pub(crate) command: &'a Command,
+    pub(crate) work: &'a WorkArgs,
+    pub(crate) grace: Duration,
+    pub(crate) store: &'a Store,
 }
 
-/// The terminal is ours again when this is over.
-async fn run_under(
-    guard: &Guard,
-    command: &Command,
-    work: &WorkArgs,
-    grace: Duration,
-    signals: &mut Signals,
-) -> Result<Exit, Stop> {
-    make_room(guard, grace).await?;
-    signals.catch_stop().map_err(|error| uncaught(&error))?;
-    let child = Child::start(command, &variables(guard), Terminal::to_share())
-        // What was never started need not be kept from others.
-        .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))
-        .map_err(|error| cannot_start(command, &error))?;
-    Supervision::new(&child, guard, work.on_lost, grace).until_ended(signals).await
+impl Job<'_> {
+    pub(crate) async fn run_and_give_back(&self, guard: Guard, signals: &mut Signals) -> Result<Exit, Stop> {
+        let exit = self.run_under(&guard, signals).await;
+        let is_lost = give_back(guard, self.work.verbose).await;
+        exit.map(|exit| if is_lost { Exit::Lost } else { exit })
+    }
+
+    /// The terminal is ours again when this is over.
+    async fn run_under(&self, guard: &Guard, signals: &mut Signals) -> Result<Exit, Stop> {
+        make_room(guard, self.grace).await?;
+        signals.catch_stop().map_err(|error| uncaught(&error))?;
+        let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
+            // What was never started need not be kept from others.
+            .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))
+            .map_err(|error| cannot_start(self.command, &error))?;
+        Supervision::new(&child, guard, self.work.on_lost, self.grace).until_ended(signals).await
+    }
 }
 
 pub(crate) fn uncaught(error: &io::Error) -> Stop {
@@ -110,6 +122,23 @@ pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
     Ok(grace)
 }
 
+pub(crate) enum Connected {
+    Yes(Client),
+    Interrupted(Signal),
+}
+
+pub(crate) async fn connect(
+    store: &Store,
+    limit: Duration,
+    signals: &mut Signals,
+) -> Result<Connected, Stop> {
+    tokio::select! {
+        biased;
+        client = store.connect_within(limit) => Ok(Connected::Yes(client?)),
+        signal = signals.next_end() => Ok(Connected::Interrupted(signal)),
+    }
+}
+
 pub(crate) enum Taken {
     Yes(Guard),
     No,
@@ -122,12 +151,21 @@ pub(crate) async fn take(
     work: &WorkArgs,
     signals: &mut Signals,
 ) -> Result<Taken, Stop> {
-    tokio::select! {
+    let began = Instant::now();
+    let taken = tokio::select! {
         biased;
-        taken = lock.take(limit) => Ok(taken?.map_or(Taken::No, Taken::Yes)),
-        signal = signals.next_end() => Ok(Taken::Interrupted(signal)),
+        taken = lock.take(limit) => taken?.map_or(Taken::No, Taken::Yes),
+        signal = signals.next_end() => Taken::Interrupted(signal),
+        stop = nested::until_waiting_for_itself(lock) => return Err(stop),
         never = waiting::tell(lock, work.verbose) => match never {},
+    };
+    if let Taken::Yes(guard) = &taken
+        && work.verbose
+    {
+        let (name, waited) = (printable(guard.name()), duration::show(began.elapsed()));
+        say(format_args!("acquired \"{name}\" after {waited}, token {}", guard.token()));
     }
+    Ok(taken)
 }
 
 /// A lease that was waited for begins with a short one, in which no grace would fit.
@@ -138,13 +176,15 @@ async fn make_room(guard: &Guard, grace: Duration) -> Result<(), Stop> {
     Ok(())
 }
 
-fn variables(guard: &Guard) -> [(&'static str, String); 3] {
+fn variables(guard: &Guard, store: &Store) -> [(&'static str, String); 5] {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let deadline = (now + guard.remaining()).as_millis();
     [
         ("LEASEHOLD_NAME", guard.name().to_owned()),
         ("LEASEHOLD_TOKEN", guard.token().to_string()),
         ("LEASEHOLD_DEADLINE", format!("{}.{:03}", deadline / 1_000, deadline % 1_000)),
+        (store::VARIABLE, store.for_command()),
+        nested::variable(guard.token()),
     ]
 }
 
@@ -160,10 +200,18 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 
 /// Whether it turns out only now that the lease was lost. Otherwise the command's code stays what it is, whatever happens
 /// here.
-async fn give_back(guard: Guard) -> bool {
-    let Err(error) = guard.release_within(RELEASE_LIMIT).await else { return false };
+async fn give_back(guard: Guard, is_verbose: bool) -> bool {
+    let name = printable(guard.name());
+    let Err(error) = guard.release_within(RELEASE_LIMIT).await else {
+        if is_verbose {
+            say(format_args!("released \"{name}\""));
+        }
+        return false;
+    };
     if !error.is_lost() {
         say(format_args!("{error}; the lease ends by itself"));
+    } else if is_verbose {
+        say(&error);
     }
     error.is_lost()
 }

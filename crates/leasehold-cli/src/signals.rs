@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal as _};
 use std::task::Poll;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::unistd::getpgrp;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
 /// What ends the waiting, and is passed on to a command that runs. Of a program that keeps a command running, it is the
@@ -13,6 +14,9 @@ const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Si
 const ENDING_A_SERVICE: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 /// What is passed on only.
 const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
+/// What stops this program until there is a command, and is caught from then on: Ctrl-Z, and another process of our group that
+/// reads from the terminal while the command has it.
+const STOPPING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGTTIN];
 
 /// The signals of this process, caught from the moment this is made.
 pub(crate) struct Signals {
@@ -21,6 +25,8 @@ pub(crate) struct Signals {
     children: Stream,
     ending: &'static [Signal],
     is_end_wanted: bool,
+    /// What was blocked when this program started, and is to be blocked when the command starts.
+    found_mask: SigSet,
 }
 
 impl Signals {
@@ -34,20 +40,38 @@ impl Signals {
     }
 
     fn catch_ended_by(ending: &'static [Signal]) -> io::Result<Self> {
+        // A program that reads its signals from a descriptor leaves them blocked in what it starts. Blocked here, SIGCHLD
+        // would never tell that the command has ended. Threads that are started from now on inherit the empty mask.
+        let found_mask = SigSet::thread_get_mask()?;
+        SigSet::empty().thread_set_mask()?;
         let children = signal(SignalKind::child())?;
-        let mut signals = Self { streams: Vec::new(), children, ending, is_end_wanted: false };
+        let mut signals = Self { streams: Vec::new(), children, ending, is_end_wanted: false, found_mask };
         for number in ENDING.into_iter().chain(PASSED_ON) {
             signals.add(number)?;
         }
         Ok(signals)
     }
 
-    /// From now on also Ctrl-Z is passed on. Before there is a command it just stops this program.
+    /// From now on the signals that would stop this program are caught. Before there is a command they just stop it.
     pub(crate) fn catch_stop(&mut self) -> io::Result<()> {
-        if self.streams.iter().any(|(number, _)| *number == Signal::SIGTSTP) {
-            return Ok(());
+        for stopping in STOPPING {
+            if !self.streams.iter().any(|(number, _)| *number == stopping) {
+                self.add(stopping)?;
+            }
         }
-        self.add(Signal::SIGTSTP)
+        Ok(())
+    }
+
+    /// Ctrl-C has ended the command, which had the terminal for its own group. The other processes of our group, a shell
+    /// script or `make` for instance, hear of it now, as they would have if the command had been in our group.
+    pub(crate) fn interrupt_job(&mut self) {
+        let _ = killpg(getpgrp(), Signal::SIGINT);
+        self.is_end_wanted |= self.ending.contains(&Signal::SIGINT);
+    }
+
+    /// The signal mask of this program's start.
+    pub(crate) fn found_mask(&self) -> SigSet {
+        self.found_mask
     }
 
     /// Whether a signal has come that is to end this program, and not just its command.
@@ -82,7 +106,7 @@ impl Signals {
 
     /// The next signal that is passed on, or none when something happened to a child.
     pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
-        let Self { streams, children, ending, is_end_wanted } = self;
+        let Self { streams, children, ending, is_end_wanted, .. } = self;
         tokio::select! {
             number = next_of(streams) => {
                 *is_end_wanted |= ending.contains(&number);

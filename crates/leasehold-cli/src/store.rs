@@ -2,30 +2,90 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::time::Duration;
 
 use etcetera::BaseStrategy as _;
 use leasehold::Client;
 
+use crate::duration;
 use crate::exit::Stop;
 use crate::say::say;
 
-/// Connects to the store that was named, or to the file in the user's state directory, and passes on what an operator
-/// should know about it.
-pub(crate) async fn connect(named: Option<String>) -> Result<Client, Stop> {
-    let client = connect_quietly(named).await?;
+/// The variable that names the store, here and for the command.
+pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
+
+/// A store's address.
+pub(crate) struct Store {
+    url: String,
+}
+
+impl Store {
+    /// The store that was named, or the file in the user's state directory.
+    pub(crate) fn find(named: Option<String>) -> Result<Self, Stop> {
+        let url = match named {
+            Some(url) if url.is_empty() => {
+                let is_variable = std::env::var_os(VARIABLE).is_some_and(|value| value.is_empty());
+                let where_from = if is_variable { VARIABLE } else { "--store" };
+                let advice = "name a store, or leave it out for the user's own file";
+                return Err(Stop::usage(format!("{where_from} is empty: {advice}")));
+            }
+            Some(url) => url,
+            None => users_own()?,
+        };
+        Ok(Self { url })
+    }
+
+    /// Connects, and passes on what an operator should know about the store.
+    pub(crate) async fn connect(&self) -> Result<Client, Stop> {
+        let client = self.connect_quietly().await?;
+        warn_of(&client);
+        Ok(client)
+    }
+
+    /// Connects. For what tells more than the warnings do.
+    pub(crate) async fn connect_quietly(&self) -> Result<Client, Stop> {
+        Ok(Client::connect(&self.url).await?)
+    }
+
+    /// Connects within a limit, for a command that runs under a lock.
+    pub(crate) async fn connect_within(&self, limit: Duration) -> Result<Client, Stop> {
+        let client = tokio::time::timeout(limit, self.connect_quietly()).await.map_err(|_| {
+            let waited = duration::show(limit);
+            Stop::failure(format!(
+                "{}: no connection within {waited}: check the store, or wait longer (-w)",
+                self.shown()
+            ))
+        })??;
+        warn_of(&client);
+        if self.url.starts_with("memory:") {
+            say(
+                "warning: memory: is the memory of this process: no other leasehold sees its locks, and nobody is excluded",
+            );
+        }
+        Ok(client)
+    }
+
+    /// The address without what may be secret.
+    pub(crate) fn shown(&self) -> String {
+        without_secrets(&self.url)
+    }
+
+    /// The address for a command that runs elsewhere: without what may be secret, and with a whole path.
+    pub(crate) fn for_command(&self) -> String {
+        match self.url.strip_prefix("sqlite:") {
+            Some(path) if !path.starts_with('/') => match std::env::current_dir() {
+                Ok(folder) => format!("sqlite:{}/{path}", folder.display()),
+                Err(_) => self.url.clone(),
+            },
+            _ => self.shown(),
+        }
+    }
+}
+
+fn warn_of(client: &Client) {
     for warning in client.warnings() {
         say(format_args!("warning: {warning}; see leasehold doctor"));
     }
-    Ok(client)
-}
-
-/// The same for whoever is about to tell more than the warnings do.
-pub(crate) async fn connect_quietly(named: Option<String>) -> Result<Client, Stop> {
-    let url = match named {
-        Some(url) => url,
-        None => users_own()?,
-    };
-    Ok(Client::connect(&url).await?)
 }
 
 /// `$XDG_STATE_HOME/leasehold/locks.db`. Its directory is made on first use, for the user alone.
@@ -43,4 +103,90 @@ fn users_own() -> Result<String, Stop> {
         .to_str()
         .ok_or_else(|| Stop::failure("the home directory's path is no UTF-8: set LEASEHOLD_STORE"))?;
     Ok(format!("sqlite:{path}"))
+}
+
+// --- Secrets -------------------------------------------------------------------------------------
+
+/// The parameters whose values are secret.
+const SECRET: [&str; 3] = ["pass", "password", "sentinel_password"];
+
+/// An address without its passwords. All else stays, so that a user without a password can use the result.
+fn without_secrets(url: &str) -> String {
+    // A path may contain anything, and is no secret.
+    if url.starts_with("sqlite:") || url.starts_with("memory:") {
+        return url.to_owned();
+    }
+    // The nodes of `redlock:` have spaces between them.
+    url.split(' ').map(node_without_secrets).collect::<Vec<_>>().join(" ")
+}
+
+fn node_without_secrets(node: &str) -> String {
+    let (place, query) = node.split_once('?').map_or((node, None), |(place, query)| (place, Some(query)));
+    let place = if place.contains("redis+unix:") { place.to_owned() } else { place_without_password(place) };
+    let is_public = |parameter: &&str| {
+        let name = parameter.split_once('=').map_or(*parameter, |(name, _)| name);
+        !SECRET.contains(&name)
+    };
+    let query = query.map(|query| query.split('&').filter(is_public).collect::<Vec<_>>().join("&"));
+    match query {
+        Some(query) if !query.is_empty() => format!("{place}?{query}"),
+        _ => place,
+    }
+}
+
+/// `scheme://user:password@hosts/path` without the password.
+fn place_without_password(place: &str) -> String {
+    let begin = place.find("://").map(|at| at + 3).or_else(|| place.find(':').map(|at| at + 1)).unwrap_or(0);
+    let (scheme, rest) = place.split_at(begin);
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    match authority.rsplit_once('@') {
+        None => place.to_owned(),
+        Some((login, hosts)) => {
+            let user = login.split(':').next().unwrap_or_default();
+            let at = if user.is_empty() { "" } else { "@" };
+            format!("{scheme}{user}{at}{hosts}{path}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_loses_its_passwords_and_nothing_else() {
+        for (given, shown) in [
+            ("redis://:hunter2@host:1/2?protocol=2", "redis://host:1/2?protocol=2"),
+            ("rediss://me:hun:ter2@host?ca=/a&key=/b", "rediss://me@host?ca=/a&key=/b"),
+            ("redis:me:hunter2@host", "redis:me@host"),
+            ("redis+unix:///run/a@b?user=me&pass=hunter2&db=1", "redis+unix:///run/a@b?user=me&db=1"),
+            ("redis+unix:///run/a?password=hunter2", "redis+unix:///run/a"),
+            (
+                "redis-sentinel://me:hunter2@a,b/service?sentinel_user=you&sentinel_password=hunter2",
+                "redis-sentinel://me@a,b/service?sentinel_user=you",
+            ),
+            ("redlock://:hunter2@a,b,c?longest_ttl_ms=5", "redlock://a,b,c?longest_ttl_ms=5"),
+            (
+                "redlock:redis://:hunter2@a rediss://me:hunter2@b ?unfenced",
+                "redlock:redis://a rediss://me@b ?unfenced",
+            ),
+            ("sqlite:/a b/c@d?synchronous=full", "sqlite:/a b/c@d?synchronous=full"),
+            ("redis://host", "redis://host"),
+            ("redis://me@host", "redis://me@host"),
+        ] {
+            assert_eq!(without_secrets(given), shown);
+        }
+    }
+
+    #[test]
+    fn path_of_a_file_is_whole_for_the_command() {
+        let folder = std::env::current_dir().unwrap();
+        let of = |url: &str| Store { url: url.to_owned() }.for_command();
+        assert_eq!(
+            of("sqlite:a.db?synchronous=full"),
+            format!("sqlite:{}/a.db?synchronous=full", folder.display())
+        );
+        assert_eq!(of("sqlite:///a.db"), "sqlite:///a.db");
+        assert_eq!(of("redis://:hunter2@host"), "redis://host");
+    }
 }

@@ -23,7 +23,12 @@ pub(crate) struct Supervision<'a> {
     ending: Ending,
     /// Then the command's own exit code says nothing.
     is_lost: bool,
+    /// When the command is continued although nobody continued this program.
+    continue_at: Option<Instant>,
 }
+
+/// How long a command stays stopped where no shell continues it: the kernel does not stop this program then.
+const ORPHANED_STOP: Duration = Duration::from_millis(100);
 
 /// How far ending the command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +51,7 @@ enum Event {
 
 impl<'a> Supervision<'a> {
     pub(crate) fn new(child: &'a Child, guard: &'a Guard, on_lost: OnLost, grace: Duration) -> Self {
-        Self { child, guard, on_lost, grace, ending: Ending::NotYet, is_lost: false }
+        Self { child, guard, on_lost, grace, ending: Ending::NotYet, is_lost: false, continue_at: None }
     }
 
     /// Waits for the end of the command, and sees to it that it comes in time.
@@ -56,22 +61,29 @@ impl<'a> Supervision<'a> {
             // Also at the beginning: it may have ended before the first signal was waited for.
             match self.child.look().map_err(failed)? {
                 Some(Change::Ended(exit)) => {
+                    if self.child.leave_terminal() && exit.is_interrupt() {
+                        signals.interrupt_job();
+                    }
                     self.end_the_rest().await;
                     return Ok(if self.is_lost { Exit::Lost } else { exit });
                 }
-                Some(Change::StoppedByTerminal) => {
+                Some(Change::StoppedForTerminal) if self.child.lend_terminal() => self.resume(),
+                Some(Change::StoppedForTerminal | Change::StoppedByKey) => {
                     self.child.stop_with_it();
-                    self.resume();
+                    self.continue_at = Some(Instant::now() + ORPHANED_STOP);
                 }
                 None => {}
             }
+            let continue_at = self.continue_at;
             tokio::select! {
                 biased;
                 signal = signals.next_or_child() => match signal {
                     Some(Signal::SIGCONT) => self.resume(),
+                    Some(Signal::SIGTTIN) => self.child.return_terminal(),
                     Some(signal) => self.child.signal(signal),
                     None => {}
                 },
+                () = sleep_until(continue_at.unwrap_or_else(Instant::now)), if continue_at.is_some() => self.resume(),
                 event = self.next() => self.act(&event),
             }
         }
@@ -92,7 +104,8 @@ impl<'a> Supervision<'a> {
     }
 
     /// Lets a stopped command go on, unless its lease has ended meanwhile and it is about to be killed.
-    fn resume(&self) {
+    fn resume(&mut self) {
+        self.continue_at = None;
         if self.on_lost != OnLost::Kill || self.guard.is_held() {
             self.child.resume();
         }

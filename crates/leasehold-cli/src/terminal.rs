@@ -1,49 +1,83 @@
-//! The terminal, where there is one: who is in its foreground.
+//! The controlling terminal, where there is one: which process group is in its foreground.
 
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
 
+use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::stat::{SFlag, fstat};
-use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
+use nix::unistd::{Pid, getpgid, getpgrp, tcgetpgrp, tcsetpgrp};
 
-/// The terminal on stdin. Its foreground group is who may read from it, and who Ctrl-C goes to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terminal;
+/// How deep one `leasehold` may run in another for their groups to be recognised as one job.
+const DEEPEST: usize = 16;
+
+/// The controlling terminal. Only its foreground group may read from it and set its modes, and Ctrl-C goes to that group.
+#[derive(Clone, Debug)]
+pub(crate) struct Terminal(Arc<OwnedFd>);
 
 impl Terminal {
-    /// The terminal, if the command should have it. Not when others read our output, as in `leasehold run … | less`: they
-    /// are of our job and need the terminal themselves.
-    pub(crate) fn to_share() -> Option<Self> {
+    /// The controlling terminal, whatever stdin and stdout are: a pager reads its keys from it while its input is a pipe.
+    pub(crate) fn open() -> Option<Self> {
+        let by_name =
+            OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits()).open("/dev/tty");
+        // A root directory of its own may lack /dev/tty.
+        let file = by_name.or_else(|_| io::stdin().as_fd().try_clone_to_owned().map(File::from)).ok()?;
+        let terminal = Self(Arc::new(file.into()));
+        terminal.foreground().is_some().then_some(terminal)
+    }
+
+    /// Whether the command should be in the foreground from its start. In a pipeline it is not: the other processes, the
+    /// pager in `leasehold run … | less` for instance, are of our process group and may need the terminal first. There the
+    /// command gets the terminal when it asks for it.
+    pub(crate) fn is_for_the_command_alone() -> bool {
         let is_piped = fstat(io::stdout())
             .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO);
-        (io::stdin().is_terminal() && !is_piped).then_some(Self)
+        io::stdin().is_terminal() && !is_piped
+    }
+
+    fn foreground(&self) -> Option<Pid> {
+        tcgetpgrp(&self.0).ok()
     }
 
     /// Whether this process is in the foreground. A background job must not take the terminal.
-    pub(crate) fn is_ours(self) -> bool {
-        self.belongs_to(getpgrp())
+    pub(crate) fn is_ours(&self) -> bool {
+        self.foreground() == Some(getpgrp())
     }
 
-    pub(crate) fn belongs_to(self, group: Pid) -> bool {
-        tcgetpgrp(io::stdin()).is_ok_and(|foreground| foreground == group)
+    /// Whether our job is in the foreground: our group, the group of our command, or the group of another command that a
+    /// `leasehold` of our group runs, as under `make -j` or `xargs -P`.
+    pub(crate) fn is_of_our_job(&self) -> bool {
+        let groups = std::iter::successors(self.foreground(), |group| group_that_started(*group));
+        groups.take(DEEPEST).any(|group| group == getpgrp())
     }
 
-    /// Takes it back from a group, if it has it.
-    pub(crate) fn take_from(self, group: Pid) {
-        if self.belongs_to(group) {
+    /// Takes it back from a group, if the group has it. Says whether the group had it.
+    pub(crate) fn take_from(&self, group: Pid) -> bool {
+        let had_it = self.foreground() == Some(group);
+        if had_it {
             self.give(getpgrp());
         }
+        had_it
     }
 
-    /// Puts this process group into the foreground. Async-signal-safe: a child does it between fork and exec.
-    pub(crate) fn give(self, group: Pid) {
-        // Whoever does this from the background is stopped by TTOU, unless it blocks that.
+    /// Puts a process group into the foreground. Async-signal-safe: a child does it between fork and exec.
+    pub(crate) fn give(&self, group: Pid) {
+        // The kernel stops a background process that does this by TTOU, unless TTOU is blocked.
         let mut blocked = SigSet::empty();
         blocked.add(Signal::SIGTTOU);
         let mut before = SigSet::empty();
         if sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut before)).is_ok() {
-            let _ = tcsetpgrp(io::stdin(), group);
+            let _ = tcsetpgrp(&self.0, group);
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
         }
     }
+}
+
+/// The process group of the process that started this group's first process.
+fn group_that_started(group: Pid) -> Option<Pid> {
+    let parent = crate::process::parent_of(u32::try_from(group.as_raw()).ok()?)?;
+    getpgid(Some(Pid::from_raw(i32::try_from(parent).ok()?))).ok().filter(|outer| *outer != group)
 }

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use leasehold::{HolderView, LockView};
+use leasehold::{HolderView, LockView, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
@@ -54,12 +54,14 @@ fn is_in_foreground() -> bool {
     tcgetpgrp(io::stderr()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
-/// Tells about the waiting until it is dropped: on a terminal live, otherwise once if asked to.
+/// Tells about the waiting until it is dropped: on a terminal live; otherwise, if asked to, a line whenever the place in the queue
+/// or the holder changes.
 pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {
         tokio::time::sleep(PATIENCE).await;
         let mut line = is_live.then(Line::default);
+        let mut told = None;
         loop {
             // A store that does not answer may be why it waits.
             let view = lock.inspect().await;
@@ -69,14 +71,24 @@ pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
                     |view| describe_within(&view, room()),
                 )),
                 None => {
-                    say(view.map_or_else(|error| error.to_string(), |view| describe(&view, describe_fully)));
-                    break;
+                    let now = view.as_ref().map(state).map_err(ToString::to_string);
+                    if told.as_ref() != Some(&now) {
+                        say(view
+                            .map_or_else(|error| error.to_string(), |view| describe(&view, describe_fully)));
+                        told = Some(now);
+                    }
                 }
             }
             tokio::time::sleep(REFRESH).await;
         }
     }
     std::future::pending().await
+}
+
+/// What is told anew when it changes: the own place in the queue, and the first holder's token.
+fn state(view: &LockView) -> (Option<usize>, Option<Token>) {
+    let own = view.waiters.iter().find(|waiter| waiter.is_ours);
+    (own.map(|waiter| waiter.place), view.holders.first().map(|holder| holder.token))
 }
 
 /// Tells, if asked to, why the lock was not to be had.

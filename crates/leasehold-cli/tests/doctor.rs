@@ -32,7 +32,11 @@ fn dangers_come_first_with_what_to_set_and_exit_code_1() {
     let (code, said, complaints) = doctor(&place, &server.url(), &[]);
     assert_eq!((code, complaints.as_str()), (1, ""));
     let name = format!("(server 127.0.0.1:{})", server.port());
-    assert!(said.starts_with(&format!("danger  maxmemory-policy is allkeys-lru {name}\n        ")), "{said}");
+    let begin = format!(
+        "store {}\ndanger  maxmemory-policy is allkeys-lru {name} [eviction]\n        ",
+        server.url()
+    );
+    assert!(said.starts_with(&begin), "{said}");
     assert!(said.contains("\n        > CONFIG SET maxmemory-policy noeviction\n"), "{said}");
     let order = ["danger  ", "advice  ", "fine    ", "\nserver 127", "CONFIG REWRITE"];
     let places: Vec<usize> = order.iter().map(|word| said.rfind(word).expect(word)).collect();
@@ -49,6 +53,52 @@ fn dangers_come_first_with_what_to_set_and_exit_code_1() {
 }
 
 #[test]
+fn replica_is_reported_before_what_its_settings_lack() {
+    let place = Place::new();
+    let master = Server::on_port();
+    let replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
+    let (code, said, _) = doctor(&place, &replica.url(), &[]);
+    assert_eq!(code, 1);
+    let place_of = |text: &str| said.find(text).unwrap_or_else(|| panic!("{text}: {said}"));
+    assert!(
+        place_of("danger  this server is a replica") < place_of("danger  nothing is written to disk"),
+        "{said}"
+    );
+}
+
+#[test]
+fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
+    let place = Place::new();
+    let server = Server::builder().setting("maxmemory-policy", "allkeys-lru").start();
+    let accept = ["--accept", "eviction", "--accept", "persistence"];
+    assert_eq!(doctor(&place, &server.url(), &[]).0, 1);
+    assert_eq!(doctor(&place, &server.url(), &accept[..2]).0, 1, "another danger is left");
+    let (code, said, complaints) = doctor(&place, &server.url(), &accept);
+    assert_eq!((code, complaints.as_str()), (0, ""), "{said}");
+    assert!(
+        !said.contains("danger  ") && said.contains("\naccepted eviction: maxmemory-policy is allkeys-lru ("),
+        "{said}"
+    );
+    let (code, said, _) = doctor(&place, &server.url(), &[&accept[..], &["--json"]].concat());
+    let value: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &value["dangerous"]), (0, &Value::Bool(false)));
+    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let eviction = findings.iter().find(|finding| finding["id"] == "eviction").unwrap();
+    assert_eq!((&eviction["severity"], &eviction["accepted"]), (&"danger".into(), &true.into()));
+
+    let (code, _, complaints) = doctor(&place, &server.url(), &["--accept", "evictoin"]);
+    assert!(code == 2 && complaints.contains("eviction"), "{complaints}");
+}
+
+#[test]
+fn every_id_of_a_finding_is_documented() {
+    let page = include_str!("../../../docs/operations.md");
+    for id in leasehold::FINDING_IDS {
+        assert!(page.contains(&format!("`{id}`")), "{id} is not documented");
+    }
+}
+
+#[test]
 fn every_key_of_doctor_s_json_is_in_its_help() {
     let place = Place::new();
     let (_, said, _) = doctor(&place, &place.store(), &["--json"]);
@@ -57,7 +107,7 @@ fn every_key_of_doctor_s_json_is_in_its_help() {
     let subject = &value["subjects"][0];
     let keys = [&value, subject, &subject["findings"][0]].map(|value| value.as_object().unwrap().keys());
     let keys: Vec<&String> = keys.into_iter().flatten().collect();
-    assert_eq!(keys.len(), 9, "{keys:?}");
+    assert_eq!(keys.len(), 12, "{keys:?}");
     for key in keys {
         assert!(help.contains(key), "{key} is not documented");
     }

@@ -34,6 +34,16 @@ fn every_key_of_the_json_is_in_the_help() {
 }
 
 #[test]
+fn every_scheme_of_a_store_and_the_shared_file_are_in_the_help() {
+    let place = Place::new();
+    let help = String::from_utf8(place.output(&["--help"]).stdout).unwrap();
+    for scheme in leasehold::SCHEMES {
+        assert!(help.contains(&format!("  {scheme}:")), "{scheme}: {help}");
+    }
+    assert!(help.contains("root's cron") && help.contains("install -d -m 2770"), "{help}");
+}
+
+#[test]
 fn a_complaint_about_arguments_is_one_line_that_says_where_to_look() {
     let place = Place::new();
     for (args, says) in [

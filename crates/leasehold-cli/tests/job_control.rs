@@ -66,6 +66,19 @@ impl Terminal {
         self.types("echo $((6 * 7))-shell\n");
         self.until_shows("42-shell");
     }
+
+    fn until_shell_answers_again(&mut self) {
+        self.types("echo $((6 * 9))-shell\n");
+        self.until_shows("54-shell");
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("the terminal has shown:\n{}", self.shown.lock().unwrap());
+        }
+    }
 }
 
 const CTRL_C: &str = "\x03";
@@ -169,4 +182,183 @@ fn the_reader_of_a_pipe_keeps_the_terminal() {
     shell.types("hello\n");
     shell.until_shows("heard hello");
     until(|| place.locks().as_array().unwrap().is_empty().then_some(()));
+}
+
+// --- In a pipeline, and beside other commands ----------------------------------------------------
+
+#[test]
+fn command_in_a_pipeline_reads_the_terminal_and_hears_ctrl_z_and_ctrl_c() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    let script = r#"echo "o"n; while read -r line; do echo "heard $line"; done"#;
+    shell.types(&format!("$leasehold run a -c '{script}' | tee log\n"));
+    shell.until_shows("on\r\n");
+    shell.types("one\n");
+    shell.until_shows("heard one");
+    shell.types(CTRL_Z);
+    shell.until_shows("Stopped");
+    shell.until_shell_answers();
+    shell.types("fg\n");
+    shell.types("two\n");
+    shell.until_shows("heard two");
+    shell.types(CTRL_C);
+    place.until_unused();
+    shell.until_shell_answers_again();
+    let log = std::fs::read_to_string(place.path("log")).unwrap();
+    assert_eq!(log, "on\nheard one\nheard two\n");
+}
+
+#[test]
+fn command_between_two_pipes_prompts_on_its_terminal() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    // Without an echo, as for a password: this sets the terminal's modes before it reads.
+    let prompt =
+        r#"stty -echo </dev/tty; echo "passw"ord: >/dev/tty; read -r word </dev/tty; stty echo </dev/tty"#;
+    shell.types(&format!(
+        "echo input | $leasehold run a -c '{prompt}; read -r line; echo \"$line and $word\"' | cat\n"
+    ));
+    shell.until_shows("password:");
+    shell.types("secret\n");
+    shell.until_shows("input and secret");
+    shell.until_shell_answers();
+}
+
+#[test]
+fn other_process_of_the_pipeline_gets_the_terminal_back_when_it_reads() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    let command = r#"read -r line </dev/tty; echo "command $line" >&2; : >asked; until [ -e heard ]; do sleep 0.05; done
+        read -r line </dev/tty; echo "command $line" >&2"#;
+    let reader = r#"until [ -e asked ]; do sleep 0.05; done; read -r line </dev/tty; echo "reader $line" >&2; : >heard; cat"#;
+    shell.types(&format!("$leasehold run a -c '{command}' | sh -c '{reader}'\n"));
+    place.until_held("a");
+    shell.types("one\n");
+    shell.until_shows("command one");
+    until(|| place.path("asked").exists().then_some(()));
+    shell.types("two\n");
+    shell.until_shows("reader two");
+    shell.types("three\n");
+    shell.until_shows("command three");
+    shell.until_shell_answers();
+}
+
+#[test]
+fn background_job_that_reads_is_stopped_and_reads_in_the_foreground() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    shell.types(&format!("$leasehold run a -c '{READER}' &\n"));
+    shell.until_shows("on\r\n");
+    // A shell reports it with its next prompt.
+    until(|| {
+        shell.types("\n");
+        shell.shown.lock().unwrap().contains("Stopped").then_some(())
+    });
+    shell.until_shell_answers();
+    shell.types("fg\n");
+    shell.types("hello\n");
+    shell.until_shows("heard hello");
+    shell.until_shell_answers_again();
+}
+
+#[test]
+fn running_background_job_reads_once_it_is_in_the_foreground() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    // A shell does not continue what it did not stop, so nothing tells that the job is in the foreground now.
+    shell.types(&format!(
+        "$leasehold run a -c 'until [ -e go ]; do sleep 0.05; done; {READER}' | tee log &\n"
+    ));
+    place.until_held("a");
+    shell.types("fg\n");
+    shell.until_shows("tee log\r\n");
+    std::fs::write(place.path("go"), "").unwrap();
+    shell.until_shows("on\r\n");
+    shell.types("hello\n");
+    shell.until_shows("heard hello");
+    shell.until_shell_answers();
+}
+
+#[test]
+fn stopped_pipeline_goes_on_in_the_background() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    // The command starts no process while it is stopped: a shell that is stopped between fork and exec is not stopped itself.
+    shell.types(
+        "mkfifo go; $leasehold run a -c 'echo \"o\"n; read -r line <go; echo $((6 * 9))-$line' | cat\n",
+    );
+    shell.until_shows("on\r\n");
+    shell.types(CTRL_Z);
+    shell.until_shows("Stopped");
+    shell.types("bg\n");
+    shell.until_shell_answers();
+    std::fs::write(place.path("go"), "done\n").unwrap();
+    shell.until_shows("54-done");
+}
+
+#[test]
+fn command_gets_the_terminal_from_a_command_beside_it() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    // The first one has the terminal when the second one asks, and reads from it later.
+    let first = r#"stty echo </dev/tty; : >first; until [ -e second ]; do sleep 0.05; done"#;
+    let second = r#"until [ -e first ]; do sleep 0.05; done"#;
+    let script = format!(
+        r#"if [ $0 = a ]; then {first}; else {second}; fi; read -r line </dev/tty; echo "$0 heard $line"; : >second"#
+    );
+    shell.types(&format!(
+        "printf \"a\\nb\\n\" | xargs -P 2 -I {{}} $leasehold run {{}} -- sh -c '{script}' {{}}\n"
+    ));
+    until(|| place.path("first").exists().then_some(()));
+    shell.types("one\n");
+    shell.until_shows("b heard one");
+    shell.types("two\n");
+    shell.until_shows("a heard two");
+    shell.until_shell_answers();
+}
+
+#[test]
+fn ctrl_c_ends_commands_side_by_side() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    // The first has asked for the terminal, so only its group hears of the key.
+    let script = r#"[ $0 = b ] || stty -echo </dev/tty; echo "o"n-$0; exec sleep 60"#;
+    shell.types(&format!(
+        "printf \"a\\nb\\n\" | xargs -P 2 -I {{}} $leasehold run {{}} -- sh -c '{script}' {{}}\n"
+    ));
+    shell.until_shows("on-a");
+    shell.until_shows("on-b");
+    shell.types(CTRL_C);
+    place.until_unused();
+    shell.until_shell_answers();
+}
+
+#[test]
+fn ctrl_c_that_ends_the_command_ends_the_loop_around_it() {
+    let rounds = r#"for i in 1 2 3; do $leasehold run a -c "echo $((i * 6))-round; exec sleep 60"; done"#;
+    for line in [rounds.to_owned(), format!("bash -c '{rounds}'"), format!("sh -c '{rounds}'")] {
+        let place = Place::new();
+        let mut shell = Terminal::shell(&place);
+        shell.types(&format!("{line}\n"));
+        shell.until_shows("\n6-round");
+        shell.types(CTRL_C);
+        place.until_unused();
+        shell.until_shell_answers();
+        assert!(!shell.shown.lock().unwrap().contains("12-round"), "{line} went on");
+    }
+}
+
+#[test]
+fn ctrl_c_that_the_command_survives_leaves_the_loop_around_it_alone() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    let script = r#"trap : INT; echo $((i * 6))-round; until [ -e go-$i ]; do sleep 0.05; done"#;
+    shell.types(&format!("for i in 1 2; do i=$i $leasehold run a -c '{script}'; done\n"));
+    shell.until_shows("\n6-round");
+    shell.types(CTRL_C);
+    for (number, shows) in [(1, "12-round"), (2, "$ ")] {
+        std::fs::write(place.path(&format!("go-{number}")), "").unwrap();
+        shell.until_shows(shows);
+    }
+    shell.until_shell_answers();
 }

@@ -16,7 +16,7 @@ fn holders_and_waiters_are_listed() {
 
     let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert!(lines.len() == 2 && lines[0].starts_with("NAME") && lines[1].contains("(sleep 60)"), "{text}");
+    assert!(lines.len() == 3 && lines[1].starts_with("NAME") && lines[2].contains("(sleep 60)"), "{text}");
 
     let text = String::from_utf8(place.output(&["show", "a"]).stdout).unwrap();
     assert!(text.contains("mutex a") && text.contains("held by") && text.contains("1. "), "{text}");
@@ -33,7 +33,10 @@ fn holders_and_waiters_are_listed() {
     assert_eq!(view["waiters"][0]["place"], 1);
     assert_eq!(view["waiters"][0]["about"]["pid"], waiter.0.id());
     let listed = place.locks()[0].clone();
-    let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let keys = |value: &serde_json::Value| {
+        let keys = value.as_object().unwrap().keys().filter(|key| *key != "store");
+        keys.cloned().collect::<Vec<_>>()
+    };
     assert_eq!(keys(&listed), keys(&view), "ls --json lists what show --json shows");
     assert_eq!(listed["last_token"], view["last_token"]);
 
@@ -76,7 +79,34 @@ fn a_barrier_is_shown_in_parties_and_rounds() {
 fn a_lock_that_nobody_uses_is_free() {
     let place = Place::new();
     let output = place.output(&["show", "a"]);
-    assert_eq!((output.stdout.as_slice(), output.status.code()), (b"mutex a\nfree\n".as_slice(), Some(0)));
+    let text = format!("store {}\nmutex a\nfree\n", place.store());
+    assert_eq!((String::from_utf8(output.stdout).unwrap(), output.status.code()), (text, Some(0)));
+}
+
+#[test]
+fn store_that_was_looked_at_is_named_without_its_password() {
+    let server = leasehold_servers::Server::builder().password("s3cret").start();
+    let shown = format!("redis://127.0.0.1:{}", server.port());
+    let place = Place::on(&server.url());
+    let said = |args: &[&str]| {
+        let output = place.output(args);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains(&shown) && !said.contains("s3cret"), "{args:?} said {said}");
+        said
+    };
+    assert_eq!(said(&["ls"]), format!("leasehold: nobody holds or waits for a lock on {shown}\n"));
+    said(&["release", "--force", "a"]);
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let first_line = format!("store {shown}\n");
+    for args in [&["ls"][..], &["show", "a"], &["doctor"]] {
+        assert!(said(args).starts_with(&first_line), "{args:?}");
+    }
+    for args in [&["ls", "--json"][..], &["show", "--json", "a"], &["doctor", "--json"]] {
+        let value: serde_json::Value = serde_json::from_str(&said(args)).unwrap();
+        assert_eq!(value["store"], shown, "{args:?}");
+    }
 }
 
 #[test]

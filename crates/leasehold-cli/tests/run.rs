@@ -4,10 +4,12 @@ mod common;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{Place, is_alive, send, until};
+use leasehold_servers::Server;
 
 #[test]
 fn the_command_s_exit_code_is_passed_on() {
@@ -320,4 +322,206 @@ fn a_wrapper_that_was_stopped_for_too_long_kills_its_command() {
     holder.signal("CONT");
     assert_eq!(holder.end(), 124);
     until(|| (!is_alive(command)).then_some(()));
+}
+
+#[test]
+fn wait_bounds_the_connection_too() {
+    let place = Place::new();
+    let server = Server::on_port();
+    server.signal("STOP");
+    for limit in [&["-n"][..], &["-w", "1"], &["-w", "0.1"]] {
+        let began = Instant::now();
+        let (code, said) =
+            place.code(&[&["run", "--store", &server.url()], limit, &["a", "--", "true"]].concat());
+        assert_eq!(code, 125, "{limit:?} said {said}");
+        assert!(said.contains(&server.url()) && said.contains("no connection within 1s"), "{said}");
+        assert!(began.elapsed() < Duration::from_secs(4), "{limit:?} took {:?}", began.elapsed());
+    }
+    let mut waiting = place.start(&["run", "--store", &server.url(), "a", "--", "true"]);
+    // Until then the signal would end it by default.
+    until(|| catches(waiting.0.id(), 15).then_some(()));
+    let began = Instant::now();
+    waiting.signal("TERM");
+    assert_eq!(waiting.end(), 128 + 15);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    server.signal("CONT");
+    assert_eq!(place.code(&["run", "--store", &server.url(), "-n", "a", "--", "true"]).0, 0);
+}
+
+/// Whether a process has a handler for this signal.
+fn catches(pid: u32, signal: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
+    u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal - 1)) != 0
+}
+
+#[test]
+fn lost_lease_has_the_exit_code_that_was_asked_for() {
+    let place = Place::new();
+    let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
+    assert_eq!(place.code(&["run", "a", "-c", &script]).0, 124);
+    assert_eq!(place.code(&["run", "--lost-exit-code", "77", "a", "-c", &script]).0, 77);
+    let mut running = place.start(&["run", "--lost-exit-code", "77", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(running.line(), "on");
+    assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
+    assert_eq!(running.end(), 77);
+}
+
+/// One run in the command of another, which ends with the inner one's code.
+fn nested(place: &Place, outer: &[&str], inner: &str) -> (i32, String) {
+    let script = format!("'{}' run {inner} -- true", env!("CARGO_BIN_EXE_leasehold"));
+    place.code(&[&["run"], outer, &["a", "-c", &script]].concat())
+}
+
+#[test]
+fn run_that_would_wait_for_its_own_ancestor_says_so_at_once() {
+    let place = Place::new();
+    let deeper = format!("b -- '{}' run a", env!("CARGO_BIN_EXE_leasehold"));
+    for (outer, inner) in [
+        (&[][..], "a"),
+        (&[], "-w 60 a"),
+        (&[], &*deeper),
+        (&[], "--owner me a"),
+        (&["--owner", "me"], "--owner you a"),
+        (&["-s"], "-x a"),
+        (&["-x"], "-s a"),
+        (&["--semaphore", "1"], "--semaphore 1 a"),
+        (&[], "--once-per 1h --at-least-once a"),
+    ] {
+        let (code, said) = nested(&place, outer, inner);
+        assert_eq!(code, 2, "{outer:?} {inner} said {said}");
+        assert!(said.contains("\"a\" is held by the leasehold that this command runs under"), "{said}");
+    }
+    assert_eq!(nested(&place, &[], "-n a"), (1, String::new()), "who does not wait is told as always");
+}
+
+#[test]
+fn run_inside_of_another_runs_where_it_can_have_its_lock() {
+    let (place, elsewhere) = (Place::new(), Place::new());
+    let other = format!("--store '{}' a", elsewhere.store());
+    for (outer, inner) in [
+        (&[][..], "b"),
+        (&[], &*other),
+        (&[], "--semaphore 1 a"),
+        (&["-s"], "-s a"),
+        (&["--semaphore", "2"], "--semaphore 2 a"),
+        (&["--owner", "me"], "--owner me a"),
+    ] {
+        assert_eq!(nested(&place, outer, inner), (0, String::new()), "{outer:?} {inner}");
+    }
+    // A process that the command leaves behind gets the lock when the command has ended.
+    let done = place.path("done");
+    let script = format!(
+        "(until [ -e {0}.go ]; do sleep 0.05; done; exec '{1}' run a -c ': >{0}') >/dev/null 2>&1 & ",
+        done.display(),
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    assert_eq!(place.code(&["run", "a", "-c", &script]), (0, String::new()));
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    fs::write(place.path("done.go"), "").unwrap();
+    place.until_waiting("a", 1);
+    holder.signal("TERM");
+    until(|| done.exists().then_some(()));
+}
+
+#[test]
+fn reader_behind_a_writer_that_waits_for_its_ancestor_says_so() {
+    let place = Place::new();
+    let (go, leasehold) = (place.path("go"), env!("CARGO_BIN_EXE_leasehold"));
+    let script = format!(
+        "echo on; until [ -e {} ]; do sleep 0.05; done; '{leasehold}' run -s a -- true",
+        go.display()
+    );
+    let mut outer = place.start(&["run", "-s", "a", "-c", &script]);
+    assert_eq!(outer.line(), "on");
+    let mut writer = place.start(&["run", "-x", "a", "--", "true"]);
+    until(|| {
+        let output = place.output(&["show", "--kind", "rw", "--json", "a"]);
+        let view: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+        (view["waiters"].as_array()?.len() == 1).then_some(())
+    });
+    fs::write(&go, "").unwrap();
+    assert_eq!(outer.end(), 2);
+    assert!(outer.stderr().contains("would wait for itself"));
+    assert_eq!(writer.end(), 0);
+}
+
+#[test]
+fn verbose_run_tells_of_its_lock_from_the_queue_to_the_release() {
+    let place = Place::new();
+    let (code, said) = place.code(&["run", "-v", "a", "--", "true"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!((code, lines.len()), (0, 2), "{said}");
+    assert!(
+        lines[0].starts_with("leasehold: acquired \"a\" after ") && lines[0].contains(", token "),
+        "{said}"
+    );
+    assert_eq!(lines[1], "leasehold: released \"a\"");
+
+    let hold = ["run", "a", "-c", "echo on; exec sleep 60"];
+    let mut holder = place.start(&hold);
+    assert_eq!(holder.line(), "on");
+    let mut next = place.start(&hold);
+    place.until_waiting("a", 1);
+    let mut waiter = place.start(&[
+        "run",
+        "-v",
+        "a",
+        "-c",
+        &format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold")),
+    ]);
+    let mut said = BufReader::new(waiter.0.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut until_said =
+        |text: &str| said.find(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}"));
+    until_said("waiting for \"a\": 2nd in the queue; held by");
+    holder.signal("TERM");
+    assert_eq!(next.line(), "on");
+    until_said("waiting for \"a\": 1st in the queue; held by");
+    next.signal("TERM");
+    until_said("acquired \"a\" after ");
+    until_said("the lease was lost");
+    assert_eq!(waiter.end(), 124);
+}
+
+#[test]
+fn empty_store_is_named_by_where_it_was_given() {
+    let place = Place::new();
+    let output = place.leasehold(&["ls"]).env("LEASEHOLD_STORE", "").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("leasehold: LEASEHOLD_STORE is empty: "));
+    let (code, said) = place.code(&["ls", "--store", ""]);
+    assert!(code == 2 && said.starts_with("leasehold: --store is empty: "), "{said}");
+}
+
+#[test]
+fn command_gets_the_store_s_address_without_its_password() {
+    let print = "echo $LEASEHOLD_STORE";
+    let server = Server::builder().password("s3cret").start();
+    let place = Place::on(&server.url());
+    assert!(place.store().contains("s3cret"));
+    let told = String::from_utf8(place.output(&["run", "a", "-c", "env"]).stdout).unwrap();
+    let address = format!("LEASEHOLD_STORE=redis://127.0.0.1:{}\n", server.port());
+    assert!(told.contains(&address) && !told.contains("s3cret"), "{told}");
+
+    // Also one that was named by an argument, and with its whole path.
+    let place = Place::new();
+    let mut command = place.leasehold(&["run", "--store", "sqlite:other.db", "a", "-c", print]);
+    let output = command.current_dir(place.path(".")).output().unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(told.starts_with("sqlite:/") && told.ends_with("/other.db\n"), "{told}");
+}
+
+#[test]
+fn memory_store_warns_that_it_excludes_nobody() {
+    let place = Place::on("memory:");
+    for args in [&["run", "a", "--", "true"][..], &["run", "-n", "a", "--", "true"]] {
+        let (code, said) = place.code(args);
+        assert!(
+            code == 0
+                && said.starts_with("leasehold: warning: memory: ")
+                && said.contains("nobody is excluded")
+        );
+    }
+    assert_eq!(place.code(&["show", "a"]), (0, String::new()));
 }

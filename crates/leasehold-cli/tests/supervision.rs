@@ -146,3 +146,27 @@ fn a_conflict_is_explained_to_those_who_ask() {
     let (code, said) = place.code(&["run", "-n", "-v", "a", "--", "true"]);
     assert!(code == 1 && said.contains("held by") && said.contains("exec sleep 60"), "{said}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn signals_that_were_blocked_at_the_start_are_heard_and_are_blocked_in_the_command() {
+    let place = Place::new();
+    // As a program that reads its signals from a descriptor starts others.
+    let blocked = |args: &[&str]| {
+        let mut env = as_from_terminal("env");
+        env.args(["--block-signal=CHLD", "--block-signal=TERM", env!("CARGO_BIN_EXE_leasehold")]).args(args);
+        env.env("LEASEHOLD_STORE", place.store()).stdout(std::process::Stdio::piped());
+        Started(env.spawn().expect("env is there"))
+    };
+    let mut running = blocked(&["run", "a", "--", "sleep", "0.3"]);
+    assert_eq!(running.end(), 0, "its end is noticed");
+    let mut running = blocked(&["run", "a", "--", "grep", "SigBlk:", "/proc/self/status"]);
+    assert_eq!(signals(&running.line(), "SigBlk:"), bit(15) | bit(17), "the command's own mask");
+    assert_eq!(running.end(), 0);
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let mut waiter = blocked(&["run", "a", "--", "true"]);
+    place.until_waiting("a", 1);
+    waiter.signal("TERM");
+    assert_eq!(waiter.end(), 128 + 15);
+}

@@ -47,6 +47,8 @@ pub struct Fact {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
+    /// Which check found it: one of [`FINDING_IDS`], whatever the server, its numbers and the severity are. Later versions keep it.
+    pub id: &'static str,
     /// How bad it is.
     pub severity: Severity,
     /// What is the case.
@@ -88,25 +90,146 @@ impl Subject {
         self.facts.push(Fact { name, value: value.to_string() });
     }
 
-    pub(crate) fn danger(&mut self, what: impl Into<String>, why: impl Into<String>, remedy: Option<String>) {
-        self.find(Severity::Danger, what, why, remedy);
+    pub(crate) fn danger(
+        &mut self,
+        check: Check,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        remedy: Option<String>,
+    ) {
+        self.find(check, Severity::Danger, what, why, remedy);
     }
 
-    pub(crate) fn advice(&mut self, what: impl Into<String>, why: impl Into<String>, remedy: Option<String>) {
-        self.find(Severity::Advice, what, why, remedy);
+    pub(crate) fn advice(
+        &mut self,
+        check: Check,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        remedy: Option<String>,
+    ) {
+        self.find(check, Severity::Advice, what, why, remedy);
     }
 
-    pub(crate) fn fine(&mut self, what: impl Into<String>, why: impl Into<String>) {
-        self.find(Severity::Fine, what, why, None);
+    pub(crate) fn fine(&mut self, check: Check, what: impl Into<String>, why: impl Into<String>) {
+        self.find(check, Severity::Fine, what, why, None);
     }
 
     fn find(
         &mut self,
+        check: Check,
         severity: Severity,
         what: impl Into<String>,
         why: impl Into<String>,
         remedy: Option<String>,
     ) {
-        self.findings.push(Finding { severity, what: what.into(), why: why.into(), remedy });
+        self.findings.push(Finding { id: check.id(), severity, what: what.into(), why: why.into(), remedy });
+    }
+}
+
+/// Declares the checks and their ids in one place, so that none is without an id.
+macro_rules! checks {
+    ($($check:ident => $id:literal,)*) => {
+        /// What can be found out about a store, the worst first: no lock can be had; two holders are possible; the rest.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Check { $($check),* }
+
+        impl Check {
+            fn id(self) -> &'static str {
+                match self { $(Self::$check => $id),* }
+            }
+        }
+
+        /// The ids of all findings, in the order in which they are reported among those of one severity.
+        pub const FINDING_IDS: &[&str] = &[$($id),*];
+    };
+}
+
+checks! {
+    Integrity => "integrity",
+    LockTrial => "lock-trial",
+    QuorumUnreachable => "quorum-unreachable",
+    Replica => "replica",
+    OldVersion => "old-version",
+    ClusterDown => "cluster-down",
+    UncoveredSlots => "uncovered-slots",
+    SentinelsDisagree => "sentinels-disagree",
+    UnnamedSentinels => "unnamed-sentinels",
+    DependentNodes => "dependent-nodes",
+    DiskWrite => "disk-write",
+    DiskSpace => "disk-space",
+    TooFewReplicas => "too-few-replicas",
+    Rights => "rights",
+    Eviction => "eviction",
+    Clock => "clock",
+    ClocksApart => "clocks-apart",
+    NoFailover => "no-failover",
+    MinReplicas => "min-replicas",
+    Persistence => "persistence",
+    ForgetfulNode => "forgetful-node",
+    Fsync => "fsync",
+    Encryption => "encryption",
+    NotExamined => "not-examined",
+    SilentSentinel => "silent-sentinel",
+    Info => "info",
+    Config => "config",
+    OptionalRights => "optional-rights",
+    NoReplica => "no-replica",
+    ClusterReplicas => "cluster-replicas",
+    ReplicaLink => "replica-link",
+    FewSentinels => "few-sentinels",
+    SentinelQuorum => "sentinel-quorum",
+    FewNodes => "few-nodes",
+    EvenNodes => "even-nodes",
+    MemoryUse => "memory-use",
+    MaxClients => "max-clients",
+    IdleTimeout => "idle-timeout",
+    TcpKeepalive => "tcp-keepalive",
+    OutputBuffer => "output-buffer",
+    RoundTrip => "round-trip",
+    LockCost => "lock-cost",
+    SlowCommands => "slow-commands",
+    LogSize => "log-size",
+    ContainerFileSystem => "container-file-system",
+    Sentinels => "sentinels",
+    Cluster => "cluster",
+    Quorum => "quorum",
+    Durability => "durability",
+    InProcess => "in-process",
+}
+
+impl Finding {
+    /// By this findings are sorted, the worst first.
+    #[must_use]
+    pub fn rank(&self) -> (Severity, usize) {
+        (self.severity, FINDING_IDS.iter().position(|id| *id == self.id).unwrap_or(FINDING_IDS.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_findings_are_ranked_by_severity_first() {
+        let mut ids = FINDING_IDS.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), FINDING_IDS.len());
+        let mut subject = Subject::new("server");
+        subject.fine(Check::Integrity, "", "");
+        subject.advice(Check::Replica, "", "", None);
+        subject.danger(Check::Persistence, "", "", None);
+        subject.danger(Check::Replica, "", "", None);
+        subject.findings.sort_by_key(Finding::rank);
+        let sorted: Vec<_> = subject.findings.iter().map(|finding| (finding.severity, finding.id)).collect();
+        assert_eq!(
+            sorted,
+            [
+                (Severity::Danger, "replica"),
+                (Severity::Danger, "persistence"),
+                (Severity::Advice, "replica"),
+                (Severity::Fine, "integrity")
+            ]
+        );
     }
 }

@@ -77,7 +77,7 @@ pub use barrier::Barrier;
 pub use client::Client;
 pub use election::{Election, Observer};
 pub use error::Error;
-pub use examination::{Examination, Fact, Finding, Severity, Subject};
+pub use examination::{Examination, FINDING_IDS, Fact, Finding, Severity, Subject};
 pub use guard::Guard;
 pub use latch::Latch;
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};

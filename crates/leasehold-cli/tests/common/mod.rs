@@ -78,6 +78,10 @@ impl Place {
         })
     }
 
+    pub(crate) fn until_unused(&self) {
+        until(|| self.locks().as_array()?.is_empty().then_some(()));
+    }
+
     pub(crate) fn until_waiting(&self, name: &str, count: usize) {
         until(|| (self.show(name)["waiters"].as_array()?.len() == count).then_some(()));
     }

@@ -18,7 +18,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, St
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::clock;
-use crate::examination::{Examination, Subject};
+use crate::examination::{Check, Examination, Subject};
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;
@@ -255,6 +255,7 @@ impl Store for Memory {
         let mut subject = Subject::new("the memory of this process");
         subject.fact("locks in use", self.in_use().len());
         subject.fine(
+            Check::InProcess,
             "the locks are in this process",
             "they end with it, and no other process sees them: sqlite: is for all processes of a machine",
         );

@@ -318,8 +318,8 @@ impl Asking {
         match heard {
             Heard::Voted(answered) => {
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
-                if let Ok(Answer { at, reply: Reply::Queued(Queued { head: Some(head) }) }) = &answered {
-                    self.looks.push(head.look_again_at.since(*at));
+                if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
+                    self.looks.push(queued.look_again_at.since(*at));
                 }
                 self.said[node] = match &answered {
                     Err(error) => Some(error.message.clone()),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::{BUSY_LIMIT, log, not_sent, schema};
-use crate::examination::{Examination, Subject};
+use crate::examination::{Check, Examination, Subject};
 use crate::store::StoreError;
 
 /// How large the log may be while its users move it into the file as they should.
@@ -70,12 +70,12 @@ fn judge(seen: &Seen) -> Subject {
         subject.fact("file system", name);
     }
     match &seen.damage {
-        None => subject.fine("the file is whole", "PRAGMA quick_check has nothing to say"),
+        None => subject.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say"),
         Some(damage) => {
             let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");
             let shown = seen.path.display();
             let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
-            subject.danger("the file is damaged", why, Some(remedy));
+            subject.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
         }
     }
     subject.fact("synchronous", if seen.is_durable { "full" } else { "normal" });
@@ -84,22 +84,22 @@ fn judge(seen: &Seen) -> Subject {
     } else {
         "a power cut may undo the last changes, but it also ends every lease, and tokens follow the clock"
     };
-    subject.fine("a crash costs no lease", cost);
+    subject.fine(Check::Durability, "a crash costs no lease", cost);
     if seen.log_bytes > LARGE_LOG {
         let what = format!("the log beside the file has grown to {}", size(seen.log_bytes));
         let why = "a process that was stopped while it read keeps the log from being moved into the file";
-        subject.advice(what, why, Some(format!("fuser -v {}", seen.path.display())));
+        subject.advice(Check::LogSize, what, why, Some(format!("fuser -v {}", seen.path.display())));
     }
     if let Some(free) = seen.free_bytes {
         subject.fact("room on the disk", size(free));
         if free < LITTLE_ROOM {
             let why = "when the disk is full, no lock can be taken, given back or renewed";
-            subject.danger(format!("the disk has {} left", size(free)), why, None);
+            subject.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }
     if seen.file_system == Some("overlay") {
         let why = "only processes of the same container see its locks: a directory that several mount is for all of them";
-        subject.advice("the file is in a container's own file system", why, None);
+        subject.advice(Check::ContainerFileSystem, "the file is in a container's own file system", why, None);
     }
     subject
 }

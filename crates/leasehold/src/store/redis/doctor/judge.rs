@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::ANSWER_LIMIT;
 use super::look::{Clock, Seen, Succession, Way};
 use super::trial::{Cost, Lack, Source};
-use crate::examination::Subject;
+use crate::examination::{Check, Subject};
 
 /// A clock that differs by more than this may end a lease while its holder works.
 const CLOCK_LIMIT: Duration = Duration::from_millis(500);
@@ -47,10 +47,10 @@ fn judge_program(seen: &Seen, subject: &mut Subject) {
         let remedy = format!("ACL SETUSER {} +info", seen.user);
         if seen.votes {
             let why = "without its run id nobody notices that it was restarted, or is named twice: it does not vote";
-            subject.danger(what, why, Some(remedy));
+            subject.danger(Check::Info, what, why, Some(remedy));
         } else {
             let why = "its version, role, memory and replicas could not be seen";
-            subject.advice(what, why, Some(remedy));
+            subject.advice(Check::Info, what, why, Some(remedy));
         }
         return;
     }
@@ -65,13 +65,13 @@ fn judge_program(seen: &Seen, subject: &mut Subject) {
         && (major, minor) < (6, 2)
     {
         let why = "leasehold needs Redis 6.2 or later: older ones lack commands that its scripts use";
-        subject.danger(format!("this is Redis {version}"), why, None);
+        subject.danger(Check::OldVersion, format!("this is Redis {version}"), why, None);
     }
     if seen.settings.is_empty() {
         let why = "how it writes to disk, waits for replicas and closes connections could not be seen: look into the \
                    settings of whoever runs it";
         let remedy = format!("ACL SETUSER {} +config|get", seen.user);
-        subject.advice("it does not answer CONFIG GET", why, Some(remedy));
+        subject.advice(Check::Config, "it does not answer CONFIG GET", why, Some(remedy));
     }
 }
 
@@ -88,13 +88,13 @@ fn judge_memory(seen: &Seen, subject: &mut Subject) {
         subject.fact("maxmemory-policy", policy);
         if policy == "noeviction" {
             let why = "a server that is short of memory refuses new locks, and throws none away";
-            subject.fine("maxmemory-policy is noeviction", why);
+            subject.fine(Check::Eviction, "maxmemory-policy is noeviction", why);
         } else {
             subject.fact("keys thrown away", seen.number("evicted_keys").unwrap_or(0));
             let why = "a server that reaches its maxmemory throws keys away, and all of a lock's keys have an expiry: a lock \
                        that is held can be given to the next one";
             let remedy = line(seen, "maxmemory-policy noeviction");
-            subject.danger(format!("maxmemory-policy is {policy}"), why, remedy);
+            subject.danger(Check::Eviction, format!("maxmemory-policy is {policy}"), why, remedy);
         }
     }
     if let (Some(limit @ 1..), Some(used)) = (limit, seen.number("used_memory"))
@@ -102,6 +102,7 @@ fn judge_memory(seen: &Seen, subject: &mut Subject) {
     {
         let what = format!("{} % of maxmemory are in use", used.saturating_mul(100) / limit);
         subject.advice(
+            Check::MemoryUse,
             what,
             "when it is full, no lock can be taken; those that are held can be renewed",
             None,
@@ -113,7 +114,7 @@ fn judge_disk(seen: &Seen, subject: &mut Subject) {
     let is_broken = |name: &str| seen.info.get(name).is_some_and(|status| status != "ok");
     if is_broken("rdb_last_bgsave_status") || is_broken("aof_last_write_status") {
         let why = "a server that can't write to its disk refuses locks, unless it is told not to";
-        subject.danger("its last write to disk failed", why, None);
+        subject.danger(Check::DiskWrite, "its last write to disk failed", why, None);
     }
     let Some(has_log) = seen.number("aof_enabled") else { return };
     if has_log == 1 {
@@ -122,6 +123,7 @@ fn judge_disk(seen: &Seen, subject: &mut Subject) {
     if seen.abstains {
         subject.fact("persistence", "none that a vote relies on");
         subject.fine(
+            Check::Persistence,
             "a restart may forget leases",
             "after one it does not vote for as long as the longest ttl, and the others go on",
         );
@@ -135,15 +137,15 @@ fn judge_disk(seen: &Seen, subject: &mut Subject) {
     match seen.setting("save") {
         Some("") => {
             subject.fact("persistence", "none");
-            subject.danger("nothing is written to disk", cost, remedy);
+            subject.danger(Check::Persistence, "nothing is written to disk", cost, remedy);
         }
         Some(save) => {
             subject.fact("persistence", format_args!("snapshots ({save})"));
-            subject.danger("only snapshots are written to disk", cost, remedy);
+            subject.danger(Check::Persistence, "only snapshots are written to disk", cost, remedy);
         }
         None => {
             subject.fact("persistence", "no append-only file");
-            subject.danger("no append-only file is written to disk", cost, remedy);
+            subject.danger(Check::Persistence, "no append-only file is written to disk", cost, remedy);
         }
     }
 }
@@ -153,14 +155,14 @@ fn judge_log(seen: &Seen, subject: &mut Subject) {
     subject
         .fact("persistence", format_args!("append-only file (appendfsync {})", rhythm.unwrap_or("unknown")));
     match rhythm {
-        Some("always") => subject.fine("every change is on disk before it counts", "a restart forgets no lease"),
-        Some("no") => subject.advice(
+        Some("always") => subject.fine(Check::Fsync, "every change is on disk before it counts", "a restart forgets no lease"),
+        Some("no") => subject.advice(Check::Fsync,
             "the append-only file is written to disk when the system likes",
             "a power cut can forget the leases of half a minute, and give their locks to others; their tokens tell them \
              apart",
             line(seen, "appendfsync everysec"),
         ),
-        _ => subject.fine(
+        _ => subject.fine(Check::Fsync,
             "changes go to an append-only file",
             "a restart forgets no lease. A power cut may forget those of the last second or two, unless appendfsync is \
              always; tokens tell their holders apart",
@@ -192,12 +194,12 @@ fn judge_replication(seen: &Seen, subject: &mut Subject) {
 fn judge_replica(seen: &Seen, least: Option<u64>, subject: &mut Subject) {
     if seen.succession == Succession::ByHand {
         let why = "a replica can't be written, so no lock can be taken here: name the master in the address";
-        subject.danger("this server is a replica", why, None);
+        subject.danger(Check::Replica, "this server is a replica", why, None);
         return;
     }
     if !seen.is("master_link_status", "up") {
         let why = "what its master has granted since then is lost if it becomes the master";
-        subject.advice("this replica has lost its master", why, None);
+        subject.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
     }
     if least == Some(0) {
         goes_on_alone(seen, subject);
@@ -210,10 +212,11 @@ fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, subject: &mut Su
             format!("{} sentinels watch this server, and the address does not name them", seen.watchers);
         let why = "when they make another server the master, this client stays here, and the others do not";
         let address = "redis-sentinel://HOST:26379,HOST:26379,HOST:26379/SERVICE";
-        subject.danger(what, why, Some(address.to_owned()));
+        subject.danger(Check::UnnamedSentinels, what, why, Some(address.to_owned()));
     }
     if replicas == 0 && seen.succession == Succession::Sentinels {
         subject.advice(
+            Check::NoReplica,
             "it has no replica",
             "when it fails, none takes its place, and no lock can be had",
             None,
@@ -226,17 +229,26 @@ fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, subject: &mut Su
             let what = "it has replicas, and min-replicas-to-write is 0";
             let why =
                 format!("{ASYNCHRONOUS}. Should a replica ever be made the master, stop this server first");
-            subject.advice(what, why, line(seen, "min-replicas-to-write 1"));
+            subject.advice(Check::MinReplicas, what, why, line(seen, "min-replicas-to-write 1"));
         }
         Some(0) => {}
         Some(least) if seen.number("min_slaves_good_slaves").unwrap_or(replicas) < least => {
             let why =
                 "the server refuses every write, and with it every lock, until more replicas have caught up";
-            subject.danger(format!("fewer replicas follow than min-replicas-to-write, {least}"), why, None);
+            subject.danger(
+                Check::TooFewReplicas,
+                format!("fewer replicas follow than min-replicas-to-write, {least}"),
+                why,
+                None,
+            );
         }
-        Some(_) => subject.fine("a master without its replicas stops granting locks", ASYNCHRONOUS),
+        Some(_) => subject.fine(
+            Check::MinReplicas,
+            "a master without its replicas stops granting locks",
+            ASYNCHRONOUS,
+        ),
         None if replicas > 0 || is_replaced => {
-            subject.advice("min-replicas-to-write could not be seen", ASYNCHRONOUS, None);
+            subject.advice(Check::MinReplicas, "min-replicas-to-write could not be seen", ASYNCHRONOUS, None);
         }
         None => {}
     }
@@ -248,7 +260,12 @@ fn goes_on_alone(seen: &Seen, subject: &mut Subject) {
         "a master that is cut off from the others goes on granting locks, also after another one was made the master. With \
          one replica that it has to reach it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"
     );
-    subject.danger("min-replicas-to-write is 0", why, line(seen, "min-replicas-to-write 1"));
+    subject.danger(
+        Check::MinReplicas,
+        "min-replicas-to-write is 0",
+        why,
+        line(seen, "min-replicas-to-write 1"),
+    );
 }
 
 // --- The way there -----------------------------------------------------------------------------------
@@ -260,6 +277,7 @@ fn judge_connections(seen: &Seen, subject: &mut Subject) {
             let why =
                 "when there are as many clients as there may be, whoever connects or reconnects is refused";
             subject.advice(
+                Check::MaxClients,
                 format!("{clients} of {most} clients are connected"),
                 why,
                 line(seen, "maxclients 10000"),
@@ -269,19 +287,24 @@ fn judge_connections(seen: &Seen, subject: &mut Subject) {
     if let Some(seconds @ 1..) = seen.number("timeout") {
         let why = "connections are made again, but the command that finds its connection closed may fail";
         let what = format!("connections that are idle for {seconds} s are closed");
-        subject.advice(what, why, line(seen, "timeout 0"));
+        subject.advice(Check::IdleTimeout, what, why, line(seen, "timeout 0"));
     }
     if seen.number("tcp-keepalive") == Some(0) {
         let why = "a client whose machine is gone counts as there: each time that it is next in a queue, the others wait \
                    for 3 s";
-        subject.advice("tcp-keepalive is 0", why, line(seen, "tcp-keepalive 60"));
+        subject.advice(Check::TcpKeepalive, "tcp-keepalive is 0", why, line(seen, "tcp-keepalive 60"));
     }
     if let Some(bytes) = seen.setting("client-output-buffer-limit").and_then(pubsub_limit)
         && (1..LEAST_OUTPUT_BUFFER).contains(&bytes)
     {
         let why = "clients hear of their grants and get long lists over one connection, which is closed at that limit";
         let what = format!("client-output-buffer-limit allows subscribers {bytes} bytes");
-        subject.advice(what, why, line(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""));
+        subject.advice(
+            Check::OutputBuffer,
+            what,
+            why,
+            line(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""),
+        );
     }
 }
 
@@ -296,14 +319,20 @@ fn judge_way(seen: &Seen, subject: &mut Subject) {
     }
     match seen.way {
         Way::Encrypted => {
-            subject.fine("the connection is encrypted", "nobody on the way reads or changes it");
+            subject.fine(
+                Check::Encryption,
+                "the connection is encrypted",
+                "nobody on the way reads or changes it",
+            );
         }
         Way::PlainWithPassword => subject.advice(
+            Check::Encryption,
             "the password goes over the network in the clear",
             "whoever reads it can take every lock away",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
         Way::Plain => subject.advice(
+            Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
             "whoever reaches it can take every lock away",
             Some(
@@ -322,14 +351,25 @@ fn judge_rights(seen: &Seen, subject: &mut Subject) {
     let (locks, others) = (rules(true), rules(false));
     if !locks.is_empty() {
         let why = "some locks fail, perhaps only once somebody waits for them";
-        subject.danger(format!("the user {:?} lacks rights: {locks}", seen.user), why, remedy(&locks));
+        subject.danger(
+            Check::Rights,
+            format!("the user {:?} lacks rights: {locks}", seen.user),
+            why,
+            remedy(&locks),
+        );
     }
     if !others.is_empty() {
         let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
-        subject.advice(format!("the user {:?} lacks rights: {others}", seen.user), why, remedy(&others));
+        subject.advice(
+            Check::OptionalRights,
+            format!("the user {:?} lacks rights: {others}", seen.user),
+            why,
+            remedy(&others),
+        );
     }
     if seen.lacks.is_empty() {
         subject.fine(
+            Check::Rights,
             format!("the user {:?} has every right that is needed", seen.user),
             "each command was tried, without any effect",
         );
@@ -343,7 +383,7 @@ fn judge_speed(seen: &Seen, subject: &mut Subject) {
     if seen.round_trip > ANSWER_LIMIT / 4 {
         let what = format!("a round trip takes {}", span(seen.round_trip));
         let why = format!("an answer that takes longer than {ANSWER_LIMIT:?} counts as lost");
-        subject.advice(what, why, None);
+        subject.advice(Check::RoundTrip, what, why, None);
     }
     match &seen.cost {
         None => {}
@@ -355,18 +395,28 @@ fn judge_speed(seen: &Seen, subject: &mut Subject) {
             subject.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
             if *pair > COST_LIMIT {
                 let why = "some tens of microseconds are usual: the server, or its machine, is busy with something else";
-                subject.advice(format!("a lock and its release take it {}", span(*pair)), why, None);
+                subject.advice(
+                    Check::LockCost,
+                    format!("a lock and its release take it {}", span(*pair)),
+                    why,
+                    None,
+                );
             }
         }
         Some(Err(trouble)) => {
-            subject.danger("a lock could not be taken and released", trouble.as_str(), None);
+            subject.danger(
+                Check::LockTrial,
+                "a lock could not be taken and released",
+                trouble.as_str(),
+                None,
+            );
         }
     }
     if let Some((count @ 1.., longest)) = seen.slow {
         let what =
             format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
         let why = "while a script runs, nobody else is served: long queues and lists make it longer, as does a busy machine";
-        subject.advice(what, why, Some("SLOWLOG GET 128".to_owned()));
+        subject.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
     }
 }
 
@@ -378,7 +428,7 @@ fn judge_clock(clock: Clock, subject: &mut Subject) {
         let what = format!("its clock is {} {side} this machine's", span(ahead));
         let why = "one of the two is wrong. Leases run on the server's clock: should it be set forward, they end while their \
                    holders work";
-        subject.danger(what, why, Some("timedatectl set-ntp true".to_owned()));
+        subject.danger(Check::Clock, what, why, Some("timedatectl set-ntp true".to_owned()));
     }
 }
 

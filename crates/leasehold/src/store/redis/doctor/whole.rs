@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::judge::{differ, span};
 use super::look::{Opinion, Seen};
-use crate::examination::Subject;
+use crate::examination::{Check, Subject};
 use crate::url::Host;
 
 const SLOTS: u32 = 16_384;
@@ -18,7 +18,7 @@ const LEAST_SENTINELS: u32 = 3;
 
 pub(super) fn unseen(name: String, trouble: &str) -> Subject {
     let mut subject = Subject::new(name);
-    subject.advice("it could not be looked at", trouble, None);
+    subject.advice(Check::NotExamined, "it could not be looked at", trouble, None);
     subject
 }
 
@@ -36,7 +36,12 @@ pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion
     let mut subject = Subject::new(format!("sentinels of {service}"));
     for (name, opinion) in opinions {
         if let Err(trouble) = opinion {
-            subject.advice(format!("the sentinel {name} could not be asked"), trouble.as_str(), None);
+            subject.advice(
+                Check::SilentSentinel,
+                format!("the sentinel {name} could not be asked"),
+                trouble.as_str(),
+                None,
+            );
         }
     }
     let heard: Vec<&Opinion> = opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
@@ -51,24 +56,38 @@ pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion
         named.dedup();
         let why = "clients that ask different sentinels take locks on different servers. During a failover this passes \
                    within seconds";
-        subject.danger(format!("the sentinels name different masters: {}", named.join(", ")), why, None);
+        subject.danger(
+            Check::SentinelsDisagree,
+            format!("the sentinels name different masters: {}", named.join(", ")),
+            why,
+            None,
+        );
     }
     if let Some(objection) = heard.iter().find_map(|opinion| opinion.objection.as_ref()) {
         let why = format!("when the master fails, none takes its place, and no lock can be had: {objection}");
-        subject.danger("the sentinels could not replace the master", why, None);
+        subject.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);
     }
     if count < LEAST_SENTINELS {
         let why = "a failover needs most of them: with fewer than three, the loss of one can be too much";
-        subject.advice(format!("there are {count} sentinels"), why, None);
+        subject.advice(Check::FewSentinels, format!("there are {count} sentinels"), why, None);
     }
     if (1..=count / 2).contains(&first.quorum) && count >= LEAST_SENTINELS {
         let why = "fewer than half of the sentinels can begin a failover of a master that only they don't reach; it still \
                    takes most of them to carry it out";
         let remedy = format!("SENTINEL SET {service} quorum {}", count / 2 + 1);
-        subject.advice(format!("the quorum is {} of {count}", first.quorum), why, Some(remedy));
+        subject.advice(
+            Check::SentinelQuorum,
+            format!("the quorum is {} of {count}", first.quorum),
+            why,
+            Some(remedy),
+        );
     }
     if subject.findings.is_empty() {
-        subject.fine("the sentinels agree and can replace the master", "a failover needs most of them");
+        subject.fine(
+            Check::Sentinels,
+            "the sentinels agree and can replace the master",
+            "a failover needs most of them",
+        );
     }
     subject
 }
@@ -135,13 +154,23 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
     let down: Vec<&str> = seen.iter().filter(is_down).map(|seen| seen.name.as_str()).collect();
     if !down.is_empty() {
         let what = format!("the cluster is down for {}", down.join(", "));
-        subject.danger(what, "no lock can be had there", Some("CLUSTER NODES".to_owned()));
+        subject.danger(
+            Check::ClusterDown,
+            what,
+            "no lock can be had there",
+            Some("CLUSTER NODES".to_owned()),
+        );
     }
     if covered < SLOTS {
         let why =
             "no lock in the other slots can be had; with cluster-require-full-coverage yes, none at all";
         let what = format!("{} hash slots have no master", SLOTS.saturating_sub(covered));
-        subject.danger(what, why, Some("redis-cli --cluster fix HOST:PORT".to_owned()));
+        subject.danger(
+            Check::UncoveredSlots,
+            what,
+            why,
+            Some("redis-cli --cluster fix HOST:PORT".to_owned()),
+        );
     }
     // A replica that has not replicated anything yet is not named, but its master knows of it.
     let is_followed = |name: &String| {
@@ -153,10 +182,19 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
     let lonely: Vec<String> = lonely.filter(|name| !is_followed(name)).collect();
     if !lonely.is_empty() {
         let why = "when it fails, none takes its place, and the locks in its slots can't be had";
-        subject.advice(format!("masters without a replica:{}", lonely.join(",")), why, None);
+        subject.advice(
+            Check::ClusterReplicas,
+            format!("masters without a replica:{}", lonely.join(",")),
+            why,
+            None,
+        );
     }
     if subject.findings.is_empty() {
-        subject.fine("every hash slot has a master, and every master a replica", "each can be replaced");
+        subject.fine(
+            Check::Cluster,
+            "every hash slot has a master, and every master a replica",
+            "each can be replaced",
+        );
     }
     subject
 }
@@ -178,14 +216,19 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
     let away = voters.iter().filter(|(_, seen)| seen.is_none()).count();
     if count - away < needed {
         let why = "no lock can be taken or kept";
-        subject.danger(format!("{away} of {count} nodes can't be reached"), why, None);
+        subject.danger(
+            Check::QuorumUnreachable,
+            format!("{away} of {count} nodes can't be reached"),
+            why,
+            None,
+        );
     }
     if count < 3 {
         let why = "the loss of one is the loss of all locks: take three nodes, or five";
-        subject.advice(format!("a quorum of {count} can't do without any"), why, None);
+        subject.advice(Check::FewNodes, format!("a quorum of {count} can't do without any"), why, None);
     } else if count % 2 == 0 {
         let why = "it needs one more to agree than with one node fewer, and survives the loss of no more";
-        subject.advice(format!("{count} nodes are an even number"), why, None);
+        subject.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
     }
     let seen: Vec<(&str, &Seen)> =
         voters.iter().filter_map(|(name, seen)| seen.map(|seen| (*name, seen))).collect();
@@ -193,7 +236,7 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         for (other_name, other) in &seen[index + 1..] {
             if let Some(what) = depend(one, other) {
                 let why = "whatever takes one of them takes both, and each vote counts twice";
-                subject.danger(format!("{name} and {other_name} {what}"), why, None);
+                subject.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
             }
         }
         if abstains_for.is_none()
@@ -204,11 +247,20 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
                        back: with a second such node, or one that did not vote before, that is a quorum";
             let remedy =
                 "longest_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
-            subject.advice(format!("{name} may forget what it granted"), why, Some(remedy.to_owned()));
+            subject.advice(
+                Check::ForgetfulNode,
+                format!("{name} may forget what it granted"),
+                why,
+                Some(remedy.to_owned()),
+            );
         }
     }
     if subject.findings.is_empty() {
-        subject.fine("the nodes are independent of each other", "any minority of them may fail");
+        subject.fine(
+            Check::Quorum,
+            "the nodes are independent of each other",
+            "any minority of them may fail",
+        );
     }
     subject
 }
@@ -239,12 +291,12 @@ pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Subject> {
     if is_voting {
         let why = "tokens follow the clock that is ahead. They rise all the same while a quorum remembers them; should that be \
                    lost, they fall behind for as long as the clocks are apart";
-        subject.advice(what, why, Some("timedatectl set-ntp true".to_owned()));
+        subject.advice(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
         return Some(subject);
     }
     let why = "when the one becomes the master in the other's place, every lease ends too early by as much, while its holder \
                works: two holders are possible";
-    subject.danger(what, why, Some("timedatectl set-ntp true".to_owned()));
+    subject.danger(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
     Some(subject)
 }
 
