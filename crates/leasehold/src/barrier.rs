@@ -213,6 +213,7 @@ struct Party<'a> {
 }
 
 /// What came of a claim.
+#[allow(clippy::large_enum_variant, reason = "it is matched at once")]
 enum Claimed<'a> {
     /// The round has passed. Whether this party is its leader.
     Passed(bool),
