@@ -68,6 +68,8 @@ pub enum Failure {
     Unknown,
     /// It took effect, but is not as safe as was asked for.
     NotDurable,
+    /// It never reached the store, and no later one will: what the store kept is lost.
+    Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,6 +304,10 @@ impl AcquireMachine {
             self.failures += 1;
         } else {
             self.may_arrive_late = self.failures > 0;
+        }
+        if failure == Failure::Gone {
+            self.end(Outcome::Failed);
+            return;
         }
         if failure == Failure::NotDurable {
             // The store has granted it, and is to take it back at once: nobody else gets it meanwhile.

@@ -4,10 +4,13 @@
 //! are here: something in this process, and a file. For what is in a database or an object store, see the examples
 //! `fencing_sql` and `fencing_object`: there it is a condition of the write itself.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
 
@@ -59,11 +62,28 @@ impl Fence {
     }
 }
 
+/// How long a write waits for other writers, unless the caller says otherwise.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a write that waits for others sleeps at most before it looks again.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// As many symbolic links are followed as the system follows.
+const MOST_LINKS: usize = 40;
+
 /// A file that remembers the highest token with which it was written, beside it, in a file with `.fence` added to its name.
 ///
 /// Every writer must use this. The check and the write are one step, under an advisory lock of the `.fence` file, and
 /// the content is replaced as a whole: whoever reads sees the old or the new one. All of this waits for the disk, so it
 /// does not belong into async code.
+///
+/// **What stays.** The file keeps its mode, its group and its owner. A writer that may not give files away becomes the owner;
+/// if it is not in the group either, the new group may do what everybody may. Access control lists and extended attributes
+/// are not kept. A symbolic link stays one: its target is written, and the `.fence` file lies beside that. A file with a second
+/// name (a hard link) is refused, since each name would have a fence of its own.
+///
+/// **A writer that is stopped** in the midst of a write (by SIGSTOP, for instance) can't be overtaken, since it may go on at any
+/// time. Others wait for it for 10 s, or as long as [`write_timeout`](Self::write_timeout) says, and fail then.
 ///
 /// ```
 /// use leasehold::fence::FencedFile;
@@ -98,39 +118,127 @@ impl FencedFile {
         &self.path
     }
 
-    /// Replaces the content, unless it was written with a higher token before. On return it is on the disk.
+    /// Replaces the content, unless it was written with a higher token before. On return it is on the disk. It waits for other
+    /// writers for 10 s.
     ///
     /// # Errors
     ///
-    /// `is_stale`, and nothing is changed. `is_unavailable` when a file can't be read or written, with the system's error
-    /// as its source: the content is the old one then, but a lower token may be refused from now on.
+    /// `is_stale`, and nothing is changed. `is_timeout` when another writer did not end in time, and nothing is changed.
+    /// `is_unavailable` when a file can't be read or written, with the system's error as its source: the content is the old
+    /// one then, but a lower token may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
+        self.write_timeout(token, content, WRITE_LIMIT)
+    }
+
+    /// As [`Self::write`], but waits for other writers for at most this long.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::write`].
+    pub fn write_timeout(&self, token: Token, content: &[u8], limit: Duration) -> Result<(), Error> {
         let failed = |error: io::Error| {
             let what = format!("{}: it can't be written: {error}", self.path.display());
             Error::new(ErrorKind::Unavailable, what).with_source(error)
         };
-        let mut fence = self.lock().map_err(failed)?;
+        let deadline = Instant::now() + limit;
+        let Some((target, mut fence)) = self.lock(deadline).map_err(failed)? else {
+            let what = format!(
+                "{}: another writer has kept it for {limit:?}: is that process stopped?",
+                self.path.display()
+            );
+            return Err(Error::new(ErrorKind::Timeout, what));
+        };
         let highest = read_token(&mut fence).map_err(failed)?;
         if highest > token.get() {
             return Err(stale(self.path.display(), token, highest));
         }
         // First the token: should this end half way, the old content stays, with a fence that is too high, not too low.
-        write_token(&mut fence, token).and_then(|()| self.replace(content)).map_err(failed)
+        write_token(&mut fence, token).and_then(|()| target.replace(content)).map_err(failed)
     }
 
-    /// Held until the file is closed.
-    fn lock(&self) -> io::Result<File> {
+    /// The file that the path leads to, and its fence, locked until that is closed. None after the deadline.
+    fn lock(&self, deadline: Instant) -> io::Result<Option<(Target, File)>> {
+        loop {
+            let target = Target::find(&self.path)?;
+            let fence = target.open_fence()?;
+            if !lock_until(&fence, deadline)? {
+                return Ok(None);
+            }
+            // A link may lead elsewhere by now, and another writer may have replaced the file.
+            let found = Target::find(&self.path)?;
+            if found.path == target.path {
+                return Ok(Some((found, fence)));
+            }
+        }
+    }
+}
+
+/// The file that is written, with no link in its last name.
+struct Target {
+    path: PathBuf,
+    /// Of the file as it is; none where it is yet to be made.
+    found: Option<Metadata>,
+}
+
+impl Target {
+    fn find(path: &Path) -> io::Result<Self> {
+        let mut path = path.to_path_buf();
+        for _ in 0..MOST_LINKS {
+            let found = match fs::symlink_metadata(&path) {
+                Ok(found) if found.is_symlink() => {
+                    let link = fs::read_link(&path)?;
+                    path = path.parent().unwrap_or(Path::new("")).join(link);
+                    continue;
+                }
+                Ok(found) if found.is_file() && found.nlink() > 1 => {
+                    let what = "it has a second name (a hard link), which would have a fence of its own";
+                    return Err(io::Error::other(what));
+                }
+                Ok(found) => Some(found),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            return Ok(Self { path, found });
+        }
+        Err(io::Error::other("it leads through too many symbolic links"))
+    }
+
+    /// Who may read or write the file may do so with the fence: only whoever writes may lock it.
+    fn open_fence(&self) -> io::Result<File> {
+        let path = self.beside(".fence");
         let mut options = OpenOptions::new();
-        let fence =
-            options.read(true).write(true).create(true).truncate(false).open(self.beside(".fence"))?;
-        fence.lock()?;
-        Ok(fence)
+        options.read(true).write(true);
+        let Some(found) = &self.found else {
+            return options.create(true).truncate(false).open(path);
+        };
+        match options.clone().create_new(true).open(&path) {
+            Ok(fence) => {
+                keep(&fence, found, found.mode() & 0o666 | 0o600)?;
+                Ok(fence)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path),
+            Err(error) => Err(error),
+        }
     }
 
     fn replace(&self, content: &[u8]) -> io::Result<()> {
         let new = self.beside(".new");
-        let mut file = File::create(&new)?;
+        // Left by a writer that was killed; or a link that somebody has laid there, which is not followed.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        if self.found.is_some() {
+            // Nobody reads it before it has its mode.
+            options.mode(0o600);
+        }
+        let mut file = options.open(&new)?;
         file.write_all(content)?;
+        if let Some(found) = &self.found {
+            keep(&file, found, found.mode() & 0o7777)?;
+        }
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -141,6 +249,41 @@ impl FencedFile {
         let mut path = self.path.clone().into_os_string();
         path.push(suffix);
         path.into()
+    }
+}
+
+/// Gives a new file the owner and the group of the one that was found, as far as this process may, and this mode.
+fn keep(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::fchown;
+    let new = file.metadata()?;
+    let mut mode = mode;
+    if (new.uid(), new.gid()) != (found.uid(), found.gid())
+        && fchown(file, Some(found.uid()), Some(found.gid())).is_err()
+    {
+        // Under another owner a file must not run as that one.
+        mode &= 0o777;
+        if new.gid() != found.gid() && fchown(file, None, Some(found.gid())).is_err() {
+            mode = mode & !0o070 | (mode & 0o007) << 3;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// Whether the lock was to be had before the deadline.
+fn lock_until(fence: &File, deadline: Instant) -> io::Result<bool> {
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match fence.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        thread::sleep(pause.min(left));
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -203,7 +346,7 @@ mod tests {
     fn many_writers_leave_what_the_highest_token_wrote() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("a"));
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for number in 1..=16 {
                 let file = &file;
                 scope.spawn(move || {
@@ -224,5 +367,96 @@ mod tests {
         let file = FencedFile::new(folder.path().join("a"));
         fs::write(folder.path().join("a.fence"), "nonsense").unwrap();
         assert!(file.write(token(1), b"x").unwrap_err().to_string().contains("no token"));
+    }
+
+    /// A file whose path is a directory can't be replaced, so that a write ends after its token.
+    #[test]
+    fn token_is_on_the_disk_before_the_content_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::create_dir(&path).unwrap();
+        let file = FencedFile::new(&path);
+        assert!(file.write(token(7), b"x").unwrap_err().is_unavailable());
+        let error = file.write(token(6), b"x").unwrap_err();
+        assert!(error.is_stale(), "a lower token may write over what the higher one has written: {error}");
+    }
+
+    #[test]
+    fn written_file_keeps_its_mode_and_its_owner() {
+        const NOBODY: u32 = 65_534;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let file = FencedFile::new(&path);
+        for (number, mode) in (1..).zip([0o600, 0o640, 0o664, 0o755, 0o444]) {
+            let _ = fs::remove_file(folder.path().join("a.fence"));
+            fs::write(folder.path().join("old"), "old").unwrap();
+            fs::rename(folder.path().join("old"), &path).unwrap();
+            // Only root may give a file away.
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let before = fs::metadata(&path).unwrap();
+            file.write(token(number), b"new").unwrap();
+            let after = fs::metadata(&path).unwrap();
+            let of = |found: &Metadata| (found.mode() & 0o7777, found.uid(), found.gid());
+            assert_eq!(of(&after), of(&before));
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+            let fence = fs::metadata(folder.path().join("a.fence")).unwrap();
+            assert_eq!(fence.mode() & 0o777, mode & 0o666 | 0o600, "no others may lock it");
+        }
+    }
+
+    #[test]
+    fn symbolic_link_stays_one_and_leads_to_one_fence() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        let (by_name, by_link) = (FencedFile::new(&real), FencedFile::new(&link));
+        // The link leads to nothing yet.
+        by_link.write(token(5), b"first").unwrap();
+        assert_eq!(fs::read(&real).unwrap(), b"first");
+        by_name.write(token(9), b"new").unwrap();
+        assert!(by_link.write(token(8), b"old").unwrap_err().is_stale());
+        by_link.write(token(10), b"newer").unwrap();
+        assert!(by_name.write(token(9), b"old").unwrap_err().is_stale());
+        assert_eq!(fs::read(&real).unwrap(), b"newer");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert!(!folder.path().join("link.fence").exists());
+    }
+
+    #[test]
+    fn hard_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, twin) = (folder.path().join("a"), folder.path().join("twin"));
+        FencedFile::new(&path).write(token(2), b"new").unwrap();
+        fs::hard_link(&path, &twin).unwrap();
+        let error = FencedFile::new(&twin).write(token(1), b"old").unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("second name"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn writer_that_is_stopped_holds_up_others_for_a_limited_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        file.write(token(1), b"first").unwrap();
+        // As a writer that has been stopped after it took the lock.
+        let (_, stopped) = file.lock(Instant::now()).unwrap().unwrap();
+        let error = file.write_timeout(token(2), b"second", Duration::from_millis(50)).unwrap_err();
+        assert!(error.is_timeout() && error.to_string().contains("stopped"), "{error}");
+        assert_eq!(fs::read(file.path()).unwrap(), b"first");
+        drop(stopped);
+        file.write(token(2), b"second").unwrap();
+    }
+
+    #[test]
+    fn link_in_place_of_the_new_content_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("other");
+        fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join("a.new")).unwrap();
+        FencedFile::new(folder.path().join("a")).write(token(1), b"new").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"other");
     }
 }

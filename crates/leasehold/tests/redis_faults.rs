@@ -33,6 +33,30 @@ async fn forgotten_scripts_are_sent_again() {
     }
 }
 
+/// The server sweeps by itself what has an expiry, so every key of a lock has one, however the lock was left.
+#[tokio::test]
+async fn what_nobody_asks_about_is_swept_in_passing() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    for number in 0..100 {
+        let guard = client.mutex(format!("released {number}")).lock().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    // As a process leaves it that is killed: one lease, and one that waits for it.
+    std::mem::forget(client.mutex("a").auto_renew(false).lock().await.unwrap());
+    let waiting = client.mutex("a").strict();
+    tokio::spawn(async move { waiting.lock().await });
+    until_waiting(&client, 1).await;
+    std::mem::forget(client.semaphore("s", 3).auto_renew(false).acquire(2).await.unwrap());
+    let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let keys: Vec<String> = connection.keys("*").unwrap();
+    assert!(keys.len() > 100, "{keys:?}");
+    for key in keys {
+        let left: i64 = connection.pttl(&key).unwrap();
+        assert!((1..=3 * 3_600_000).contains(&left), "{key} goes in {left} ms");
+    }
+}
+
 #[tokio::test]
 async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
     for (protocol, noticed_within) in [("3", Duration::from_secs(5)), ("2", Duration::from_secs(13))] {

@@ -128,12 +128,15 @@ fn is_gone(error: &io::Error) -> bool {
     no_reader || error.kind() == io::ErrorKind::NotFound
 }
 
-/// Whoever shares the database by its group shares these too.
+/// Gives it the group of the database, and where this is root the owner too: users of the database must be able to open the
+/// pipe to see whether its client is there.
 fn share(path: &Path, database: &Path) {
-    if let Ok(found) = fs::metadata(database)
-        && let Err(error) = std::os::unix::fs::chown(path, None, Some(found.gid()))
-    {
-        tracing::debug!(%error, path = %path.display(), "the group of the database could not be given to it");
+    let Ok(found) = fs::metadata(database) else { return };
+    let give = |owner| std::os::unix::fs::chown(path, owner, Some(found.gid()));
+    let given = if rustix::process::geteuid().is_root() { give(Some(found.uid())) } else { give(None) };
+    // In a namespace without that owner, the group may still be there.
+    if let Err(error) = given.or_else(|_| give(None)) {
+        tracing::debug!(%error, path = %path.display(), "it could not be given to the group of the database");
     }
 }
 
@@ -353,5 +356,42 @@ mod tests {
         assert!(reached(&sender, dead).is_none());
         sender.sweep().unwrap();
         assert!(!left.exists() && reached(&sender, living).is_some());
+    }
+
+    /// Somebody who may do less than root.
+    const NOBODY: u32 = 65_534;
+
+    #[test]
+    fn pipe_and_its_folder_belong_to_the_owner_of_the_database_also_when_root_made_them() {
+        let (folder, path) = database();
+        let is_root = rustix::process::geteuid().is_root();
+        let owner = if is_root { NOBODY } else { rustix::process::geteuid().as_raw() };
+        std::os::unix::fs::chown(&path, Some(owner), is_root.then_some(NOBODY)).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let sender = Mailboxes::beside(&path).unwrap();
+        let client = ClientId::new(1);
+        let mailbox = sender.open(client, &path).unwrap();
+        let pipe = mailbox.path.clone();
+        assert_eq!(fs::metadata(&pipe).unwrap().uid(), owner);
+        assert_eq!(fs::metadata(&sender.folder).unwrap().uid(), owner);
+        // What that owner sees of it, and whether it can remove what is left.
+        let run = |program: &str, args: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            command.args(args).env("LC_ALL", "C");
+            if is_root {
+                std::os::unix::process::CommandExt::uid(&mut command, NOBODY);
+                std::os::unix::process::CommandExt::gid(&mut command, NOBODY);
+            }
+            let output = command.output().unwrap();
+            (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let output = format!("of={}", pipe.display());
+        let look = || run("dd", &["if=/dev/null", &output, "oflag=nonblock", "conv=notrunc"]);
+        assert!(look().0, "it is there: {:?}", look());
+        kill(mailbox);
+        let (is_open, error) = look();
+        assert!(!is_open && error.contains("No such device"), "it is gone: {error}");
+        assert!(run("rm", &["-f", &pipe.display().to_string()]).0 && !pipe.exists());
     }
 }

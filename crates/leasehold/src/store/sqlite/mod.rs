@@ -20,27 +20,30 @@
 //! wall clock after the restart. `?synchronous=full` flushes each transaction.
 //!
 //! **What goes wrong.** Before its COMMIT a transaction that fails has changed nothing (`NotSent`); whether a COMMIT that
-//! fails has is unknown. A file that was removed or replaced under a client is noticed before each command, because
-//! whoever opened the new one would not see this client's leases.
+//! fails has is unknown. A file that was removed or replaced under a client is noticed before each command, as are its log
+//! and its shared memory (`files.rs`), because a client that opened the new ones would not see this client's leases.
+//!
+//! **Size.** A row is visited when its last token need not be remembered any more, by an index. Each transaction that makes
+//! rows visits twice as many that are due, and the worker visits all others that are, once a minute (`sweep.rs`).
 
 mod doctor;
+mod files;
 mod log;
 mod mailbox;
 mod rows;
 mod schema;
+mod sweep;
 mod worker;
 
-use std::fs;
 use std::future::ready;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::model::{Turn, apply, apply_together, sweep};
-use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Resource};
+use leasehold_core::model::{Turn, apply, apply_together};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Reply, Resource};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -48,6 +51,7 @@ use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError
 use crate::clock;
 use crate::error::{Error, ErrorKind};
 use crate::examination::Examination;
+use files::Files;
 use mailbox::{Letterbox, Mailboxes, Reached};
 use rows::SqliteRows;
 use worker::{Job, Worker};
@@ -75,8 +79,7 @@ pub(crate) struct Sqlite {
 /// What callers and the worker have in common.
 struct Shared {
     path: PathBuf,
-    /// Device and number of the file that was opened.
-    identity: (u64, u64),
+    files: Arc<Files>,
     is_durable: bool,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
@@ -94,17 +97,17 @@ impl Sqlite {
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, Error> {
         let (path, connection) = schema::prepare(path, is_durable)?;
-        let path = path.as_path();
         let failed = |what: &str, error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
         };
-        let identity = identity(path).map_err(|error| failed("it went away while it was opened", error))?;
+        let files =
+            Files::identify(&path).map_err(|error| failed("it went away while it was opened", error))?;
         let no_inbox = |error| failed("no pipe could be made in the directory beside it", error);
-        let mailboxes = Mailboxes::beside(path).map_err(no_inbox)?;
-        let mailbox = mailboxes.open(client, path).map_err(no_inbox)?;
-        let path = path.to_path_buf();
+        let mailboxes = Mailboxes::beside(&path).map_err(no_inbox)?;
+        let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
         let commands = AtomicU32::new(0);
-        let shared = Arc::new(Shared { path, identity, is_durable, client, inbox, mailboxes, commands });
+        let path = path.clone();
+        let shared = Arc::new(Shared { path, files, is_durable, client, inbox, mailboxes, commands });
         let worker = Worker::start(shared.clone(), &Arc::new(mailbox))
             .map_err(|error| failed("no thread could be started", error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
@@ -127,13 +130,13 @@ impl Sqlite {
     fn run_inline(
         &self,
         transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, Letters), Trouble>,
-    ) -> Option<Result<Vec<Answer>, StoreError>> {
+    ) -> Option<Result<Vec<Answer>, Trouble>> {
         let until = Instant::now() + INLINE_LIMIT;
         let connection = self.connection(until)?;
         let (answers, letters) = match transact(&connection, until) {
             Ok(done) => done,
             Err(Trouble::Busy) => return None,
-            Err(Trouble::Failed(error)) => return Some(Err(error)),
+            Err(trouble) => return Some(Err(trouble)),
         };
         drop(connection);
         self.shared.send(letters);
@@ -170,7 +173,7 @@ impl Store for Sqlite {
         })?;
         match answered {
             Ok(mut answers) => answers.pop().map(Ok),
-            Err(error) => Some(Err(error)),
+            Err(trouble) => Some(trouble.answer_to(command)),
         }
     }
 
@@ -180,7 +183,10 @@ impl Store for Sqlite {
         });
         match answered {
             Some(Ok(answers)) => Some(Box::pin(ready(answers.into_iter().map(Ok).collect()))),
-            Some(Err(error)) => Some(Box::pin(ready(attempts.iter().map(|_| Err(error.clone())).collect()))),
+            Some(Err(trouble)) => {
+                let error = trouble.into_error();
+                Some(Box::pin(ready(attempts.iter().map(|_| Err(error.clone())).collect())))
+            }
             None => Some(self.hand_over(attempts.len(), |tell| Job::Together(attempts.to_vec(), tell))),
         }
     }
@@ -222,7 +228,34 @@ impl Store for Sqlite {
 enum Trouble {
     /// Somebody else writes. Nothing was changed.
     Busy,
+    /// The files that this client has opened are not in place any more.
+    Gone,
     Failed(StoreError),
+}
+
+impl Trouble {
+    fn into_error(self) -> StoreError {
+        match self {
+            Self::Busy => StoreError {
+                failure: Failure::Busy,
+                message: format!(
+                    "another process has kept the file busy for {BUSY_LIMIT:?}: is one of its users stopped?"
+                ),
+            },
+            Self::Gone => StoreError { failure: Failure::Gone, message: files::GONE.to_owned() },
+            Self::Failed(error) => error,
+        }
+    }
+
+    /// What a client had in files that have gone it does not have any more.
+    fn answer_to(self, command: &Command) -> Answered {
+        match (self, command) {
+            (Self::Gone, Command::Renew(_) | Command::Release(_)) => {
+                Ok(Answer { at: clock::embedded().time, reply: Reply::NotHeld })
+            }
+            (trouble, _) => Err(trouble.into_error()),
+        }
+    }
 }
 
 /// What is to be delivered once a transaction stands.
@@ -231,6 +264,8 @@ struct Letters {
     pushes: Vec<Push>,
     /// The ways to those clients that were found to be there.
     reached: Vec<(ClientId, Letterbox)>,
+    /// How many resources got a row.
+    made: u32,
 }
 
 impl Shared {
@@ -244,12 +279,14 @@ impl Shared {
     ) -> Result<(Vec<Answer>, Letters), Trouble> {
         self.transact_as(connection, now, until, |now, letters| {
             let step = |(resource, command): &(&Resource, &Command)| {
-                let Letters { pushes, reached } = letters;
+                let Letters { pushes, reached, made } = letters;
                 let mut is_there = |client| self.is_there(client, reached);
                 // The model looks through the pushes of its own command for those that the answer makes needless.
                 let mut own = Vec::new();
                 let turn = Turn { now, is_there: &mut is_there, pushes: &mut own };
-                let answer = apply(&mut SqliteRows::new(connection, resource), turn, command)?;
+                let mut rows = SqliteRows::new(connection, resource, now.wall);
+                let answer = apply(&mut rows, turn, command)?;
+                *made += u32::from(rows.is_made);
                 pushes.append(&mut own);
                 Ok(answer)
             };
@@ -265,13 +302,16 @@ impl Shared {
         until: Instant,
         attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
     ) -> Result<(Vec<Answer>, Letters), Trouble> {
-        self.transact_as(connection, now, until, |now, Letters { pushes, reached }| {
+        self.transact_as(connection, now, until, |now, Letters { pushes, reached, made }| {
             let mut is_there = |client| self.is_there(client, reached);
-            let rows = |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource);
+            let rows =
+                |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource, now.wall);
             let mut rows: Vec<_> = attempts.iter().map(rows).collect();
             let acquires = attempts.iter().map(|(_, acquire)| acquire);
             let mut steps: Vec<_> = rows.iter_mut().zip(acquires).collect();
-            apply_together(Turn { now, is_there: &mut is_there, pushes }, &mut steps)
+            let answers = apply_together(Turn { now, is_there: &mut is_there, pushes }, &mut steps)?;
+            *made += rows.iter().map(|rows| u32::from(rows.is_made)).sum::<u32>();
+            Ok(answers)
         })
     }
 
@@ -285,32 +325,18 @@ impl Shared {
         let transaction = self.begin(connection, until)?;
         let mut letters = Letters::default();
         // The clock is read with the write lock held, so that time never goes backwards in the file.
-        let stepped = step(now(), &mut letters);
+        let now = now();
+        let stepped = step(now, &mut letters).and_then(|answers| {
+            // What is left behind goes as fast as new things come.
+            if letters.made > 0 {
+                self.sweep(connection, now, 2 * letters.made, &mut letters)?;
+            }
+            Ok(answers)
+        });
         let answers = stepped.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?;
         transaction.commit()?;
         self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok((answers, letters))
-    }
-
-    /// Lets time pass for resources that nobody asks about. Says how many it looked at.
-    fn sweep(
-        &self,
-        connection: &Connection,
-        now: Now,
-        until: Instant,
-        resources: &[Resource],
-    ) -> Result<Letters, Trouble> {
-        let transaction = self.begin(connection, until)?;
-        let mut letters = Letters::default();
-        for resource in resources {
-            let Letters { pushes, reached } = &mut letters;
-            let mut is_there = |client| self.is_there(client, reached);
-            let turn = Turn { now, is_there: &mut is_there, pushes };
-            let swept = sweep(&mut SqliteRows::new(connection, resource), turn);
-            swept.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?;
-        }
-        transaction.commit()?;
-        Ok(letters)
     }
 
     fn begin<'c>(&self, connection: &'c Connection, until: Instant) -> Result<Transaction<'c>, Trouble> {
@@ -330,12 +356,7 @@ impl Shared {
             }
         }
         let transaction = Transaction(connection);
-        if identity(&self.path).ok() != Some(self.identity) {
-            let what =
-                "the file was removed or replaced while it was in use, and with it the locks: connect again";
-            return Err(failed(what.to_owned()));
-        }
-        Ok(transaction)
+        if self.files.are_in_place() { Ok(transaction) } else { Err(Trouble::Gone) }
     }
 
     fn is_there(&self, client: ClientId, reached: &mut Vec<(ClientId, Letterbox)>) -> bool {
@@ -361,7 +382,7 @@ impl Shared {
 
     /// Delivers what a transaction that stands has to tell. No lock is held.
     fn send(&self, letters: Letters) {
-        let Letters { pushes, mut reached } = letters;
+        let Letters { pushes, mut reached, .. } = letters;
         for push in pushes {
             let to = push.to();
             if to == self.client {
@@ -401,10 +422,6 @@ impl Drop for Transaction<'_> {
             tracing::error!(%error, "a transaction could not be rolled back");
         }
     }
-}
-
-fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
-    fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 fn not_sent(message: impl Into<String>) -> StoreError {

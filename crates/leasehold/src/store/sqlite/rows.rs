@@ -8,6 +8,8 @@ use leasehold_core::{Acquisition, ClientId, Kind, Owner, Resource, StoreTime, To
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Params, Result, Row, params};
 
+use super::sweep;
+
 /// One resource inside of one transaction.
 pub(super) struct SqliteRows<'c> {
     connection: &'c Connection,
@@ -16,11 +18,16 @@ pub(super) struct SqliteRows<'c> {
     id: Option<i64>,
     /// So many can hold it that the lease which expires first is found by an index.
     pub(super) is_shared: bool,
+    /// The wall clock, by which a new row gets its first visit.
+    wall: StoreTime,
+    /// The resource got its row here.
+    pub(super) is_made: bool,
 }
 
 impl<'c> SqliteRows<'c> {
-    pub(super) fn new(connection: &'c Connection, resource: &'c Resource) -> Self {
-        Self { connection, resource, id: None, is_shared: resource.kind != Kind::Mutex }
+    pub(super) fn new(connection: &'c Connection, resource: &'c Resource, wall: StoreTime) -> Self {
+        let is_shared = resource.kind != Kind::Mutex;
+        Self { connection, resource, id: None, is_shared, wall, is_made: false }
     }
 
     fn run(&self, sql: &str, params: impl Params) -> Result<usize> {
@@ -46,11 +53,10 @@ impl<'c> SqliteRows<'c> {
         if let Some(id) = self.id {
             return Ok(id);
         }
-        let sql = "INSERT INTO resource VALUES (NULL, ?, ?, 0, 0, 0, 1, 0, 0, 0, 0, 0, ?, 0)";
-        self.run(
-            sql,
-            params![self.resource.kind.as_str(), self.resource.name.as_str(), Time(StoreTime::NEVER)],
-        )?;
+        let sql = "INSERT INTO resource VALUES (NULL, ?, ?, 0, 0, 0, 1, 0, 0, 0, 0, 0, ?, 0, ?)";
+        let (never, visit) = (Time(StoreTime::NEVER), Time(sweep::first_visit(self.wall)));
+        self.run(sql, params![self.resource.kind.as_str(), self.resource.name.as_str(), never, visit])?;
+        self.is_made = true;
         let id = self.connection.last_insert_rowid();
         self.id = Some(id);
         Ok(id)

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,20 +11,24 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_LIMIT, log};
+use super::{BUSY_LIMIT, files, log};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
 const APPLICATION_ID: i32 = 0x4c53_4844;
 
 /// Counted up when a table changes its form.
-const LAYOUT: i32 = 2;
+const LAYOUT: i32 = 3;
+
+/// How long a new client waits for the end of those of its process whose files have gone.
+const STALE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The bytes of a page.
 const PAGE: u32 = 1024;
 
 /// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
-/// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page.
+/// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page. When a resource is
+/// visited to see whether it can go stands in a column of its own, which commands do not change (`sweep.rs`).
 pub(super) const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE resource (
@@ -32,8 +36,9 @@ pub(super) const TABLES: &str = "
         capacity INTEGER NOT NULL, in_use INTEGER NOT NULL, last_token INTEGER NOT NULL,
         next_place INTEGER NOT NULL, head INTEGER NOT NULL, leases INTEGER NOT NULL, waiters INTEGER NOT NULL,
         parked INTEGER NOT NULL, tombstones INTEGER NOT NULL, next_expiry INTEGER NOT NULL,
-        remember_until INTEGER NOT NULL, UNIQUE (name, kind)
+        remember_until INTEGER NOT NULL, visit INTEGER NOT NULL, UNIQUE (name, kind)
     );
+    CREATE INDEX resource_visit ON resource (visit);
     CREATE TABLE lease (
         resource INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
         weight INTEGER NOT NULL, token INTEGER NOT NULL, granted_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
@@ -89,8 +94,12 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
     };
     let path = path.as_path();
     refuse_network(path)?;
+    refuse_mounted_alone(path)?;
     let boot_id = boot_id(path)?;
     patiently(path, || {
+        if files::are_stale_in_process(path) {
+            return Err(Trouble::Stale);
+        }
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
         log::shorten_what_was_left(path, &connection);
@@ -105,7 +114,8 @@ pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error
 
 /// Tries again while others open the file too: SQLite can't wait by itself while a new one becomes what it is to be.
 fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, Trouble>) -> Result<T, Error> {
-    let give_up = Instant::now() + BUSY_LIMIT;
+    let begun = Instant::now();
+    let give_up = begun + BUSY_LIMIT;
     loop {
         let what = match attempt() {
             Ok(done) => return Ok(done),
@@ -113,6 +123,12 @@ fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, Trouble>) -> Result
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
+            // Those clients may be about to end.
+            Err(Trouble::Stale) if Instant::now() < begun + STALE_LIMIT => {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(Trouble::Stale) => files::GONE.to_owned(),
             Err(Trouble::Sqlite(error)) => explain(&error),
             Err(Trouble::Foreign(what)) => what,
         };
@@ -136,6 +152,8 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
 /// Why a file can't be ours.
 enum Trouble {
     Sqlite(rusqlite::Error),
+    /// Another client of this process still uses files that are not in place any more.
+    Stale,
     Foreign(String),
 }
 
@@ -208,7 +226,8 @@ fn touch(path: &Path) -> Result<(), Error> {
     }
     // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
     // this process, holds on it.
-    let made = OpenOptions::new().read(true).write(true).create_new(true).open(path).map(drop);
+    let made = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+    let made = made.and_then(|file| share_with_group(&file, &folder));
     let usable = match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
@@ -222,6 +241,36 @@ fn touch(path: &Path) -> Result<(), Error> {
         }
         Err(error) => refused(format!("it can't be opened: {error}")),
     }
+}
+
+/// The mode bits of a directory whose files are for its group: setgid, and writable for the group.
+const SHARED_FOLDER: u32 = 0o2020;
+
+/// A file that was just made in a directory for a group is for that group, whatever the umask says. SQLite gives the log and
+/// the shared memory the same mode and group, and so does `mailbox.rs` with the pipes.
+fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
+    let folder = fs::metadata(folder)?;
+    if folder.mode() & SHARED_FOLDER != SHARED_FOLDER {
+        return Ok(());
+    }
+    let found = file.metadata()?;
+    if found.gid() != folder.gid() {
+        std::os::unix::fs::fchown(file, None, Some(folder.gid()))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(found.mode() & 0o777 | 0o060))
+}
+
+/// A container that mounts the file, and not its directory, has a log and shared memory of its own.
+fn refuse_mounted_alone(path: &Path) -> Result<(), Error> {
+    if !files::is_mounted_alone(path) {
+        return Ok(());
+    }
+    let what = format!(
+        "sqlite:{}: this file is mounted by itself, without the -wal, -shm and -inbox beside it, so others would not see these \
+         locks: mount its directory",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::Unsupported, what))
 }
 
 pub(super) fn folder_of(path: &Path) -> PathBuf {
@@ -325,6 +374,14 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_that_is_mounted_by_itself_is_refused_and_its_directory_is_named() {
+        let error = refuse_mounted_alone(Path::new("/proc")).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("mount its directory"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        assert!(refuse_mounted_alone(folder.path()).is_ok());
+    }
 
     #[test]
     fn a_file_system_is_known_where_its_number_has_a_sign() {

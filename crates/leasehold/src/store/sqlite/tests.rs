@@ -1,13 +1,15 @@
 //! The store against the model, against bad files, and against its neighbours.
 
+mod file_changes;
 mod worker;
 
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
-use leasehold_core::model::Table;
+use leasehold_core::model::{Table, sweep as model_sweep};
 use leasehold_core::{
-    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Reply, StoreTime, Token, TokenRange, View,
-    WaitFor,
+    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Renew, Reply, StoreTime, Token, TokenRange,
+    View, WaitFor,
 };
 use proptest::prelude::*;
 
@@ -58,7 +60,7 @@ impl<'c> Twins<'c> {
     where
         'c: 'a,
     {
-        let mut rows = SqliteRows::new(self.connection, resource);
+        let mut rows = SqliteRows::new(self.connection, resource, self.now.wall);
         rows.is_shared = self.is_shared;
         rows
     }
@@ -99,9 +101,9 @@ impl<'c> Twins<'c> {
         let mut is_there = |_| true;
         let (resource, mut table) = self.resources[at].clone();
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
-        let Ok(expected) = sweep(&mut table, turn);
+        let Ok(expected) = model_sweep(&mut table, turn);
         let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
-        assert_eq!(sweep(&mut self.rows(&resource), turn).unwrap(), expected);
+        assert_eq!(model_sweep(&mut self.rows(&resource), turn).unwrap(), expected);
         self.resources[at].1 = table;
         expected
     }
@@ -334,17 +336,6 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
     assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));
 }
 
-#[test]
-fn a_file_that_is_removed_under_its_clients_is_noticed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("locks.db");
-    let store = open(&path, 1).unwrap();
-    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
-    fs::remove_file(&path).unwrap();
-    let error = store.call_now(&resource("a"), &acquire(id(1, 2), false)).unwrap().unwrap_err();
-    assert!(error.message.contains("removed or replaced") && error.failure == Failure::NotSent);
-}
-
 // --- Against its neighbours ----------------------------------------------------------------------
 
 fn granted(store: &Sqlite, acquisition: Acquisition) -> Reply {
@@ -461,29 +452,88 @@ fn the_log_does_not_grow_for_ever() {
     assert!(largest < 20 << 20, "the log grew to {largest} bytes");
 }
 
+/// Wall clocks that the worker, who goes by the real one, takes for the far future and for long ago.
+const FUTURE: u64 = 4_000_000_000;
+const PAST: u64 = 1_000_000_000;
+
+fn at(base: u64, seconds: u64) -> Now {
+    let of = |seconds| StoreTime::from_micros(0) + Duration::from_secs(seconds);
+    Now { time: of(seconds), wall: of(base + seconds), floor: None }
+}
+
+fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
+    let (until, resource) = (Instant::now() + BUSY_LIMIT, resource(name));
+    let connection = store.connection.lock().unwrap();
+    let done = store.shared.transact(&connection, || now, until, &[(&resource, command)]);
+    drop(connection);
+    let Ok((mut answers, letters)) = done else { panic!("the file is free") };
+    store.shared.send(letters);
+    answers.remove(0).reply
+}
+
 #[test]
-fn what_nobody_asks_about_is_swept() {
+fn what_nobody_asks_about_is_swept_in_passing() {
+    const OLD: u32 = 1_000;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
-    for number in 0..20 {
-        let _ = store.call_now(&resource(&number.to_string()), &acquire(id(1, number), false));
+    let left = |name: &str| {
+        let connection = store.connection.lock().unwrap();
+        let sql = "SELECT count(*) FROM resource WHERE name LIKE ?";
+        connection.query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap()
+    };
+    for number in 0..OLD {
+        let reply =
+            run_at(&store, at(FUTURE, 0), &format!("old {number}"), &acquire(id(1, number.into()), false));
+        assert!(matches!(reply, Reply::Granted(_)));
+    }
+    // While a token is to be remembered, nothing goes.
+    run_at(&store, at(FUTURE, 3_000), "early", &acquire(id(1, OLD.into()), false));
+    assert_eq!(left("old %"), OLD);
+    // After that it goes as fast as new things come, in the same transactions.
+    for number in 0..OLD / 2 + 1 {
+        run_at(
+            &store,
+            at(FUTURE, 7_300),
+            &format!("new {number}"),
+            &acquire(id(1, (2 * OLD + number).into()), false),
+        );
+    }
+    assert_eq!((left("old %"), left("new %")), (0, OLD / 2 + 1));
+}
+
+#[test]
+fn what_nobody_asks_about_is_swept_by_a_client_that_does_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    for number in 0..5_000 {
+        run_at(&store, at(PAST, 0), &number.to_string(), &acquire(id(1, number), false));
     }
     drop(store);
-    // Long ago, by both clocks.
+    // The worker of a client that only comes sweeps all of it, in batches.
     let connection = Connection::open(&path).unwrap();
-    connection
-        .execute_batch(
-            "UPDATE lease SET expires_at = 1; UPDATE resource SET next_expiry = 1, remember_until = 1",
-        )
-        .unwrap();
-    assert_eq!(count_rows(&connection), 40);
     let _store = open(&path, 2).unwrap();
-    let give_up = Instant::now() + Duration::from_secs(10);
+    let give_up = Instant::now() + Duration::from_secs(20);
     while count_rows(&connection) > 0 {
         assert!(Instant::now() < give_up, "{} rows are left", count_rows(&connection));
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn rows_in_use_are_visited_seldom() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    let month = Duration::from_secs(30 * 24 * 3_600);
+    run_at(&store, at(FUTURE, 0), "long", &Acquire::exclusive(id(1, 1), month).into());
+    let connection = store.connection.lock().unwrap();
+    let sweep = |minute: u64| {
+        store.shared.sweep(&connection, at(FUTURE, 60 * minute), 10, &mut Letters::default()).unwrap()
+    };
+    let visits: u32 = (0..600).map(sweep).sum();
+    assert!((8..=11).contains(&visits), "visited {visits} times in ten hours");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The store's own thread: it hears pushes, runs what had to wait, and keeps the file small.
 //!
 //! It sleeps in `poll` on two files, its client's pipe and an event that says that there are jobs, for at most
-//! [`REST`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
+//! [`WATCH`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,13 +13,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Resource};
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
-use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, log, not_sent, schema};
+use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, files, log, not_sent, schema};
 use crate::clock;
 use crate::store::{Answered, StoreError};
 
@@ -29,11 +29,14 @@ const MAX_JOBS: usize = 65_536;
 /// The most commands of one transaction.
 const CHUNK: usize = 256;
 
-/// How long it sleeps when nothing happens, between two looks at what has expired.
+/// How long it is between two looks at what has expired.
 const REST: Duration = Duration::from_secs(60);
 
-/// How many resources one look sweeps.
-const SWEEP: u32 = 64;
+/// How long it sleeps when nothing happens, between two looks at whether the files are still in place.
+pub(super) const WATCH: Duration = Duration::from_secs(5);
+
+/// How long it lets others write between two batches of what has expired.
+const BREATH: Duration = Duration::from_millis(10);
 
 pub(super) enum Job {
     Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<Answered>>),
@@ -69,7 +72,15 @@ impl Worker {
         let jobs = Mutex::default();
         let post = Arc::new(Post { jobs, is_ending: AtomicBool::new(false), bell: File::from(bell) });
         let worker = Self { post: post.clone(), mailbox: mailbox.clone() };
-        let desk = Desk { shared, mailbox: mailbox.clone(), post, bell: heard, connection: None, swept: 0 };
+        let desk = Desk {
+            shared,
+            mailbox: mailbox.clone(),
+            post,
+            bell: heard,
+            connection: None,
+            is_behind: false,
+            are_files_gone: false,
+        };
         thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || desk.work())?;
         Ok(worker)
     }
@@ -109,8 +120,10 @@ struct Desk {
     bell: OwnedFd,
     /// Opened when it is first needed, which in a short life it may never be.
     connection: Option<Connection>,
-    /// The key of the resource that was swept last.
-    swept: i64,
+    /// There is more to sweep.
+    is_behind: bool,
+    /// The files were seen not to be in place any more, and the client was told.
+    are_files_gone: bool,
 }
 
 impl Drop for Desk {
@@ -132,21 +145,41 @@ impl Desk {
             self.sleep();
             self.hear();
             self.run_jobs();
+            self.watch_files();
+            if self.are_files_gone {
+                continue;
+            }
             if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
                 self.checkpoint();
             }
             if tidied.elapsed() >= REST {
                 self.tidy();
                 tidied = Instant::now();
+            } else if self.is_behind {
+                self.sweep();
             }
         }
         self.run_jobs();
     }
 
+    /// Once the files have gone the client's leases are lost, and its waiters wait in vain: it is to ask about all of them.
+    fn watch_files(&mut self) {
+        let are_gone = !self.shared.files.are_in_place();
+        if are_gone && !self.are_files_gone {
+            tracing::warn!(path = %self.shared.path.display(), "{}", files::GONE);
+            if let Some(inbox) = self.shared.inbox.upgrade() {
+                inbox.reconnected(&|_| true);
+            }
+        }
+        self.are_files_gone = are_gone;
+        self.is_behind &= !are_gone;
+    }
+
     fn sleep(&self) {
         let mut files =
             [PollFd::new(&self.mailbox.pipe, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
-        let rest = Timespec { tv_sec: REST.as_secs().cast_signed(), tv_nsec: 0 };
+        let rest = if self.is_behind { BREATH } else { WATCH };
+        let rest = Timespec { tv_sec: rest.as_secs().cast_signed(), tv_nsec: rest.subsec_nanos().into() };
         if let Err(error) = poll(&mut files, Some(&rest))
             && error != rustix::io::Errno::INTR
         {
@@ -197,11 +230,13 @@ impl Desk {
         self.hear();
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(error) if error.failure == Failure::Unknown => {
+            Err(Trouble::Failed(error)) if error.failure == Failure::Unknown => {
                 chunk.iter().map(|_| Err(error.clone())).collect()
             }
-            Err(_) if chunk.len() > 1 => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
-            Err(error) => vec![Err(error)],
+            Err(trouble) => match chunk {
+                [(_, command)] => vec![trouble.answer_to(command)],
+                _ => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
+            },
         }
     }
 
@@ -209,7 +244,7 @@ impl Desk {
         &mut self,
         chunk: &[(Arc<Resource>, Command)],
         until: Instant,
-    ) -> Result<Vec<Answer>, StoreError> {
+    ) -> Result<Vec<Answer>, Trouble> {
         let shared = self.shared.clone();
         let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
         let done = shared.transact(self.connection()?, clock::embedded, until, &commands);
@@ -222,7 +257,7 @@ impl Desk {
             let done = shared.transact_together(connection, clock::embedded, until, attempts);
             Self::deliver(&shared, done)
         });
-        match done {
+        match done.map_err(Trouble::into_error) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(error) => attempts.iter().map(|_| Err(error.clone())).collect(),
         }
@@ -231,26 +266,32 @@ impl Desk {
     fn deliver(
         shared: &Shared,
         done: Result<(Vec<Answer>, Letters), Trouble>,
-    ) -> Result<Vec<Answer>, StoreError> {
-        let (answers, letters) = done.map_err(explain)?;
+    ) -> Result<Vec<Answer>, Trouble> {
+        let (answers, letters) = done?;
         shared.send(letters);
         Ok(answers)
     }
 
     fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
-        let sql = "SELECT id, kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
-        let connection = self.connection()?;
-        read_resources(connection, sql, params![])
-            .map(|found| found.into_iter().map(|(_, resource)| resource).collect())
-            .map_err(|error| not_sent(schema::explain(&error)))
+        let sql = "SELECT kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
+        if !self.shared.files.are_in_place() {
+            return Err(Trouble::Gone.into_error());
+        }
+        let connection = self.connection().map_err(Trouble::into_error)?;
+        read_resources(connection, sql).map_err(|error| not_sent(schema::explain(&error)))
     }
 
-    fn connection(&mut self) -> Result<&Connection, StoreError> {
+    fn connection(&mut self) -> Result<&Connection, Trouble> {
+        let failed = |what: String| Trouble::Failed(not_sent(what));
         if self.connection.is_none() {
+            // It would be a connection to other files.
+            if !self.shared.files.are_in_place() {
+                return Err(Trouble::Gone);
+            }
             let opened = schema::connect(&self.shared.path, self.shared.is_durable);
-            self.connection = Some(opened.map_err(|error| not_sent(error.to_string()))?);
+            self.connection = Some(opened.map_err(|error| failed(error.to_string()))?);
         }
-        self.connection.as_ref().ok_or_else(|| not_sent("there is no connection to the file"))
+        self.connection.as_ref().ok_or_else(|| failed("there is no connection to the file".to_owned()))
     }
 
     // --- Keeping the file small ------------------------------------------------------------------
@@ -263,68 +304,49 @@ impl Desk {
         if log::is_large(&self.shared.path) {
             self.checkpoint();
         }
-        if let Err(error) = self.sweep() {
-            tracing::debug!(error = error.message, "expired leases could not be removed");
-        }
+        self.sweep();
     }
 
     fn checkpoint(&mut self) {
         self.shared.commands.store(0, Ordering::Relaxed);
         let shared = self.shared.clone();
-        if let Ok(connection) = self.connection() {
+        // A log that was removed is not for the file that others use.
+        if shared.files.are_in_place()
+            && let Ok(connection) = self.connection()
+        {
             log::shorten(&shared.path, connection);
         }
     }
 
-    fn sweep(&mut self) -> Result<(), StoreError> {
-        let now = clock::embedded();
-        let (time, wall) = (now.time.as_micros().cast_signed(), now.wall.as_micros().cast_signed());
+    fn sweep(&mut self) {
         let shared = self.shared.clone();
-        let swept = self.swept;
-        let sql = "SELECT id, kind, name FROM resource WHERE id > ?1 AND (next_expiry <= ?2
-            OR (leases = 0 AND waiters = 0 AND tombstones = 0 AND remember_until <= ?3)) ORDER BY id LIMIT ?4";
-        let connection = self.connection()?;
-        let found = read_resources(connection, sql, params![swept, time, wall, SWEEP]);
-        let found = found.map_err(|error| not_sent(schema::explain(&error)))?;
-        // At the end it begins anew.
-        let last = found.last().filter(|_| found.len() == SWEEP as usize).map_or(0, |(id, _)| *id);
-        let resources: Vec<_> = found.into_iter().map(|(_, resource)| resource).collect();
-        if !resources.is_empty() {
-            let until = Instant::now() + super::INLINE_LIMIT;
-            let letters = shared.sweep(connection, now, until, &resources).map_err(explain)?;
-            shared.send(letters);
-        }
-        self.swept = last;
-        Ok(())
-    }
-}
-
-fn explain(trouble: Trouble) -> StoreError {
-    match trouble {
-        Trouble::Busy => StoreError {
-            failure: Failure::Busy,
-            message: format!(
-                "another process has kept the file busy for {BUSY_LIMIT:?}: is one of its users stopped?"
-            ),
-        },
-        Trouble::Failed(error) => error,
+        let until = Instant::now() + super::INLINE_LIMIT;
+        let swept =
+            self.connection().and_then(|connection| shared.sweep_batch(connection, clock::embedded, until));
+        self.is_behind = match swept {
+            Ok((is_behind, letters)) => {
+                shared.send(letters);
+                is_behind
+            }
+            Err(trouble) => {
+                let is_busy = matches!(trouble, Trouble::Busy);
+                tracing::debug!(error = trouble.into_error().message, "expired leases could not be removed");
+                is_busy
+            }
+        };
     }
 }
 
 /// Kinds and names as they are stored. What another version has stored and this one can't name is left alone.
-fn read_resources(
-    connection: &Connection,
-    sql: &str,
-    params: impl rusqlite::Params,
-) -> rusqlite::Result<Vec<(i64, Resource)>> {
+fn read_resources(connection: &Connection, sql: &str) -> rusqlite::Result<Vec<Resource>> {
     let mut statement = connection.prepare_cached(sql)?;
-    let mut rows = statement.query(params)?;
+    let mut rows = statement.query([])?;
     let mut resources = Vec::new();
     while let Some(row) = rows.next()? {
-        let kind = Kind::parse(row.get_ref(1)?.as_str()?);
-        let name = Name::new(row.get_ref(2)?.as_str()?);
+        let kind = Kind::parse(row.get_ref(0)?.as_str()?);
+        let name = Name::new(row.get_ref(1)?.as_str()?);
         if let (Some(kind), Ok(name)) = (kind, name) {
-            resources.push((row.get(0)?, Resource { kind, name }));
+            resources.push(Resource { kind, name });
         }
     }
     Ok(resources)

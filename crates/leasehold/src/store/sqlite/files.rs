@@ -1,0 +1,86 @@
+//! The files of one database: which ones they were when this client opened them, and whether they are still in place.
+//!
+//! SQLite keeps what was written last in a log, and its own locks in shared memory, both in files beside the database. A
+//! client whose log was removed goes on with the removed one, and a client that comes later makes a new one: neither sees the
+//! other's leases. So each command compares the three files with those that were opened.
+//!
+//! **What happens to a client whose files have gone.** Its leases are lost: a renewal is answered by *not held*, and the store
+//! asks for one as soon as it notices, which takes at most [`WATCH`](super::worker::WATCH). Whatever else it asks for
+//! is an error. Nothing is written any more, since that would damage the files of those who came later.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What is beside the database, by what is added to its name.
+pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
+
+/// What a client is told whose files have gone.
+pub(super) const GONE: &str = "the file, or its -wal or -shm, was removed or replaced while it was in use, and with it the locks: \
+    connect again, from all clients of this process";
+
+/// The files that the clients of this process use.
+static IN_USE: Mutex<Vec<Weak<Files>>> = Mutex::new(Vec::new());
+
+/// Device and number of a file.
+pub(super) type FileId = (u64, u64);
+
+/// The files that a client has opened.
+#[derive(Debug)]
+pub(super) struct Files {
+    paths: [PathBuf; 3],
+    ids: [FileId; 3],
+}
+
+impl Files {
+    /// Those that are in place now, right after they were opened.
+    pub(super) fn identify(path: &Path) -> io::Result<Arc<Self>> {
+        let paths = SUFFIXES.map(|suffix| beside(path, suffix));
+        let ids = [id_of(&paths[0])?, id_of(&paths[1])?, id_of(&paths[2])?];
+        let files = Arc::new(Self { paths, ids });
+        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        in_use.retain(|known| known.strong_count() > 0);
+        in_use.push(Arc::downgrade(&files));
+        Ok(files)
+    }
+
+    /// Whether they are still in place.
+    pub(super) fn are_in_place(&self) -> bool {
+        self.paths.iter().zip(&self.ids).all(|(path, id)| id_of(path).is_ok_and(|found| found == *id))
+    }
+}
+
+/// Whether a client of this process uses this database with files that are no longer in place. SQLite shares memory between
+/// all connections of a process to one file, so a new client would share the old one's.
+pub(super) fn are_stale_in_process(path: &Path) -> bool {
+    let Ok(id) = id_of(path) else { return false };
+    let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut same = in_use.iter().filter_map(Weak::upgrade).filter(|files| files.ids[0] == id);
+    same.any(|files| !files.are_in_place())
+}
+
+/// Whether something else was mounted over the name of this one file: then its log and its shared memory are not beside
+/// those of other users.
+#[cfg(target_os = "linux")]
+pub(super) fn is_mounted_alone(path: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn is_mounted_alone(_path: &Path) -> bool {
+    false
+}
+
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(suffix);
+    PathBuf::from(path)
+}
+
+pub(super) fn id_of(path: &Path) -> io::Result<FileId> {
+    fs::metadata(path).map(|found| (found.dev(), found.ino()))
+}

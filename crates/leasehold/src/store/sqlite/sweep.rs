@@ -1,0 +1,94 @@
+//! Removing what is left behind: leases that have expired, and resources that nobody has used for long.
+
+use std::time::{Duration, Instant};
+
+use leasehold_core::model::{REMEMBER_TOKEN, Turn, sweep};
+use leasehold_core::{Kind, Name, Now, Resource, StoreTime};
+use rusqlite::{Connection, params};
+
+use super::rows::SqliteRows;
+use super::{Letters, Shared, Trouble, not_sent, schema};
+
+/// The most rows of one transaction that only sweeps.
+const BATCH: u32 = 256;
+
+/// A row that can't go yet is not visited again before this, and after [`REMEMBER_TOKEN`] at the latest.
+const SOONEST: Duration = Duration::from_secs(60);
+
+/// When a row that is made now is visited first.
+pub(super) fn first_visit(wall: StoreTime) -> StoreTime {
+    wall + REMEMBER_TOKEN
+}
+
+impl Shared {
+    /// Lets time pass for this many resources whose visit is due. A part of the transaction that is open.
+    pub(super) fn sweep(
+        &self,
+        connection: &Connection,
+        now: Now,
+        most: u32,
+        letters: &mut Letters,
+    ) -> rusqlite::Result<u32> {
+        let mut visited = 0;
+        for (id, resource) in due(connection, now, most)? {
+            visited += 1;
+            let is_kept = match resource {
+                // Another version has stored it, and this one can't name it.
+                None => true,
+                Some(resource) => {
+                    let Letters { pushes, reached, .. } = letters;
+                    let mut is_there = |client| self.is_there(client, reached);
+                    let turn = Turn { now, is_there: &mut is_there, pushes };
+                    sweep(&mut SqliteRows::new(connection, &resource, now.wall), turn)?
+                }
+            };
+            if is_kept {
+                visit_again(connection, now, id)?;
+            }
+        }
+        Ok(visited)
+    }
+
+    /// Sweeps a batch in a transaction of its own. Says whether there may be more.
+    pub(super) fn sweep_batch(
+        &self,
+        connection: &Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+    ) -> Result<(bool, Letters), Trouble> {
+        let failed = |error: rusqlite::Error| Trouble::Failed(not_sent(schema::explain(&error)));
+        // Mostly there is nothing to do, which is no reason to keep others from writing.
+        if due(connection, now(), 1).map_err(failed)?.is_empty() {
+            return Ok((false, Letters::default()));
+        }
+        let transaction = self.begin(connection, until)?;
+        let mut letters = Letters::default();
+        let visited = self.sweep(connection, now(), BATCH, &mut letters).map_err(failed)?;
+        transaction.commit()?;
+        Ok((visited == BATCH, letters))
+    }
+}
+
+/// The resources whose visit is due, the longest first; without a name where this version can't read it.
+fn due(connection: &Connection, now: Now, most: u32) -> rusqlite::Result<Vec<(i64, Option<Resource>)>> {
+    let sql = "SELECT id, kind, name FROM resource WHERE visit <= ? ORDER BY visit LIMIT ?";
+    let mut statement = connection.prepare_cached(sql)?;
+    let mut rows = statement.query(params![now.wall.as_micros().cast_signed(), most])?;
+    let mut due = Vec::new();
+    while let Some(row) = rows.next()? {
+        let kind = Kind::parse(row.get_ref(1)?.as_str()?);
+        let name = Name::new(row.get_ref(2)?.as_str()?).ok();
+        due.push((row.get(0)?, kind.zip(name).map(|(kind, name)| Resource { kind, name })));
+    }
+    Ok(due)
+}
+
+/// A row is visited again when its last token may be forgotten. Where it is in use for longer than that, it is visited when the
+/// first of its leases ends.
+fn visit_again(connection: &Connection, now: Now, id: i64) -> rusqlite::Result<()> {
+    let sql = "UPDATE resource SET visit = max(remember_until, ?1 + max(?3, min(?4, next_expiry - ?2))) WHERE id = ?5";
+    let (wall, time) = (now.wall.as_micros().cast_signed(), now.time.as_micros().cast_signed());
+    let span = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+    connection.prepare_cached(sql)?.execute(params![wall, time, span(SOONEST), span(REMEMBER_TOKEN), id])?;
+    Ok(())
+}

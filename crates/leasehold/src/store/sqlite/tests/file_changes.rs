@@ -1,0 +1,181 @@
+//! Files that are removed, replaced, moved or mounted under their clients, and who may use them.
+
+use super::*;
+use crate::store::sqlite::worker::WATCH;
+
+/// What is done to one of a client's files.
+type Harm = fn(&Path);
+
+fn remove(path: &Path) {
+    fs::remove_file(path).unwrap();
+}
+
+/// Another file takes its name, as a tool that restores a copy does.
+fn replace(path: &Path) {
+    let copy = files::beside(path, ".copy");
+    fs::copy(path, &copy).unwrap();
+    fs::rename(copy, path).unwrap();
+}
+
+fn renew(acquisition: Acquisition) -> Command {
+    Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
+}
+
+fn is_gone(answered: &Answered) -> bool {
+    matches!(answered, Err(error) if error.failure == Failure::Gone && error.message.contains("removed or replaced"))
+}
+
+#[test]
+fn client_whose_files_were_removed_or_replaced_has_lost_its_leases_and_gets_no_others() {
+    for harm in [remove as Harm, replace] {
+        for suffix in files::SUFFIXES {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("locks.db");
+            let store = open(&path, 1).unwrap();
+            assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+            // The worker has a connection of its own.
+            assert_eq!(pollster::block_on(store.list()).unwrap().len(), 1);
+            harm(&files::beside(&path, suffix));
+            let ask = |command: Command| store.call_now(&resource("a"), &command).unwrap();
+            assert!(is_gone(&ask(acquire(id(1, 2), true))), "after {suffix:?}");
+            assert!(is_gone(&ask(Command::Inspect)));
+            let batch = [acquire(id(1, 3), true), renew(id(1, 1)), release(id(1, 1))];
+            let batch = batch.map(|command| (Arc::new(resource("a")), command)).to_vec();
+            let answers = pollster::block_on(store.call(batch));
+            assert!(is_gone(&answers[0]));
+            for answered in &answers[1..] {
+                assert!(matches!(answered, Ok(Answer { reply: Reply::NotHeld, .. })), "{answered:?}");
+            }
+            let Command::Acquire(attempt) = acquire(id(1, 4), false) else { unreachable!() };
+            let together = store.call_together(&[(Arc::new(resource("a")), attempt)]).unwrap();
+            assert!(pollster::block_on(together).iter().all(is_gone));
+            assert!(pollster::block_on(store.list()).is_err_and(|error| error.failure == Failure::Gone));
+        }
+    }
+}
+
+#[test]
+fn holder_and_waiter_whose_log_was_removed_are_told_before_the_lease_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.mutex("a").strict().lock());
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while client.mutex("a").inspect().unwrap().waiters.is_empty() {
+            assert!(Instant::now() < give_up, "it does not wait");
+            thread::sleep(Duration::from_millis(2));
+        }
+        remove(&files::beside(&path, "-wal"));
+        let loss = guard.lost_within(WATCH + Duration::from_secs(20));
+        assert_eq!(loss, Some(leasehold_core::Loss::Gone));
+        let error = waits.join().unwrap().unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("removed or replaced"), "{error}");
+    });
+    assert!(guard.release().unwrap_err().is_lost());
+    client.close().unwrap();
+}
+
+#[test]
+fn directory_that_is_moved_away_ends_its_clients_leases() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, there) = (folder.path().join("here"), folder.path().join("there"));
+    fs::create_dir(&here).unwrap();
+    let store = open(&here.join("locks.db"), 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    fs::rename(&here, &there).unwrap();
+    assert!(is_gone(&store.call_now(&resource("a"), &acquire(id(1, 2), false)).unwrap()));
+    // A client that comes by the new name shares SQLite's memory with the old one, which writes nothing any more.
+    assert!(open(&there.join("locks.db"), 2).is_err());
+    drop(store);
+    let store = open(&there.join("locks.db"), 3).unwrap();
+    assert!(matches!(granted(&store, id(3, 1)), Reply::Queued(_)), "the lease is in the file");
+}
+
+#[test]
+fn process_opens_a_new_log_only_when_its_clients_of_the_removed_one_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let first = open(&path, 1).unwrap();
+    remove(&files::beside(&path, "-wal"));
+    remove(&files::beside(&path, "-shm"));
+    assert!(refusal(&path).contains("removed or replaced"));
+    drop(first);
+    let second = open(&path, 2).unwrap();
+    let third = open(&path, 3).unwrap();
+    assert!(matches!(granted(&second, id(2, 1)), Reply::Granted(_)));
+    assert!(matches!(granted(&third, id(3, 1)), Reply::Queued(_)), "both use the new one");
+}
+
+#[test]
+fn log_that_was_removed_is_not_moved_into_the_file_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    assert_eq!(pollster::block_on(store.list()).unwrap().len(), 1, "the worker has a connection");
+    remove(&files::beside(&path, "-wal"));
+    let before = fs::read(&path).unwrap();
+    store.shared.commands.store(CHECKPOINT + 1, Ordering::Relaxed);
+    // The job makes the worker go round once, and another one waits for the end of that.
+    for _ in 0..2 {
+        assert!(pollster::block_on(store.list()).is_err());
+    }
+    assert_eq!(fs::read(&path).unwrap(), before);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_mounted_by_itself_is_known() {
+    // A directory will do: whatever the kernel mounts is the root of its mount.
+    assert!(files::is_mounted_alone(Path::new("/proc")));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    drop(open(&path, 1).unwrap());
+    assert!(!files::is_mounted_alone(&path));
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+#[test]
+fn files_in_a_directory_for_a_group_are_for_that_group_and_no_others_are() {
+    let folder = tempfile::tempdir().unwrap();
+    for (directory, is_shared) in [(0o2775, true), (0o2755, false), (0o775, false), (0o2770, true)] {
+        let here = folder.path().join(format!("{directory:o}"));
+        fs::create_dir(&here).unwrap();
+        fs::set_permissions(&here, fs::Permissions::from_mode(directory)).unwrap();
+        // What the umask leaves of a new file.
+        fs::write(here.join("plain"), "").unwrap();
+        let plain = mode(&here.join("plain"));
+        let path = here.join("locks.db");
+        let _store = open(&path, 1).unwrap();
+        let expected = if is_shared { plain | 0o060 } else { plain };
+        for suffix in files::SUFFIXES {
+            assert_eq!(mode(&files::beside(&path, suffix)), expected, "{suffix:?} in {directory:o}");
+        }
+        let inbox = files::beside(&path, "-inbox");
+        let pipe = fs::read_dir(&inbox).unwrap().next().unwrap().unwrap().path();
+        let may_group_write = expected & 0o020 != 0;
+        assert_eq!(mode(&inbox) & 0o070 == 0o070, may_group_write, "in {directory:o}");
+        assert_eq!(mode(&pipe), if may_group_write { 0o660 } else { 0o600 }, "in {directory:o}");
+        let group = fs::metadata(&here).unwrap().gid();
+        for path in [&path, &files::beside(&path, "-wal"), &inbox, &pipe] {
+            assert!(!is_shared || fs::metadata(path).unwrap().gid() == group, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn file_that_exists_keeps_its_mode_in_a_directory_for_a_group() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o2775)).unwrap();
+    let path = folder.path().join("locks.db");
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let _store = open(&path, 1).unwrap();
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(&files::beside(&path, "-wal")), 0o600);
+}
