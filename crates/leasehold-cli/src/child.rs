@@ -19,7 +19,6 @@ use crate::terminal::Terminal;
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: Pid,
-    terminal: Option<Terminal>,
     /// Whether the command is to have the terminal when our job is in the foreground: from its start, or since it asked.
     wants_terminal: Cell<bool>,
 }
@@ -27,7 +26,6 @@ pub(crate) struct Child {
 impl Child {
     /// Starts a command with these variables in addition to ours, and with this signal mask.
     pub(crate) fn start(command: &Command, variables: &[(&str, String)], mask: SigSet) -> io::Result<Self> {
-        let terminal = Terminal::open();
         let wants_terminal = Cell::new(Terminal::is_for_the_command_alone());
         let mut started = process::Command::new(&command.program);
         started
@@ -35,8 +33,8 @@ impl Child {
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .process_group(0);
         let parent = getpid();
-        let given = terminal.clone().filter(|terminal| wants_terminal.get() && terminal.is_ours());
-        let given_back = given.clone();
+        let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_ours());
+        let is_given = given.is_some();
         let bind = move || bind(parent, given.as_ref(), &mask);
         // SAFETY: between fork and exec only async-signal-safe functions may run, and nothing may be allocated. `bind`
         // makes system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid), and its error is a plain number.
@@ -46,12 +44,12 @@ impl Child {
         }
         let child = started.spawn().inspect_err(|_| {
             // The child had it before it failed to become the command.
-            if let Some(terminal) = &given_back {
+            if let Some(terminal) = Terminal::open().filter(|_| is_given) {
                 terminal.give(getpgrp());
             }
         })?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        Ok(Self { pid, terminal, wants_terminal })
+        Ok(Self { pid, wants_terminal })
     }
 
     /// What has become of it, if anything has since the last look.
@@ -82,7 +80,7 @@ impl Child {
         self.leave_terminal();
         // By TTOU, and not by STOP, which would last for ever where no shell is there to end it: the kernel ignores TTOU
         // then. TSTP and TTIN are caught here.
-        let _ = match self.terminal {
+        let _ = match Terminal::open() {
             // Ctrl-Z would have stopped the other processes of our group as well.
             Some(_) => killpg(getpgrp(), Signal::SIGTTOU),
             None => kill(getpid(), Signal::SIGTTOU),
@@ -93,7 +91,7 @@ impl Child {
     /// the foreground, and says so.
     pub(crate) fn lend_terminal(&self) -> bool {
         self.wants_terminal.set(true);
-        let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of_our_job()) else {
+        let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) else {
             return false;
         };
         terminal.give(self.pid);
@@ -103,7 +101,7 @@ impl Child {
     /// Another process of our group was stopped because it used the terminal, which the command may have. Takes the
     /// terminal back and lets that process go on. The command gets the terminal again when it asks for it.
     pub(crate) fn return_terminal(&self) {
-        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_of_our_job()) {
+        if let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) {
             self.wants_terminal.set(false);
             terminal.give(getpgrp());
             let _ = killpg(getpgrp(), Signal::SIGCONT);
@@ -112,13 +110,13 @@ impl Child {
 
     /// Takes the terminal back, and says whether the command had it.
     pub(crate) fn leave_terminal(&self) -> bool {
-        self.terminal.as_ref().is_some_and(|terminal| terminal.take_from(self.pid))
+        Terminal::open().is_some_and(|terminal| terminal.take_from(self.pid))
     }
 
     /// Lets it go on, in the foreground if that is where we are and it wants the terminal.
     pub(crate) fn resume(&self) {
-        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours())
-            && self.wants_terminal.get()
+        if self.wants_terminal.get()
+            && let Some(terminal) = Terminal::open().filter(Terminal::is_ours)
         {
             terminal.give(self.pid);
         }

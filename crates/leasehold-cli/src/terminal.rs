@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
@@ -15,8 +14,10 @@ use nix::unistd::{Pid, getpgid, getpgrp, tcgetpgrp, tcsetpgrp};
 const DEEPEST: usize = 16;
 
 /// The controlling terminal. Only its foreground group may read from it and set its modes, and Ctrl-C goes to that group.
-#[derive(Clone, Debug)]
-pub(crate) struct Terminal(Arc<OwnedFd>);
+///
+/// It is opened for each use: a terminal emulator waits until nobody has it open any more, also a job under `nohup`.
+#[derive(Debug)]
+pub(crate) struct Terminal(OwnedFd);
 
 impl Terminal {
     /// The controlling terminal, whatever stdin and stdout are: a pager reads its keys from it while its input is a pipe.
@@ -25,7 +26,7 @@ impl Terminal {
             OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits()).open("/dev/tty");
         // A root directory of its own may lack /dev/tty.
         let file = by_name.or_else(|_| io::stdin().as_fd().try_clone_to_owned().map(File::from)).ok()?;
-        let terminal = Self(Arc::new(file.into()));
+        let terminal = Self(file.into());
         terminal.foreground().is_some().then_some(terminal)
     }
 

@@ -325,6 +325,7 @@ fn a_wrapper_that_was_stopped_for_too_long_kills_its_command() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn wait_bounds_the_connection_too() {
     let place = Place::new();
     let server = Server::on_port();
@@ -349,6 +350,7 @@ fn wait_bounds_the_connection_too() {
 }
 
 /// Whether a process has a handler for this signal.
+#[cfg(target_os = "linux")]
 fn catches(pid: u32, signal: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
