@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind, Loss};
-use leasehold_servers::{Proxy, Server, undisturbed, until};
+use leasehold_servers::{Flavor, Proxy, Server, undisturbed, until};
 use redis::Commands as _;
 use tokio::time::timeout;
 
@@ -57,19 +57,52 @@ async fn what_nobody_asks_about_is_swept_in_passing() {
     }
 }
 
+/// The holder of a lease of 30 s, whose next renewal is due after ten, loses it within this.
+async fn emptied_server_costs_the_lease(server: &Server, protocol: &str, noticed_within: Duration) {
+    let client = Client::connect(&format!("{}?protocol={protocol}", server.url())).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.run(&["FLUSHALL"]);
+    let loss = timeout(noticed_within, guard.lost()).await.expect("the loss is noticed in time");
+    assert_eq!(loss, Loss::Gone);
+    let next = client.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+    next.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
-    for (protocol, noticed_within) in [("3", Duration::from_secs(5)), ("2", Duration::from_secs(13))] {
-        let server = Server::on_port();
-        let client = Client::connect(&format!("{}?protocol={protocol}", server.url())).await.unwrap();
-        let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
-        server.run(&["FLUSHALL"]);
-        // Told by the server, or by the next renewal, which is due after ten seconds.
-        let loss = timeout(noticed_within, guard.lost()).await.expect("the loss is noticed in time");
-        assert_eq!(loss, Loss::Gone);
-        let next = client.mutex("a").lock().await.unwrap();
-        assert!(next.token() > guard.token());
+    // Told by the server.
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        emptied_server_costs_the_lease(&server, "3", Duration::from_secs(5)).await;
     }
+    // By the renewal, since the older protocol has no way to tell.
+    emptied_server_costs_the_lease(&Server::on_port(), "2", Duration::from_secs(13)).await;
+}
+
+#[tokio::test]
+async fn lease_without_renewal_is_lost_by_its_ttl_when_the_server_is_emptied() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(3);
+    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    server.run(&["FLUSHALL"]);
+    // No renewal tells, but it does not outlast its ttl.
+    timeout(ttl + Duration::from_secs(1), guard.lost()).await.expect("it ends with its ttl");
+    let next = client.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn deleted_key_costs_the_lease_at_its_next_renewal() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(6);
+    let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+    assert_eq!(server.query::<i64>(&["DEL", "leasehold:1:{mutex:a}:state"]), Ok(1));
+    // Due after a third, and well before the lease would have ended by itself.
+    let loss = timeout(ttl * 2 / 3, guard.lost()).await.expect("the loss is noticed in time");
+    assert_eq!(loss, Loss::Gone);
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! A master that is replaced while locks are held and waited for.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind};
 use leasehold_servers::{Proxy, Sentinels, until};
@@ -72,6 +74,57 @@ async fn sentinels_that_know_no_such_service_or_are_none_are_named() {
     let port = sentinels.master().port();
     let error = Client::connect(&format!("redis-sentinel://127.0.0.1:{port}/locks")).await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("is no sentinel"), "{error}");
+}
+
+/// Takes and gives back the lock, and says when it was granted, until it is told to stop.
+async fn work_on(mutex: leasehold::Mutex, grants: Arc<StdMutex<Vec<Instant>>>, is_over: Arc<AtomicBool>) {
+    while !is_over.load(Ordering::SeqCst) {
+        match mutex.lock_timeout(SOON).await {
+            Ok(Some(guard)) => {
+                grants.lock().unwrap().push(Instant::now());
+                tokio::time::sleep(Duration::from_millis(60)).await;
+                // What can't be given back now is given back by the client's thread.
+                let _ = guard.release_within(Duration::from_millis(10)).await;
+            }
+            Ok(None) => {}
+            // In between there is no master.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Waiters learn of the new master while the old one, once it goes on, still believes that it is the master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contended_lock_goes_on_after_a_frozen_master_is_replaced() {
+    let sentinels = Sentinels::start();
+    let (grants, is_over) = (Arc::new(StdMutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let mut workers = Vec::new();
+    for _ in 0..8 {
+        let client = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
+        let mutex = client.mutex("a").ttl(Duration::from_secs(2));
+        workers.push(tokio::spawn(work_on(mutex, grants.clone(), is_over.clone())));
+    }
+    until(async || grants.lock().unwrap().len() >= 20).await;
+    let old = sentinels.master_number();
+    let new = sentinels.freeze_master();
+    assert_ne!(old, new);
+    sentinels.servers[old].signal("CONT");
+    let replaced_at = Instant::now();
+    let go_on = std::env::var("GO_ON").map_or(15, |text| text.parse().unwrap());
+    tokio::time::sleep(Duration::from_secs(go_on)).await;
+    let times: Vec<Duration> =
+        grants.lock().unwrap().iter().filter_map(|at| at.checked_duration_since(replaced_at)).collect();
+    let mut last = Duration::ZERO;
+    let mut longest = (Duration::ZERO, Duration::ZERO);
+    for time in times.iter().copied().chain([replaced_at.elapsed()]) {
+        longest = longest.max((time - last, last));
+        last = time;
+    }
+    eprintln!("{} grants, longest gap {longest:?}", times.len());
+    is_over.store(true, Ordering::SeqCst);
+    for worker in workers {
+        timeout(SOON * 2, worker).await.unwrap().unwrap();
+    }
 }
 
 /// A client dials the master while that is frozen. Another server becomes the master, and only then the old one goes on, and
