@@ -61,6 +61,42 @@ async fn waiter_takes_over_when_the_lease_of_a_dead_holder_ends() {
 }
 
 #[tokio::test]
+async fn waiter_that_queues_at_the_nodes_is_not_overtaken_by_first_attempts() {
+    let nodes = Nodes::start(3);
+    let (one, other, newcomer) = (nodes.client().await, nodes.client().await, nodes.client().await);
+    // What is given back late at one node may cost the waiter its place.
+    undisturbed(Duration::from_millis(20), async || {
+        let guard = one.mutex("a").lock().await.unwrap();
+        let mutex = other.mutex("a");
+        let waiter = tokio::spawn(async move {
+            let guard = mutex.lock().await.unwrap();
+            let token = guard.token();
+            guard.release().await.unwrap();
+            token
+        });
+        for server in &nodes.0 {
+            let single = Client::connect(&server.url()).await.unwrap();
+            until(async || single.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+        }
+        let trying = async {
+            loop {
+                if let Some(guard) = newcomer.mutex("a").try_lock().await.unwrap() {
+                    let token = guard.token();
+                    guard.release().await.unwrap();
+                    return token;
+                }
+            }
+        };
+        let (released, first) = tokio::join!(guard.release(), trying);
+        released.unwrap();
+        let second = waiter.await.unwrap();
+        until(async || nodes.holding("a").await + nodes.in_turn("a") == 0).await;
+        if second < first { Ok(()) } else { Err(format!("{first} was granted before {second}")) }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn kinds_that_do_not_compose_with_a_quorum_are_refused() {
     let nodes = Nodes::start(1);
     let client = nodes.client().await;

@@ -28,9 +28,11 @@ async fn taken(client: &Client, name: &str) -> Guard {
 #[tokio::test]
 async fn a_node_that_comes_back_empty_votes_at_once_unless_told_otherwise() {
     let mut nodes = Nodes::start(3);
-    let client = nodes.client().await;
+    let (client, proxies) = nodes.client_through_proxies(0, "").await;
     // Longer than this test waits for anything.
     let guard = client.mutex("h").ttl(Duration::from_secs(600)).lock().await.unwrap();
+    // Its client would learn the loss as soon as it is connected again.
+    proxies.iter().for_each(|proxy| proxy.refuse(true));
     nodes.stop([0, 1]);
     nodes.start_again([0, 1]);
     // A quorum has forgotten the lease: this is what the longest ttl is there for.

@@ -180,11 +180,13 @@ fn random(below: usize) -> usize {
     getrandom::u32().expect("the system has random numbers") as usize % below
 }
 
-/// One to three servers are killed and come back empty, are emptied, or stand still, or a process does, for some time.
+/// One to three servers are killed and come back empty or with what they had some time ago, are emptied, or stand still, or a process does, for some time.
 fn disturb(servers: &mut [Server], workers: &[Worker]) {
     let first = random(servers.len());
     let which: Vec<usize> = (0..=random(3)).map(|step| (first + step) % NODES).collect();
     let pause = Duration::from_millis(100 + random(500) as u64);
+    // What one comes back with when it is killed later.
+    servers[random(NODES)].run(&["SAVE"]);
     match random(6) {
         0 => {
             which.iter().for_each(|node| servers[*node].stop());
