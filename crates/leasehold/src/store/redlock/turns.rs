@@ -119,6 +119,10 @@ mod tests {
         Ok(Answer { at: StoreTime::ZERO, reply })
     }
 
+    fn queued() -> Answered {
+        answer(Reply::Queued(Queued { is_head: false, look_again_at: StoreTime::NEVER }))
+    }
+
     fn failed(failure: Failure) -> Answered {
         Err(StoreError { failure, message: String::new() })
     }
@@ -127,7 +131,7 @@ mod tests {
     fn unanswered_release_goes_to_the_same_node_again_and_is_forgotten_in_the_end() {
         let mut turns = Turns::default();
         let (first, acquire, release) = attempt(1);
-        turns.handle_answered(first, 2, &acquire, &answer(Reply::Queued(Queued { head: None })), at(0));
+        turns.handle_answered(first, 2, &acquire, &queued(), at(0));
         for failure in [Failure::Unknown, Failure::NotSent] {
             turns.handle_answered(first, 2, &release, &failed(failure), at(1));
             assert_eq!(turns.node_of(first), Some(2));
@@ -135,7 +139,7 @@ mod tests {
         let (other, acquire, release) = attempt(2);
         turns.handle_answered(other, 0, &acquire, &failed(Failure::Unknown), at(59));
         assert_eq!(turns.nodes.len(), 2);
-        turns.handle_answered(other, 0, &acquire, &answer(Reply::Queued(Queued { head: None })), at(70));
+        turns.handle_answered(other, 0, &acquire, &queued(), at(70));
         assert_eq!((turns.node_of(first), turns.node_of(other)), (None, Some(0)));
         turns.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
         assert!(turns.nodes.is_empty());
@@ -145,7 +149,7 @@ mod tests {
     fn attempt_that_was_not_sent_is_nowhere() {
         let mut turns = Turns::default();
         let (acquisition, acquire, _) = attempt(1);
-        turns.handle_answered(acquisition, 2, &acquire, &answer(Reply::Queued(Queued { head: None })), at(0));
+        turns.handle_answered(acquisition, 2, &acquire, &queued(), at(0));
         turns.handle_answered(acquisition, 2, &acquire, &failed(Failure::NotSent), at(1));
         assert_eq!(turns.node_of(acquisition), None);
     }

@@ -40,6 +40,7 @@ fn link_to(url: &str, told: &Arc<Told>) -> Link {
         at_stake: Arc::new(|| None),
         warn: Arc::new(|_| ()),
         caller: None,
+        is_voter: false,
         is_resp2: url.ends_with("protocol=2"),
         runtime: Arc::default(),
     };
