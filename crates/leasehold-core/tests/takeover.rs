@@ -136,10 +136,9 @@ fn bound(ttl: Duration, fates: &[Fate]) -> Duration {
 fn takeover(fates: &[Fate], spread: u32, ttl: Duration, held: Duration, look_again: Duration) -> Duration {
     let mut world = World::new();
     world.hold(ttl);
-    for place in 0..fates.len() {
+    for place in 0..u32::try_from(fates.len()).unwrap() {
         // In the order of the queue, and each with low bits of its own.
-        let client =
-            (u128::try_from(place).unwrap() << 32) + u128::from(spread.rotate_left(5 * place as u32));
+        let client = (u128::from(place) << 32) + u128::from(spread.rotate_left(5 * place));
         world.enqueue(client, ttl, look_again);
         world.run_until(world.now + 20_000);
         world.run(&Command::Renew(Renew { acquisition: holder(), ttl, reserve: 0 }));
