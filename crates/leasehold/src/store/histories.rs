@@ -18,7 +18,7 @@ pub(super) enum Step {
     /// Milliseconds.
     Pass(u64),
     /// The store's clock is set back by so many milliseconds.
-    StepBack(u64),
+    SetBack(u64),
     /// From here on no token may be lower than the time so many milliseconds later.
     Raise(u64),
     /// This client is not there to hear.
@@ -148,7 +148,7 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
         1 => Just(Step::Do(Command::ForceRelease)),
         1 => Just(Step::Sweep),
         4 => (0..6_000_u64).prop_map(Step::Pass),
-        1 => prop_oneof![0..9_000_u64, 0..5_000_000_u64].prop_map(Step::StepBack),
+        1 => prop_oneof![0..9_000_u64, 0..5_000_000_u64].prop_map(Step::SetBack),
         1 => prop_oneof![0..50_u64, 0..9_000_000_u64].prop_map(Step::Raise),
         1 => (0..CLIENTS).prop_map(Step::Leave),
         2 => (0..CLIENTS).prop_map(Step::Return),
@@ -268,7 +268,7 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         2 => (0..12_usize).prop_map(Aside::AskAgain),
         1 => (0..12_usize).prop_map(Aside::GiveUp),
         1 => (0..900_u64).prop_map(|ms| Aside::Do(Step::Raise(ms))),
-        1 => (0..900_000_u64).prop_map(|ms| Aside::Do(Step::StepBack(ms))),
+        1 => (0..900_000_u64).prop_map(|ms| Aside::Do(Step::SetBack(ms))),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Return(client))),
     ];

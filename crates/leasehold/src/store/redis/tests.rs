@@ -149,7 +149,7 @@ impl<'l, 'c> Twins<'l, 'c> {
                 let later = Now::same(self.now.time + Duration::from_millis(*ms));
                 self.now = Now { floor: self.now.floor, ..later };
             }
-            Step::StepBack(ms) => {
+            Step::SetBack(ms) => {
                 let span = Duration::from_millis(*ms);
                 self.now = Now { floor: self.now.floor, ..Now::same(self.now.time.minus(span)) };
                 self.stepped_back += span;
@@ -387,25 +387,25 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     // Contended, released without a minimum: the waiter has it.
     twins.run(0, &waits(0, 1, 1, 1));
     twins.run(0, &waits(1, 1, 1, 1));
-    twins.step(0, &Step::StepBack(600_000));
+    twins.step(0, &Step::SetBack(600_000));
     assert_eq!(twins.run(0, &give_back(id(0, 1))), Reply::Released);
     assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
     // Renewed after the clock was set back once more, alone and with a waiter.
-    twins.step(0, &Step::StepBack(600_000));
+    twins.step(0, &Step::SetBack(600_000));
     assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
     twins.run(0, &waits(2, 1, 1, 1));
-    twins.step(0, &Step::StepBack(600_000));
+    twins.step(0, &Step::SetBack(600_000));
     assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
     assert_eq!(twins.run(0, &give_back(id(1, 1))), Reply::Released);
     // A minimum counts from the release on, where the grant lies ahead.
-    twins.step(0, &Step::StepBack(600_000));
+    twins.step(0, &Step::SetBack(600_000));
     assert_eq!(twins.run(0, &release(id(2, 1), 20)), Reply::Released);
     assert_eq!(kept_until(&mut twins), Some(twins.now.time + Duration::from_secs(20)));
     twins.step(0, &Step::Pass(20_000));
     assert_eq!(kept_until(&mut twins), None);
     // A repeated attempt learns of no more time than it asked for.
     twins.run(0, &waits(3, 1, 1, 1));
-    twins.step(0, &Step::StepBack(600_000));
+    twins.step(0, &Step::SetBack(600_000));
     let Reply::Granted(grant) = twins.run(0, &waits(3, 1, 1, 1)) else { panic!("it holds") };
     assert_eq!(grant.lasts, Duration::from_secs(10));
     twins.end();

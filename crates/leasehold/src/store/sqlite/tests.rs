@@ -114,7 +114,7 @@ impl<'c> Twins<'c> {
             Step::Sweep => drop(self.sweep(at)),
             Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
             // The boot clock, by which leases end, never does that.
-            Step::StepBack(ms) => self.step_back(Duration::from_millis(*ms)),
+            Step::SetBack(ms) => self.step_back(Duration::from_millis(*ms)),
             Step::Raise(ms) => {
                 self.now.floor = Token::new((self.now.wall + Duration::from_millis(*ms)).as_micros());
             }
