@@ -261,6 +261,10 @@ impl LeaseMachine {
                 turn.handle_failure();
             }
             self.retry(now);
+            if core::mem::take(&mut self.hinted) {
+                // It failed over the way that was there before.
+                self.renew_at = now;
+            }
         }
     }
 

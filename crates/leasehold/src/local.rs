@@ -5,7 +5,7 @@
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
 
@@ -14,8 +14,9 @@ use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
-use crate::session::{Errand, NoPlace, Overdue, Place, Sleep, Turned, Wish};
+use crate::session::{Errand, Left, NoPlace, Place, Sleep, Turned, Wish};
 use crate::store::{Answered, Pending, StoreError};
+use crate::together::within;
 
 impl Lock {
     /// How leases are handed on within the client, if they are: a hold with an end or a beginning of its own can't be
@@ -70,13 +71,34 @@ impl Lock {
                 waiting.is_over = true;
                 Err(self.failed(resource, outcome, trouble.as_deref()))
             }
-            None => match waiting.give_up().await {
-                Some(Overdue::NotGranted) => Ok(None),
-                Some(Overdue::Ended((outcome, trouble))) => {
-                    Err(self.failed(resource, outcome, trouble.as_deref()))
+            None => self.give_up(resource, waiting).await,
+        }
+    }
+
+    /// The time to wait is over. What that comes to is the store's word, for which it has [`CANCEL_LIMIT`].
+    async fn give_up(
+        &self,
+        resource: &Arc<Resource>,
+        mut waiting: Waiting<'_>,
+    ) -> Result<Option<Guard>, Error> {
+        let unknown = || Err(self.failed(resource, Outcome::TimedOut, None));
+        let until = clock::local() + CANCEL_LIMIT;
+        match waiting.leave() {
+            Left::Held => Ok(None),
+            // The attempt ends with this task, and that is confirmed.
+            Left::Last { sequence, may_be_known } => {
+                if withdrawn(&self.handle, sequence, until).await && may_be_known {
+                    Ok(None)
+                } else {
+                    unknown()
                 }
-                Some(Overdue::Alone { .. }) | None => Err(self.failed(resource, Outcome::TimedOut, None)),
-            },
+            }
+            // It goes on, and what was last heard of it may be long ago: this task asks for itself. It overtakes nobody who
+            // stands in the store's queue.
+            Left::Asking => {
+                let tried = self.attempt(resource, 1, None, Wait::No);
+                within(&self.handle, Some(until), tried).await.unwrap_or_else(unknown)
+            }
         }
     }
 }
@@ -106,7 +128,13 @@ impl Waiting<'_> {
         }
         let mut limit = (deadline != LocalTime::NEVER).then(|| Sleep::until(session, deadline));
         poll_fn(|context| {
-            self.poll_call(context);
+            if let Some((errand, sent)) = &mut self.call
+                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
+            {
+                let answered = answers.pop().unwrap_or_else(unanswered);
+                session.absorb(errand, clock::local(), &answered);
+                self.call = None;
+            }
             if let Poll::Ready(turned) = session.poll_turn(self.place, context) {
                 return Poll::Ready(Some(turned));
             }
@@ -118,54 +146,18 @@ impl Waiting<'_> {
         .await
     }
 
-    fn poll_call(&mut self, context: &mut Context<'_>) {
-        if let Some((errand, sent)) = &mut self.call
-            && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
-        {
-            let answered = answers.pop().unwrap_or_else(unanswered);
-            self.handle.session.absorb(errand, clock::local(), &answered);
-            self.call = None;
-        }
-    }
-
-    /// The time to wait is over. The task leaves once it knows what that comes to, or when the store has had its time to
-    /// say so.
-    async fn give_up(&mut self) -> Option<Overdue> {
-        let (handle, since) = (self.handle, clock::local());
-        let until = since + CANCEL_LIMIT;
-        let session = &handle.session;
-        session.ask_for_word(self.place, since);
-        let mut limit = Sleep::until(session, until);
-        let told = poll_fn(|context| {
-            self.poll_call(context);
-            match session.poll_overdue(self.place, since, context) {
-                Poll::Ready(told) => Poll::Ready(Some(told)),
-                Poll::Pending => Pin::new(&mut limit).poll(context).map(|()| None),
-            }
-        });
-        let told = told.await;
-        let Some(attempt) = self.leave() else { return told };
-        // Where the attempt ends with this task, the store's word is its answer to that.
-        let is_withdrawn = withdrawn(handle, attempt, until).await;
-        match told {
-            Some(Overdue::Alone { may_be_known: true }) if is_withdrawn => Some(Overdue::NotGranted),
-            told => told,
-        }
-    }
-
-    /// Says which attempt ends with this place, if one does.
-    fn leave(&mut self) -> Option<u64> {
+    fn leave(&mut self) -> Left {
         self.is_over = true;
         let left = self.handle.session.leave(self.place, clock::local());
-        match (left, self.call.take()) {
-            (Some(sequence), _) => self.handle.let_go(self.resource, sequence),
-            (None, Some((errand, _))) => {
+        match (&left, self.call.take()) {
+            (Left::Last { sequence, .. }, _) => self.handle.let_go(self.resource, *sequence),
+            (Left::Held | Left::Asking, Some((errand, _))) => {
                 // Others wait for the answer, which nobody hears any more: the driver asks again.
                 let message = "whoever asked did not wait for the answer".to_owned();
                 let lost = Err(StoreError { failure: Failure::Unknown, message });
                 self.handle.session.absorb(&errand, clock::local(), &lost);
             }
-            (None, None) => {}
+            (Left::Held | Left::Asking, None) => {}
         }
         left
     }

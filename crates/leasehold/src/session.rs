@@ -30,7 +30,7 @@ pub(crate) use crate::store::Inbox;
 use entry::{Entry, News};
 
 pub(crate) use entry::{Given, Renewal};
-pub(crate) use line::{NoPlace, Overdue, Place, Turned, Wish};
+pub(crate) use line::{Left, NoPlace, Place, Turned, Wish};
 pub(crate) use sleep::Sleep;
 pub(crate) use state::Due;
 use state::{After, State};

@@ -229,7 +229,7 @@ impl Stage {
     }
 
     /// What becomes of all commands, until it is said otherwise.
-    fn from_now_on(&self, fate: Fate) {
+    fn becomes(&self, fate: Fate) {
         *self.store.later.lock().unwrap() = Some(fate);
     }
 

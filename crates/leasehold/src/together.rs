@@ -78,7 +78,11 @@ fn is_busy(answered: &Answered) -> bool {
 }
 
 /// What the work comes to, unless the deadline is earlier.
-async fn within<T>(handle: &Handle, deadline: Option<LocalTime>, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn within<T>(
+    handle: &Handle,
+    deadline: Option<LocalTime>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     let mut work = pin!(work);
     let deadline = deadline.filter(|deadline| *deadline != LocalTime::NEVER);
     let mut limit = deadline.map(|deadline| Sleep::until(&handle.session, deadline));

@@ -110,6 +110,33 @@ async fn waiters_of_a_server_that_is_killed_are_unavailable_at_their_deadline() 
     waiters_of_a_server_that_ends(async |server| server.stop()).await;
 }
 
+async fn waiter_of_servers_that_vote_when_most_of_them(end: impl Fn(&mut Server)) {
+    let mut servers: Vec<Server> = (0..3).map(|_| Server::on_socket()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::socket_url).collect();
+    let url = format!("redlock:{}", urls.join(" "));
+    let holder = Client::connect(&url).await.unwrap();
+    let _held = holder.mutex("a").lock().await.unwrap();
+    let client = Client::connect(&url).await.unwrap();
+    let limit = Duration::from_secs(8);
+    let began = Instant::now();
+    let mutex = client.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock_timeout(limit).await.map(|guard| guard.is_some()) });
+    until(async || holder.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
+    servers[..2].iter_mut().for_each(end);
+    assert_all_unavailable(&[("mutex", waiting.await.unwrap())]);
+    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_stopped() {
+    waiter_of_servers_that_vote_when_most_of_them(|server| server.signal("STOP")).await;
+}
+
+#[tokio::test]
+async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_killed() {
+    waiter_of_servers_that_vote_when_most_of_them(|server| server.stop()).await;
+}
+
 #[tokio::test]
 async fn waiters_of_a_server_that_is_far_away_are_told_none() {
     let server = Server::on_port();

@@ -113,6 +113,17 @@ fn a_pushed_lease_is_claimed_once_even_with_renewal_off() {
 }
 
 #[test]
+fn renewal_that_fails_after_the_connection_was_made_again_is_repeated_at_once() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.handle_reconnected(at(3_100));
+    lease.handle_failure(at(3_200));
+    assert!(lease.poll_transmit(at(3_200)).is_some());
+    lease.handle_failure(at(3_300));
+    assert_eq!(lease.poll_transmit(at(3_300)), None, "nothing is new");
+}
+
+#[test]
 fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
     let mut renewed_by_itself = lease(terms(), TTL);
     renewed_by_itself.handle_reconnected(at(10));

@@ -48,8 +48,6 @@ pub(super) struct Entry {
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
     pub(super) trouble: Option<String>,
-    /// When the store last answered, whatever it was asked.
-    answered_at: Option<LocalTime>,
     /// A future or a guard still stands for this entry.
     pub(super) is_wanted: bool,
     /// The session still counts it among those that the store may keep something for.
@@ -128,7 +126,6 @@ impl Entry {
             stage: Stage::Attempt(machine),
             outcome: None,
             trouble: None,
-            answered_at: None,
             is_wanted: true,
             is_counted: true,
             is_changed: false,
@@ -194,12 +191,9 @@ impl Entry {
     // --- What comes in ---------------------------------------------------------------------------
 
     pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
-        match answered {
-            Ok(_) => self.answered_at = Some(now),
-            Err(error) => {
-                self.trouble = Some(error.message.clone());
-                self.is_changed = true;
-            }
+        if let Err(error) = answered {
+            self.trouble = Some(error.message.clone());
+            self.is_changed = true;
         }
         match (&mut self.stage, &errand.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
@@ -408,11 +402,6 @@ impl Entry {
             Stage::Lease { .. } | Stage::Owed { .. } => true,
             Stage::Over(_) => false,
         }
-    }
-
-    /// Whether the store has said anything about this entry since then.
-    pub(super) fn is_answered_since(&self, since: LocalTime) -> bool {
-        self.answered_at.is_some_and(|answered_at| answered_at >= since)
     }
 
     pub(super) fn is_settled(&self) -> bool {

@@ -49,15 +49,14 @@ pub(crate) enum Turned {
     Ended(Ended),
 }
 
-/// What a task is told whose time to wait in a line is over.
-pub(crate) enum Overdue {
-    /// The lock is not to be had: the client itself has it, or the store has just said that it is not free.
-    NotGranted,
-    /// Nobody else stands in the line, so its attempt ends with this task, and the store may have a word to say on that.
-    Alone {
-        may_be_known: bool,
-    },
-    Ended(Ended),
+/// What a task leaves behind that does not wait any more.
+pub(crate) enum Left {
+    /// Its client has the lease, for another task.
+    Held,
+    /// Others stand in the line, which goes on asking for them.
+    Asking,
+    /// What nobody stands for now, and is to be given back; and whether the store may know of it.
+    Last { sequence: u64, may_be_known: bool },
 }
 
 /// All lines of a client.
@@ -73,8 +72,6 @@ struct Line {
     stage: Stage,
     /// By the number of the place. Whoever is called stays until it has heard of it.
     waiting: BTreeMap<u64, Option<Waker>>,
-    /// Those of them whose time is over, and who wait for the store's word on that.
-    overdue: BTreeMap<u64, Waker>,
     /// What those who waited are to hear of an attempt that was not granted.
     ended: BTreeMap<u64, Ended>,
 }
@@ -104,13 +101,7 @@ impl Lines {
 
     fn add(&mut self, id: u64, wish: Wish) {
         self.of.entry(wish.resource.clone()).or_default().push(id);
-        let line = Line {
-            wish,
-            stage: Stage::Idle,
-            waiting: BTreeMap::new(),
-            overdue: BTreeMap::new(),
-            ended: BTreeMap::new(),
-        };
+        let line = Line { wish, stage: Stage::Idle, waiting: BTreeMap::new(), ended: BTreeMap::new() };
         self.all.insert(id, line);
     }
 
@@ -200,75 +191,16 @@ impl Session {
         Poll::Pending
     }
 
-    /// Asks the store about what this line waits for, unless that is under way: a task whose time is over wants to know.
-    pub(crate) fn ask_for_word(&self, place: Place, now: LocalTime) {
+    /// A task does not wait any more.
+    pub(crate) fn leave(&self, place: Place, now: LocalTime) -> Left {
         let mut after = After::default();
-        {
+        let (left, waker) = {
             let mut state = self.state();
-            if let Some(Stage::Asking(sequence)) = state.lines.all.get(&place.line).map(|line| line.stage)
-                && let Some(entry) = state.entries.get_mut(&sequence)
-            {
-                entry.ask_again(now);
-                state.settle(sequence, now, &mut after);
-            }
-        }
-        self.tell(after);
-    }
-
-    /// Once it is known what a task is to be told whose time was over at `since`. It stays in its place until it leaves.
-    pub(crate) fn poll_overdue(
-        &self,
-        place: Place,
-        since: LocalTime,
-        context: &mut Context<'_>,
-    ) -> Poll<Overdue> {
-        let mut state = self.state();
-        let State { lines, entries, .. } = &mut *state;
-        let Some(line) = lines.all.get_mut(&place.line) else {
-            return Poll::Ready(Overdue::Ended((Outcome::Cancelled, None)));
+            let waker =
+                state.lines.all.get_mut(&place.line).and_then(|line| line.waiting.remove(&place.number));
+            (state.leave(place, now, &mut after), waker)
         };
-        if let Some(ended) = line.ended.remove(&place.number) {
-            lines.prune(place.line);
-            return Poll::Ready(Overdue::Ended(ended));
-        }
-        match line.stage {
-            Stage::Called { .. } | Stage::Held(_) => return Poll::Ready(Overdue::NotGranted),
-            Stage::Asking(sequence) | Stage::Between(sequence)
-                if entries.get(&sequence).is_some_and(|entry| entry.is_answered_since(since)) =>
-            {
-                return Poll::Ready(Overdue::NotGranted);
-            }
-            _ if line.waiting.len() <= 1 => {
-                let entry = line.entry().and_then(|sequence| entries.get(&sequence));
-                let may_be_known = entry.is_some_and(|entry| entry.may_be_known());
-                return Poll::Ready(Overdue::Alone { may_be_known });
-            }
-            _ => {}
-        }
-        let waker = context.waker();
-        let replaced = (
-            line.waiting.insert(place.number, Some(waker.clone())),
-            line.overdue.insert(place.number, waker.clone()),
-        );
-        drop(state);
-        // Never with the mutex held, as above.
-        drop(replaced);
-        Poll::Pending
-    }
-
-    /// A task does not wait any more. Says what nobody stands for now, and is to be given back.
-    pub(crate) fn leave(&self, place: Place, now: LocalTime) -> Option<u64> {
-        let mut after = After::default();
-        let (left, wakers) = {
-            let mut state = self.state();
-            let wakers = state
-                .lines
-                .all
-                .get_mut(&place.line)
-                .map(|line| (line.waiting.remove(&place.number), line.overdue.remove(&place.number)));
-            (state.leave(place, now, &mut after), wakers)
-        };
-        drop(wakers);
+        drop(waker);
         self.tell(after);
         left
     }
@@ -320,20 +252,22 @@ impl State {
         Ok((place, errand))
     }
 
-    fn leave(&mut self, place: Place, now: LocalTime, after: &mut After) -> Option<u64> {
-        let line = self.lines.all.get_mut(&place.line)?;
+    fn leave(&mut self, place: Place, now: LocalTime, after: &mut After) -> Left {
+        let Some(line) = self.lines.all.get_mut(&place.line) else { return Left::Asking };
         line.ended.remove(&place.number);
         let left = match line.stage {
             Stage::Called { lease, number, .. } if number == place.number => {
                 let is_handed_on = self.hand_on(place.line, lease, now, after);
                 self.settle(lease, now, after);
-                (!is_handed_on).then_some(lease)
+                if is_handed_on { Left::Held } else { Left::Last { sequence: lease, may_be_known: true } }
             }
+            Stage::Called { .. } | Stage::Held(_) => Left::Held,
             Stage::Asking(sequence) | Stage::Between(sequence) if line.waiting.is_empty() => {
                 line.stage = Stage::Idle;
-                Some(sequence)
+                let may_be_known = self.entries.get(&sequence).is_some_and(|entry| entry.may_be_known());
+                Left::Last { sequence, may_be_known }
             }
-            _ => None,
+            Stage::Idle | Stage::Asking(_) | Stage::Between(_) => Left::Asking,
         };
         self.lines.prune(place.line);
         left
@@ -402,8 +336,6 @@ impl State {
         if line.entry() != Some(sequence) {
             return;
         }
-        // They look by themselves whether this concerns them.
-        after.wakers.extend(std::mem::take(&mut line.overdue).into_values());
         if let Stage::Asking(_) = line.stage {
             match entry.outcome {
                 None => {}

@@ -116,7 +116,7 @@ fn close_over(
     let limit = Duration::from_secs(1);
     let mut overdue = Box::pin(strict.lock_timeout(limit));
     assert!(poll_once(overdue.as_mut()).is_pending());
-    stage.from_now_on(fate);
+    stage.becomes(fate);
     // From then on that one waits for the store's word.
     thread::sleep(limit);
     let began = Instant::now();
@@ -168,7 +168,7 @@ fn closing_with_a_limit_ends_in_time() {
 fn closing_is_no_error_because_of_a_release_that_was_lost_long_before() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
-    stage.from_now_on(Fate::NeverDone);
+    stage.becomes(Fate::NeverDone);
     drop(guard);
     until("it was left to run out", || stage.client.is_settled());
     stage.answers_again();

@@ -52,7 +52,7 @@ fn assert_in_time(case: &str, began: Instant, limit: Duration) {
 fn attempt_at_a_silent_store_is_unavailable_whatever_its_limit() {
     for fate in [Fate::NeverDone, Fate::NeverAnswered, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
         let stage = Stage::new();
-        stage.from_now_on(fate);
+        stage.becomes(fate);
         let began = Instant::now();
         thread::scope(|scope| {
             for (what, attempt) in attempts(&stage.client, LIMIT) {
@@ -70,7 +70,7 @@ fn attempt_at_a_silent_store_is_unavailable_whatever_its_limit() {
 fn try_at_a_store_that_fails_is_unavailable() {
     for fate in [Fate::CommandLost, Fate::NotSent, Fate::Busy] {
         let stage = Stage::new();
-        stage.from_now_on(fate);
+        stage.becomes(fate);
         for (what, attempt) in attempts(&stage.client, Duration::ZERO) {
             assert_unavailable(&format!("{what} over a store that is {fate:?}"), &block_on(attempt));
         }
@@ -101,7 +101,7 @@ fn waiter_whose_store_goes_silent_is_unavailable_at_its_deadline() {
                     let (what, mut attempt) = attempts(&stage.client, LIMIT).swap_remove(index);
                     let case = format!("{what} over a store that becomes {fate:?}");
                     assert!(poll_once(attempt.as_mut()).is_pending(), "{case}");
-                    stage.from_now_on(fate);
+                    stage.becomes(fate);
                     assert_unavailable(&case, &block_on(attempt));
                     assert_in_time(&case, began, LIMIT);
                 });
@@ -123,7 +123,7 @@ fn every_task_of_a_line_learns_that_the_store_is_silent() {
         // It goes on waiting behind them.
         let mut last = Box::pin(mutex.lock());
         assert!(poll_once(last.as_mut()).is_pending());
-        stage.from_now_on(fate);
+        stage.becomes(fate);
         let began = Instant::now();
         let mut tasks = futures_util::future::join_all(line);
         let ended = block_on(poll_fn(|context| {
@@ -150,7 +150,7 @@ fn task_that_tries_beside_a_waiting_one_is_told_that_the_store_is_silent() {
     let mut waits = Box::pin(mutex.lock());
     assert!(poll_once(waits.as_mut()).is_pending());
     assert!(block_on(mutex.try_lock()).unwrap().is_none(), "the store says that somebody has it");
-    stage.from_now_on(Fate::CommandLost);
+    stage.becomes(Fate::CommandLost);
     assert_unavailable("a task that tries", &block_on(mutex.try_lock()).map(|guard| guard.is_some()));
     let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
     assert_unavailable("a set that is tried", &block_on(set.try_lock()).map(|guard| guard.is_some()));
@@ -174,7 +174,7 @@ fn task_behind_one_of_its_own_client_is_told_none_though_the_store_is_silent() {
     let stage = Stage::new();
     let mutex = stage.client.mutex("a");
     let guard = block_on(mutex.lock()).unwrap();
-    stage.from_now_on(Fate::CommandLost);
+    stage.becomes(Fate::CommandLost);
     assert!(block_on(mutex.lock_timeout(LIMIT)).unwrap().is_none(), "the client itself has it");
     assert!(block_on(mutex.try_lock()).unwrap().is_none());
     assert!(guard.is_held());
@@ -186,7 +186,7 @@ fn shortest_limit_still_asks_the_store() {
     for limit in [Duration::from_nanos(1), Duration::from_micros(1)] {
         stage.other_takes_it();
         assert!(block_on(stage.mutex().strict().lock_timeout(limit)).unwrap().is_none());
-        stage.from_now_on(Fate::CommandLost);
+        stage.becomes(Fate::CommandLost);
         let ended = block_on(stage.mutex().strict().lock_timeout(limit)).map(|guard| guard.is_some());
         assert_unavailable("the shortest limit", &ended);
         stage.answers_again();
