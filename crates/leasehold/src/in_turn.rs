@@ -36,6 +36,8 @@ impl Lock {
                 Ok(None) => true,
                 // Those who may vote soon are waited for.
                 Err(_) if self.handle.store.is_young() => false,
+                // The nodes that answer do not agree: that is a reason to wait, as long as a quorum answers.
+                Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
                 Err(error) => return Err(error),
             };
             let waited = self.wait_in_turn(resource, weight, deadline, has_queue).await;

@@ -174,6 +174,22 @@ async fn try_lock_is_busy_only_if_so_many_nodes_refuse_that_the_others_are_no_qu
 }
 
 #[tokio::test]
+async fn lock_waits_while_a_quorum_answers_and_does_not_agree() {
+    let mut nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    until(async || nodes.holding("a").await == 0).await;
+    nodes.stop([2]);
+    let guard = hold_at(&nodes.0[0], "a").await;
+    assert!(client.mutex("a").try_lock().await.unwrap_err().is_unavailable());
+    let mutex = client.mutex("a");
+    let waiter = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
+    until(async || nodes.0[..2].iter().any(|server| has_queue(server, "a"))).await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap();
+}
+
+#[tokio::test]
 async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     const LIMIT: Duration = Duration::from_secs(5);
     let nodes = Nodes::start(3);
