@@ -154,8 +154,9 @@ impl Barrier {
                 && party.may_claim()
             {
                 match party.claim(round).await? {
-                    Claimed::Passed(is_leader) => return Ok(Some(is_leader)),
-                    Claimed::Not(returned) => party = returned,
+                    Claim::Confirmed(view) => return party.mark(round, &view).await.map(Some),
+                    Claim::Late(passed) => return Ok(Some(party.go_on(&passed).await)),
+                    Claim::Void => {}
                 }
             }
             has_seen_all = all.is_some();
@@ -213,15 +214,16 @@ struct Party<'a> {
 }
 
 /// What came of a claim.
-#[allow(clippy::large_enum_variant, reason = "it is matched at once")]
-enum Claimed<'a> {
-    /// The round has passed. Whether this party is its leader.
-    Passed(bool),
+enum Claim {
+    /// All are still there, as the store showed it then.
+    Confirmed(View),
+    /// Another party's claim was before it.
+    Late(Round),
     /// Not all are there any more; this party still is.
-    Not(Party<'a>),
+    Void,
 }
 
-impl<'a> Party<'a> {
+impl Party<'_> {
     fn check_held(&self) -> Result<(), Error> {
         self.guard.loss().map_or(Ok(()), |loss| Err(self.guard.lost_error(loss)))
     }
@@ -241,28 +243,33 @@ impl<'a> Party<'a> {
         Ok(true)
     }
 
-    /// Decides in the store that the round has passed, if all of it are still there once the claim stands.
-    async fn claim(mut self, round: &Round) -> Result<Claimed<'a>, Error> {
+    /// Looks once more whether all of the round are there, in a way that parties which depart can see.
+    async fn claim(&mut self, round: &Round) -> Result<Claim, Error> {
         // Alone there is nobody who needs to know.
         if self.barrier.1 == 1 {
-            return Ok(Claimed::Passed(self.go_on(round).await));
+            return Ok(Claim::Late(*round));
         }
         if !self.turn_into(CLAIM, Some(round.claim(self.token))).await? {
-            return Ok(Claimed::Not(self));
+            return Ok(Claim::Void);
         }
         let view = self.barrier.look().await?;
         self.check_held()?;
         if let Some(passed) = Round::passed(&view, self.token) {
-            return Ok(Claimed::Passed(self.go_on(&passed).await));
+            return Ok(Claim::Late(passed));
         }
-        if Round::present(&view, self.token, self.barrier.1).as_ref() != Some(round) {
-            self.step_down(RETURNED, Round::returned(self.token)).await?;
-            return Ok(Claimed::Not(self));
+        if Round::present(&view, self.token, self.barrier.1).as_ref() == Some(round) {
+            return Ok(Claim::Confirmed(view));
         }
-        self.lock.at_least = self.barrier.keep(&view, clock::local().since(self.arrived));
+        self.step_down(RETURNED, Round::returned(self.token)).await?;
+        Ok(Claim::Void)
+    }
+
+    /// Decides in the store that the round has passed, and says whether this party is its leader.
+    async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
+        self.lock.at_least = self.barrier.keep(view, clock::local().since(self.arrived));
         self.step_down(MARK, round.mark()).await?;
         self.guard.release().await?;
-        Ok(Claimed::Passed(round.first == self.token))
+        Ok(round.first == self.token)
     }
 
     /// Turns into something lighter, for which there always is room.

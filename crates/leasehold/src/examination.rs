@@ -146,6 +146,7 @@ macro_rules! checks {
 
 checks! {
     Integrity => "integrity",
+    SharedLog => "shared-log",
     LockTrial => "lock-trial",
     QuorumUnreachable => "quorum-unreachable",
     Replica => "replica",

@@ -358,7 +358,7 @@ fn all_parties_of_a_round_pass_or_none_in_any_schedule() {
             let name = format!("{parties}-{round}");
             let barriers: Vec<_> = clients.iter().map(|client| client.barrier(&name, parties)).collect();
             let first = seed;
-            let drops = (next_random(&mut seed) % 3 == 0).then(|| next_random(&mut seed) % 40);
+            let drops = next_random(&mut seed).is_multiple_of(3).then(|| next_random(&mut seed) % 40);
             let ended = run_round(&barriers, &mut seed, drops);
             let through = u32::try_from(ended.iter().flatten().count()).unwrap();
             let leaders = ended.iter().filter(|passed| **passed == Some(true)).count();

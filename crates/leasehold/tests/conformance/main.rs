@@ -11,13 +11,14 @@ mod semaphore;
 mod set;
 mod suite;
 
+use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use leasehold::{Client, Kind, LockView, WaiterView};
+use leasehold::{Client, Kind, LockView};
 use leasehold_servers::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
 
 /// A place for leases that lives as long as one test, and that several clients can share.
@@ -184,8 +185,13 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     until_seen(&look, |view| view.waiters.iter().all(|waiter| waiter.waiting_for > 2 * TICK)).await;
     let began = Instant::now();
     let task = tokio::spawn(async move { attempt.await.expect("it is granted") });
-    let is_new = |waiter: &WaiterView| waiter.waiting_for < began.elapsed() + TICK;
-    until_seen(look, |view| view.waiters.iter().any(is_new)).await;
+    // Measured before each look: its answer may come late on a busy machine, when the others seem to be new as well.
+    let asked = Cell::new(Duration::ZERO);
+    let look = async || {
+        asked.set(began.elapsed());
+        look().await
+    };
+    until_seen(look, |view| view.waiters.iter().any(|waiter| waiter.waiting_for < asked.get() + TICK)).await;
     task
 }
 

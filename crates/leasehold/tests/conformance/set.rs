@@ -160,6 +160,8 @@ pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
     let waiting = queue(&one, KIND, "b", async move { both.lock().await }).await;
     assert_eq!(one.inspect(KIND, "a").await.unwrap().holders.len(), 1);
     waiting.abort();
+    // It may be in the midst of a poll, which must not see the release.
+    assert!(waiting.await.is_err(), "it still waited");
     held.release().await.unwrap();
     until_free(&one, &["a", "b"]).await;
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use super::files::{self, SUFFIXES};
 use super::{BUSY_LIMIT, log, not_sent, schema};
 use crate::examination::{Check, Examination, Subject};
 use crate::store::StoreError;
@@ -33,6 +34,8 @@ struct Seen {
     is_durable: bool,
     /// What SQLite finds wrong with it.
     damage: Option<String>,
+    /// Processes that use the file, or one that had its name, with another log or other shared memory than what is beside it.
+    strays: Vec<u32>,
 }
 
 fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
@@ -52,7 +55,47 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
         file_system: file_system(path),
         is_durable,
         damage,
+        strays: find_strays(path),
     })
+}
+
+/// As far as this process may look at others, which root may.
+#[cfg(target_os = "linux")]
+fn find_strays(path: &Path) -> Vec<u32> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut strays: Vec<u32> = pids.filter(|pid| is_stray(*pid, path).unwrap_or(false)).collect();
+    strays.sort_unstable();
+    strays
+}
+
+#[cfg(not(target_os = "linux"))]
+fn find_strays(_path: &Path) -> Vec<u32> {
+    Vec::new()
+}
+
+/// Whether this process has the file open, and a log or shared memory that is not what lies beside the file now. None if it
+/// can't be looked at.
+#[cfg(target_os = "linux")]
+fn is_stray(pid: u32, path: &Path) -> Option<bool> {
+    let in_place: Vec<_> =
+        SUFFIXES.iter().map(|suffix| files::id_of(&files::beside(path, suffix)).ok()).collect();
+    let removed = format!("{} (deleted)", path.display());
+    let file_name = path.file_name()?.to_str()?;
+    let mut is_user = false;
+    let mut has_other = false;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        let Ok(link) = fs::read_link(entry.path()) else { continue };
+        let Some(name) = link.file_name().and_then(|name| name.to_str()) else { continue };
+        // The name as it was opened: in a container that mounts the file, its directory is another one.
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        let Ok(id) = files::id_of(&entry.path()) else { continue };
+        is_user |= in_place[0] == Some(id) || link.as_os_str() == removed.as_str();
+        if let Some(at) = (1..SUFFIXES.len()).find(|at| name == format!("{file_name}{}", SUFFIXES[*at])) {
+            has_other |= in_place[at] != Some(id);
+        }
+    }
+    Some(is_user && has_other)
 }
 
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
@@ -85,6 +128,23 @@ fn judge(seen: &Seen) -> Subject {
         "a power cut may undo the last changes, but it also ends every lease, and tokens follow the clock"
     };
     subject.fine(Check::Durability, "a crash costs no lease", cost);
+    if seen.strays.is_empty() {
+        subject.fine(
+            Check::SharedLog,
+            "its users share one log",
+            "as far as this user may look at the processes of others, which root may",
+        );
+    } else {
+        let pids: Vec<String> = seen.strays.iter().map(u32::to_string).collect();
+        let what = match &pids[..] {
+            [_] => "a process uses another log than the one beside the file".to_owned(),
+            _ => format!("{} processes use another log than the one beside the file", pids.len()),
+        };
+        let why = "the -wal or -shm was removed or replaced under them, or a container mounts the file without its \
+            directory: they and the others do not see each other's locks";
+        let remedy = format!("kill {}  # and start these programs again", pids.join(" "));
+        subject.danger(Check::SharedLog, what, why, Some(remedy));
+    }
     if seen.log_bytes > LARGE_LOG {
         let what = format!("the log beside the file has grown to {}", size(seen.log_bytes));
         let why = "a process that was stopped while it read keeps the log from being moved into the file";
@@ -144,6 +204,7 @@ mod tests {
             file_system: Some("ext"),
             is_durable: false,
             damage: None,
+            strays: Vec::new(),
         }
     }
 
@@ -163,7 +224,26 @@ mod tests {
         assert_eq!(troubles(&long), told(Severity::Advice, "the log beside the file has grown to 100 MiB"));
         let full = Seen { free_bytes: Some(1 << 20), ..sound() };
         assert_eq!(troubles(&full), told(Severity::Danger, "the disk has 1 MiB left"));
+        let apart = Seen { strays: vec![7, 8], ..sound() };
+        let what = "2 processes use another log than the one beside the file";
+        assert_eq!(troubles(&apart), told(Severity::Danger, what));
         let inside = Seen { file_system: Some("overlay"), ..sound() };
         assert_eq!(troubles(&inside), told(Severity::Advice, "the file is in a container's own file system"));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn process_whose_log_was_removed_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+        client.mutex("a").lock().unwrap().release().unwrap();
+        assert!(find_strays(&path).is_empty());
+        let (log, copy) = (files::beside(&path, "-wal"), files::beside(&path, "-copy"));
+        fs::copy(&log, &copy).unwrap();
+        fs::remove_file(&log).unwrap();
+        assert_eq!(find_strays(&path), [std::process::id()]);
+        fs::rename(copy, &log).unwrap();
+        assert_eq!(find_strays(&path), [std::process::id()], "another one took its place");
     }
 }
