@@ -82,8 +82,9 @@ ends by itself after its ttl. That reaches the command itself, not its
 children: with -c that is the shell. What must not outlive the lease checks
 its token. Nor does it, or any other signal, reach a command that becomes
 another user: write sudo leasehold run NAME -- COMMAND, and not leasehold run
-NAME -- sudo COMMAND. And the kernel forgets it when a command is executed that
-is setuid, setgid or has file capabilities: such a command goes on.
+NAME -- sudo COMMAND. Where COMMAND is setuid, setgid or has file capabilities,
+the kernel does not kill it; a second process of leasehold does then, with its
+children. It does not do so for such programs that a script calls.
 
 Kinds of lock with the same name are different locks: a mutex (the default, also
 with --owner), a rw lock (-s, -x) and a semaphore. Since that is easily forgotten,
@@ -238,6 +239,9 @@ pub(crate) enum Action {
     /// Say what is dangerous for locks about the store, and how to set it
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
+    /// Kill a command's group if leasehold is killed; started by leasehold itself
+    #[command(name = crate::watchdog::COMMAND, hide = true)]
+    Watchdog,
     /// Print a completion script for a shell
     Completions {
         /// The shell

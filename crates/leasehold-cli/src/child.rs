@@ -14,6 +14,7 @@ use crate::command::Command;
 use crate::exit::Exit;
 use crate::say::say;
 use crate::terminal::Terminal;
+use crate::watchdog::{self, Watchdog};
 
 /// A started command. The process and its group have the same number.
 #[derive(Debug)]
@@ -21,12 +22,18 @@ pub(crate) struct Child {
     pid: Pid,
     /// Whether the command is to have the terminal when our job is in the foreground: from its start, or since it asked.
     wants_terminal: Cell<bool>,
+    /// Kills the command's group if this program is killed, where the kernel does not kill the command. Kept until the command
+    /// has ended.
+    _watchdog: Option<Watchdog>,
 }
 
 impl Child {
     /// Starts a command with these variables in addition to ours, and with this signal mask.
     pub(crate) fn start(command: &Command, variables: &[(&str, String)], mask: SigSet) -> io::Result<Self> {
         let wants_terminal = Cell::new(Terminal::is_for_the_command_alone());
+        let file = command.file();
+        let watchdog = file.as_deref().map_or(Ok(None), Watchdog::for_program)?;
+        let watched_by = watchdog.as_ref().map_or(Ok(None), Watchdog::input)?;
         let mut started = process::Command::new(&command.program);
         started
             .args(&command.args)
@@ -35,9 +42,13 @@ impl Child {
         let parent = getpid();
         let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_ours());
         let is_given = given.is_some();
-        let bind = move || bind(parent, given.as_ref(), &mask);
+        let bind = move || {
+            bind(parent, given.as_ref(), &mask)?;
+            watched_by.as_ref().map_or(Ok(()), |input| watchdog::tell(input, getpid()))
+        };
         // SAFETY: between fork and exec only async-signal-safe functions may run, and nothing may be allocated. `bind`
-        // makes system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid), and its error is a plain number.
+        // and `tell` make system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid, write), and their error is a plain
+        // number.
         #[allow(unsafe_code)]
         unsafe {
             started.pre_exec(bind);
@@ -49,7 +60,7 @@ impl Child {
             }
         })?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        Ok(Self { pid, wants_terminal })
+        Ok(Self { pid, wants_terminal, _watchdog: watchdog })
     }
 
     /// What has become of it, if anything has since the last look.

@@ -33,14 +33,22 @@ impl Command {
         Ok(command)
     }
 
-    /// As `execvp` would look for it.
+    /// Where `execvp` would look for it.
+    fn places(&self) -> Vec<PathBuf> {
+        if self.program.as_bytes().contains(&b'/') {
+            return vec![PathBuf::from(&self.program)];
+        }
+        let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+        std::env::split_paths(&path).map(|folder| folder.join(&self.program)).collect()
+    }
+
+    /// The file that will be executed, if there is one.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.places().into_iter().find(|place| is_executable(place))
+    }
+
     fn check(&self) -> Result<(), Stop> {
-        let places = if self.program.as_bytes().contains(&b'/') {
-            vec![PathBuf::from(&self.program)]
-        } else {
-            let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
-            std::env::split_paths(&path).map(|folder| folder.join(&self.program)).collect()
-        };
+        let places = self.places();
         if places.iter().any(|place| is_executable(place)) {
             return Ok(());
         }

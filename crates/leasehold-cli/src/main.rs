@@ -22,6 +22,7 @@ mod store;
 mod supervise;
 mod terminal;
 mod waiting;
+mod watchdog;
 
 use std::process::ExitCode;
 
@@ -57,6 +58,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Show(args) => look::show(&store()?, args).await,
         Action::Release(args) => look::release(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
+        Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }

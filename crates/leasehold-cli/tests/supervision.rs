@@ -170,3 +170,43 @@ fn signals_that_were_blocked_at_the_start_are_heard_and_are_blocked_in_the_comma
     waiter.signal("TERM");
     assert_eq!(waiter.end(), 128 + 15);
 }
+
+/// A shell that is marked as having rights of its own. Its group is the user's, so that everybody can make it.
+#[cfg(target_os = "linux")]
+fn privileged_shell(place: &Place) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let shell = place.path("shell");
+    fs::copy("/bin/sh", &shell).unwrap();
+    fs::set_permissions(&shell, fs::Permissions::from_mode(0o2755)).unwrap();
+    shell.to_str().unwrap().to_owned()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn killed_wrapper_takes_the_whole_group_of_a_privileged_command_along() {
+    let place = Place::new();
+    let shell = privileged_shell(&place);
+    // The child of the shell gets no signal from the kernel, as a privileged command itself does not.
+    let script = "sleep 60 >/dev/null 2>&1 & echo $!; wait";
+    let mut running = place.start(&["run", "--ttl", "1s", "a", "--", &shell, "-c", script]);
+    let left: u32 = running.line().parse().unwrap();
+    assert!(is_alive(left));
+    running.signal("KILL");
+    assert_eq!(running.end(), -9);
+    until(|| (!is_alive(left)).then_some(()));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn watchdog_of_a_privileged_command_leaves_alone_what_the_command_leaves_behind() {
+    let place = Place::new();
+    let shell = privileged_shell(&place);
+    let mut running =
+        place.start(&["run", "a", "--", &shell, "-c", "sleep 60 >/dev/null 2>&1 & echo $!; exit 7"]);
+    let left: u32 = running.line().parse().unwrap();
+    assert_eq!(running.end(), 7);
+    assert!(is_alive(left));
+    send("KILL", left);
+    assert_eq!(place.code(&["run", "a", "--", &shell, "-c", "kill -9 $$"]).0, 128 + 9);
+    assert_eq!(place.code(&["run", "a", "--", "/bin/sh", "-c", "exit 3"]).0, 3);
+}
