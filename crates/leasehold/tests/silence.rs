@@ -134,7 +134,7 @@ async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_stoppe
 
 #[tokio::test]
 async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_killed() {
-    waiter_of_servers_that_vote_when_most_of_them(|server| server.stop()).await;
+    waiter_of_servers_that_vote_when_most_of_them(Server::stop).await;
 }
 
 #[tokio::test]
