@@ -114,12 +114,14 @@ impl Quorum {
 
     // --- Giving back -----------------------------------------------------------------------------
 
-    pub(super) async fn release(self: &Arc<Self>, release: Release) -> Answered {
+    pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> Answered {
         let until = (!release.tombstone.is_zero()).then(|| clock::local() + release.tombstone);
         if until.is_some() {
             self.in_debt.notify_one();
         }
         let Some(known) = self.leases.give_back(release.acquisition, until) else {
+            // No try of it has left anything. Whoever gave up wants to know whether that is the word of a quorum.
+            self.ask_all(&resource, Command::Inspect).await?;
             return answer(clock::local(), Reply::NotHeld);
         };
         let mut words = Words::new(self.nodes.len());

@@ -297,7 +297,7 @@ impl Quorum {
             Command::Renew(_) => {
                 self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::client::unanswered)
             }
-            Command::Release(release) => self.release(release).await,
+            Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
         }

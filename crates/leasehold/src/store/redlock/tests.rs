@@ -73,7 +73,7 @@ impl Lab {
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
         let release = Release { acquisition: self.attempt(sequence), at_least: Duration::ZERO, tombstone };
-        self.quorum().release(release).await.unwrap().reply
+        self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
     /// At how many nodes somebody holds it.

@@ -104,7 +104,11 @@ impl Quorum {
     }
 
     /// The answers of all that answer, if they are a quorum.
-    async fn ask_all(&self, resource: &Arc<Resource>, command: Command) -> Result<Vec<Answer>, StoreError> {
+    pub(super) async fn ask_all(
+        &self,
+        resource: &Arc<Resource>,
+        command: Command,
+    ) -> Result<Vec<Answer>, StoreError> {
         let (mut answers, mut errors) = (Vec::new(), Vec::new());
         for (node, answered) in self.nodes.iter().zip(self.answers(resource, &command).await) {
             match answered {
