@@ -122,6 +122,10 @@ impl Quorum {
         let Some(known) = self.leases.give_back(release.acquisition, until) else {
             return answer(clock::local(), Reply::NotHeld);
         };
+        if known.wanted.wait.is_some() {
+            // Others may wait as this client did.
+            self.note_contended(&known.resource);
+        }
         let mut words = Words::new(self.nodes.len());
         let mut hearing = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
