@@ -29,16 +29,21 @@ impl Lock {
         Box::pin(async move {
             let resource = self.check(weight)?;
             let deadline = wait.deadline();
-            let tried = self.attempt(resource, weight, None, Wait::No).await;
-            let has_queue = match tried {
-                Ok(Some(guard)) => return Ok(Some(guard)),
-                tried if deadline.is_none() => return tried,
-                Ok(None) => true,
-                // Those who may vote soon are waited for.
-                Err(_) if self.handle.store.is_young() => false,
-                // The nodes that answer do not agree: that is a reason to wait, as long as a quorum answers.
-                Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
-                Err(error) => return Err(error),
+            // A client that has just met others here does not overtake those who wait for their turn.
+            let queues_first = deadline.is_some() && self.handle.store.is_contended(resource);
+            let has_queue = if queues_first {
+                true
+            } else {
+                match self.attempt(resource, weight, None, Wait::No).await {
+                    Ok(Some(guard)) => return Ok(Some(guard)),
+                    tried if deadline.is_none() => return tried,
+                    Ok(None) => true,
+                    // Those who may vote soon are waited for.
+                    Err(_) if self.handle.store.is_young() => false,
+                    // The nodes that answer do not agree: that is a reason to wait, as long as a quorum answers.
+                    Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
+                    Err(error) => return Err(error),
+                }
             };
             let waited = self.wait_in_turn(resource, weight, deadline, has_queue).await;
             let is_over = || deadline.is_some_and(|deadline| clock::local() >= deadline);

@@ -97,6 +97,12 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// Whether this client has lately met others at this resource: it queues behind them, and does not try first. Only where
+    /// there are turns.
+    fn is_contended(&self, _resource: &Resource) -> bool {
+        false
+    }
+
     /// Whether it can't grant anything yet, and soon will.
     fn is_young(&self) -> bool {
         false

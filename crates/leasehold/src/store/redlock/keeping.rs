@@ -124,6 +124,10 @@ impl Quorum {
             self.ask_all(&resource, Command::Inspect).await?;
             return answer(clock::local(), Reply::NotHeld);
         };
+        if known.wanted.wait.is_some() {
+            // Others may wait as this client did.
+            self.note_contended(&known.resource);
+        }
         let mut words = Words::new(self.nodes.len());
         let mut hearing = FuturesUnordered::new();
         for node in 0..self.nodes.len() {

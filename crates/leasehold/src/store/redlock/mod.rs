@@ -40,7 +40,7 @@ use crate::examination::Examination;
 use crate::url::RedlockUrl;
 use leases::Leases;
 use node::Node;
-use turns::{Turns, is_queue};
+use turns::{Contended, Turns, is_queue};
 
 /// The shortest time that a node is given to answer.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
@@ -87,6 +87,7 @@ struct Quorum {
     /// The client's own.
     runtime: Handle,
     turns: Mutex<Turns>,
+    contended: Mutex<Contended>,
     /// Some node may not have heard of a release.
     in_debt: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
@@ -131,6 +132,7 @@ impl Redlock {
                 inbox,
                 runtime: Handle::current(),
                 turns: Mutex::default(),
+                contended: Mutex::default(),
                 in_debt: Notify::new(),
                 young_until: AtomicU64::new(0),
             }
@@ -369,6 +371,10 @@ impl Store for Redlock {
 
     fn has_turns(&self) -> bool {
         true
+    }
+
+    fn is_contended(&self, resource: &Resource) -> bool {
+        self.quorum.is_contended(resource)
     }
 
     fn is_young(&self) -> bool {

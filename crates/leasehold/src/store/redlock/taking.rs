@@ -89,6 +89,9 @@ impl Quorum {
         hear_out(hearing);
         let past = self.leases.past(resource, wanted.clone(), acquisition, asked);
         let now = clock::local();
+        if goes_on || matches!(verdict, Verdict::Busy | Verdict::Split) {
+            self.note_contended(&past.resource);
+        }
         match verdict {
             Verdict::Granted(grant) => {
                 if !self.leases.granted(attempt, acquisition, grant.tokens.first) {

@@ -59,7 +59,45 @@ impl Turns {
     }
 }
 
+/// How long it counts that this client has met others at a lock.
+const CONTENDED: Duration = Duration::from_secs(1);
+
+/// The locks at which this client has met others lately. It queues behind them for its turn then, and does not first try
+/// whether the lock is free: between two waiters it may be.
+#[derive(Debug, Default)]
+pub(super) struct Contended {
+    until: HashMap<Arc<Resource>, LocalTime>,
+    swept_at: LocalTime,
+}
+
+impl Contended {
+    fn note(&mut self, resource: &Arc<Resource>, now: LocalTime) {
+        self.until.insert(resource.clone(), now + CONTENDED);
+        if now >= self.swept_at + SWEEP_EVERY {
+            self.until.retain(|_, until| *until > now);
+            self.swept_at = now;
+        }
+    }
+
+    fn has(&self, resource: &Resource, now: LocalTime) -> bool {
+        self.until.get(resource).is_some_and(|until| *until > now)
+    }
+}
+
 impl Quorum {
+    /// Others have this lock, or may wait for it.
+    pub(super) fn note_contended(&self, resource: &Arc<Resource>) {
+        self.contended().note(resource, clock::local());
+    }
+
+    pub(super) fn is_contended(&self, resource: &Resource) -> bool {
+        self.contended().has(resource, clock::local())
+    }
+
+    fn contended(&self) -> MutexGuard<'_, Contended> {
+        self.contended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
     pub(super) async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
         let acquisition = match &command {
@@ -100,7 +138,7 @@ pub(super) fn is_queue(resource: &Resource) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, ClientId, Queued, Release, StoreTime};
+    use leasehold_core::{Acquire, ClientId, Name, Queued, Release, StoreTime};
 
     use super::*;
     use crate::store::StoreError;
@@ -143,6 +181,17 @@ mod tests {
         assert_eq!((turns.node_of(first), turns.node_of(other)), (None, Some(0)));
         turns.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
         assert!(turns.nodes.is_empty());
+    }
+
+    #[test]
+    fn contention_is_remembered_for_a_second_and_then_forgotten() {
+        let resource = |name| Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+        let mut contended = Contended::default();
+        contended.note(&resource("a"), at(0));
+        assert!(contended.has(&resource("a"), at(0)) && !contended.has(&resource("b"), at(0)));
+        assert!(!contended.has(&resource("a"), at(1)));
+        contended.note(&resource("b"), at(20));
+        assert_eq!(contended.until.len(), 1);
     }
 
     #[test]
