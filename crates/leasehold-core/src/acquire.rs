@@ -320,7 +320,7 @@ impl AcquireMachine {
                     }
                 }
                 PushKind::Next(head) if self.adrift_since.is_none() => {
-                    self.early_head = Some((head, push.at))
+                    self.early_head = Some((head, push.at));
                 }
                 // Nothing to measure it from, and the answer that is under way may be older.
                 _ => self.hinted = true,
