@@ -51,7 +51,8 @@ async fn what_nobody_asks_about_is_swept_in_passing() {
     let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
     let keys: Vec<String> = connection.keys("*").unwrap();
     assert!(keys.len() > 100, "{keys:?}");
-    for key in keys {
+    // One key is about the server, and no lock.
+    for key in keys.into_iter().filter(|key| key != "leasehold:layout") {
         let left: i64 = connection.pttl(&key).unwrap();
         assert!((1..=3 * 3_600_000).contains(&left), "{key} goes in {left} ms");
     }

@@ -132,7 +132,7 @@ impl Store {
     }
 }
 
-pub(crate) const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) async fn pair(store: &Store) -> (Client, Client) {
     (store.client().await, store.client().await)

@@ -186,7 +186,7 @@ pub(crate) async fn the_blocking_face_enters_again(store: Store) {
         let client = leasehold::blocking::Client::connect(&url)?;
         let lock = client.reentrant("a", "us").ttl(Duration::from_secs(5));
         let (outer, inner) = (lock.lock()?, lock.try_lock()?);
-        assert!(inner.is_some() && lock.lock_timeout(Duration::from_millis(10))?.is_some());
+        assert!(inner.is_some() && lock.lock_timeout(SOON)?.is_some());
         assert!(client.reentrant("a", "them").release_all().unwrap_err().is_not_owner());
         until_count(&lock, 2)?;
         assert_eq!(lock.release_all()?, 2);

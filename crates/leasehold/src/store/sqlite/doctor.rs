@@ -74,28 +74,29 @@ fn find_strays(_path: &Path) -> Vec<u32> {
     Vec::new()
 }
 
-/// Whether this process has the file open, and a log or shared memory that is not what lies beside the file now. None if it
-/// can't be looked at.
+/// Whether this process uses a log or shared memory of the file that is not what lies beside it now. None if it can't be
+/// looked at.
 #[cfg(target_os = "linux")]
 fn is_stray(pid: u32, path: &Path) -> Option<bool> {
-    let in_place: Vec<_> =
-        SUFFIXES.iter().map(|suffix| files::id_of(&files::beside(path, suffix)).ok()).collect();
-    let removed = format!("{} (deleted)", path.display());
+    let [in_place, log, memory] = SUFFIXES.map(|suffix| files::id_of(&files::beside(path, suffix)).ok());
+    let removed = SUFFIXES.map(|suffix| files::beside(path, &format!("{suffix} (deleted)")));
     let file_name = path.file_name()?.to_str()?;
-    let mut is_user = false;
-    let mut has_other = false;
+    let others = [format!("{file_name}-wal"), format!("{file_name}-shm")];
+    let (mut ids, mut has_log) = (Vec::new(), false);
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
         let Ok(link) = fs::read_link(entry.path()) else { continue };
-        let Some(name) = link.file_name().and_then(|name| name.to_str()) else { continue };
-        // The name as it was opened: in a container that mounts the file, its directory is another one.
-        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
-        let Ok(id) = files::id_of(&entry.path()) else { continue };
-        is_user |= in_place[0] == Some(id) || link.as_os_str() == removed.as_str();
-        if let Some(at) = (1..SUFFIXES.len()).find(|at| name == format!("{file_name}{}", SUFFIXES[*at])) {
-            has_other |= in_place[at] != Some(id);
+        if removed.contains(&link) {
+            return Some(true);
         }
+        ids.extend(files::id_of(&entry.path()));
+        // In a container that mounts the file alone, its log has the same name in another directory.
+        has_log |= link
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| others.iter().any(|other| other == name));
     }
-    Some(is_user && has_other)
+    let has = |id: Option<_>| id.is_some_and(|id| ids.contains(&id));
+    Some(has(in_place) && has_log && !(has(log) && has(memory)))
 }
 
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
