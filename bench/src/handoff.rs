@@ -24,7 +24,8 @@ const REST: Duration = Duration::from_millis(1);
 const NAME: &str = "bench:handoff";
 const CHANNEL: &str = "bench:handoff:bare";
 const ACQUISITIONS: u32 = 2_000;
-const WATCHED: Duration = Duration::from_secs(20);
+/// Long enough for each waiter to look at least twice.
+const WATCHED: Duration = Duration::from_secs(60);
 
 /// `handoff`.
 ///
@@ -38,6 +39,7 @@ pub fn run(report: &mut Report) {
         runtime().block_on(crowd(report, &server, waiters));
     }
     runtime().block_on(waiting(report, &server));
+    runtime().block_on(waiting_for_many(report, &server));
 }
 
 /// A clock that all processes of the machine share, in seconds.
@@ -245,4 +247,37 @@ async fn waiting(report: &mut Report, server: &Server) {
         join_all(tasks).await;
         guard.release().await.expect("given back");
     }
+}
+
+/// Many locks for each of which two wait: the first looks when the lease ends, the second a little later.
+async fn waiting_for_many(report: &mut Report, server: &Server) {
+    const LOCKS: usize = 500;
+    let connect = async || Client::connect(&server.url()).await.expect("connects");
+    let (holder, first, second) = (connect().await, connect().await, connect().await);
+    let names: Vec<String> = (0..LOCKS).map(|number| format!("{NAME}-{number}")).collect();
+    let guards = join_all(names.iter().map(async |name| holder.mutex(name).lock().await.expect("granted")));
+    let guards = guards.await;
+    let mut tasks = Vec::new();
+    for (client, place) in [(&first, 1), (&second, 2)] {
+        for name in &names {
+            let mutex = client.mutex(name);
+            tasks.push(tokio::spawn(async move { mutex.lock().await.map(drop) }));
+        }
+        for name in &names {
+            while holder.mutex(name).inspect().await.expect("answers").waiters.len() < place {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+    let before = (sent(server), server_seconds(server.pid()));
+    tokio::time::sleep(WATCHED).await;
+    let seconds = WATCHED.as_secs_f64();
+    let rate = (sent(server) - before.0) / seconds;
+    let busy = (server_seconds(server.pid()) - before.1) / seconds * 100.0;
+    report.title(&format!("{LOCKS} held locks, two clients wait for each, for {WATCHED:?}"));
+    report.figure("commands, the holder's renewals included", rate, "per second");
+    report.figure("the server's processor", busy, "% of a core");
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    join_all(tasks).await;
+    drop(guards);
 }
