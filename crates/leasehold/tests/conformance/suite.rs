@@ -230,7 +230,7 @@ pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
 
 pub(crate) async fn the_longest_hold_ends_a_lease_that_is_renewed(store: Store) {
     let (one, other) = pair(&store).await;
-    let mutex = one.mutex("a").ttl(Duration::from_millis(400)).longest_hold(Duration::from_millis(900));
+    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).longest_hold(Duration::from_secs(3));
     let guard = mutex.lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
     assert_eq!(guard.lost().await, Loss::LongestHold);
