@@ -225,8 +225,8 @@ fn a_barrier_is_passed_again_and_again() {
 #[test]
 fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
     let client = block_on(Client::connect("memory:")).unwrap();
-    let barrier = client.barrier("a", 2).ttl(Duration::from_millis(400));
-    for round in 0..90 {
+    let barrier = client.barrier("a", 2).ttl(Duration::from_secs(1));
+    for round in 0..110 {
         // The second one is late at once, and so the first to know; the first sees it when it looks the next time.
         let mut first = Box::pin(barrier.wait_timeout(Duration::from_secs(10)));
         assert!(poll_once(first.as_mut()).is_pending());
@@ -235,7 +235,7 @@ fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
         assert!(matches!(passed, (Ok(Some(true)), Ok(Some(false)))), "round {round}: {passed:?}");
     }
     let view = block_on(client.inspect(Kind::Barrier, "a")).unwrap();
-    assert!(view.rounds < 90, "they are forgotten in time: {}", view.rounds);
+    assert!(view.rounds < 110, "they are forgotten in time: {}", view.rounds);
 }
 
 #[test]
