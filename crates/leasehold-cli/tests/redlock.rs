@@ -36,7 +36,7 @@ fn one_runs_a_command_another_waits_and_who_looks_sees_the_holder() {
     let mut waiter = place.start(&["run", "nightly", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"]);
     let has_queue = |server: &Server| {
         let keys: i64 =
-            server.query(&["EXISTS", "leasehold:1:{queue:mutex:nightly}:state"]).expect("it runs");
+            server.query(&["EXISTS", "leasehold:2:{queue:mutex:nightly}:state"]).expect("it runs");
         keys == 1
     };
     until(|| nodes.servers.iter().any(has_queue).then_some(()));

@@ -100,7 +100,7 @@ async fn deleted_key_costs_the_lease_at_its_next_renewal() {
     let client = client_of(&server).await;
     let ttl = Duration::from_secs(6);
     let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
-    assert_eq!(server.query::<i64>(&["DEL", "leasehold:1:{mutex:a}:state"]), Ok(1));
+    assert_eq!(server.query::<i64>(&["DEL", "leasehold:2:{mutex:a}:state"]), Ok(1));
     // Due after a third, and well before the lease would have ended by itself.
     let loss = timeout(ttl * 2 / 3, guard.lost()).await.expect("the loss is noticed in time");
     assert_eq!(loss, Loss::Gone);
@@ -233,10 +233,10 @@ async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let mut admin = server.admin();
-    let _: () = admin.lpush("leasehold:1:{mutex:a}:state", "mine").unwrap();
+    let _: () = admin.lpush("leasehold:2:{mutex:a}:state", "mine").unwrap();
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
-    let kept: Vec<String> = admin.lrange("leasehold:1:{mutex:a}:state", 0, -1).unwrap();
+    let kept: Vec<String> = admin.lrange("leasehold:2:{mutex:a}:state", 0, -1).unwrap();
     assert_eq!(kept, ["mine"]);
     assert!(client.mutex("b").try_lock().await.unwrap().is_some());
 }

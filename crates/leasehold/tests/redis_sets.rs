@@ -97,7 +97,7 @@ async fn an_error_with_one_of_them_leaves_none_taken() {
         let server = Server::builder().flavor(flavor).start();
         let client = Client::connect(&server.url()).await.unwrap();
         warm_up(&client).await;
-        server.run(&["LPUSH", "leasehold:1:{mutex:b}:state", "something else"]);
+        server.run(&["LPUSH", "leasehold:2:{mutex:b}:state", "something else"]);
         let error = set(&client, &NAMES).try_lock().await.unwrap_err();
         assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
         until_free(&client, &["a", "c"]).await;

@@ -92,7 +92,7 @@ pub(crate) async fn has_granted(server: &Server, name: &str) -> bool {
 
 /// Whether somebody has the turn to take this lock, or waits for it, at this server.
 pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
-    let key = format!("leasehold:1:{{queue:mutex:{name}}}:state");
+    let key = format!("leasehold:2:{{queue:mutex:{name}}}:state");
     let state: Option<Vec<u8>> = server.query(&["GET", &key]).unwrap();
     // As `acquire_fast.lua` writes it: nobody's, one holder's, or with how many hold and wait, behind five other numbers.
     state.is_some_and(|state| match state[0] {

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use leasehold_core::{ClientId, Kind, Name, Resource};
 
 /// Counted up when a key changes its form, so that two versions never read each other's.
-pub(super) const LAYOUT: &str = "1";
+pub(super) const LAYOUT: &str = "2";
 
 const SLOTS: u16 = 16_384;
 
@@ -17,9 +17,9 @@ const PARTS: [&str; 2] = ["state", "rows"];
 pub(super) const LAYOUT_KEY: &str = "leasehold:layout";
 
 /// Since when this server can be trusted to know its leases, where several vote.
-pub(super) const BORN_KEY: &str = "leasehold:1:born";
+pub(super) const BORN_KEY: &str = "leasehold:2:born";
 
-const PREFIX: &str = "leasehold:1";
+const PREFIX: &str = "leasehold:2";
 
 /// What all keys of a resource begin with, which keeps them in one hash slot.
 fn stem(resource: &Resource) -> String {
@@ -141,15 +141,15 @@ mod tests {
             assert_eq!(keys.len(), KEYS);
             keys.swap_remove(0)
         };
-        assert_eq!(spelled("orders:42"), "leasehold:1:{mutex:orders:42}:state");
-        assert_eq!(spelled("a}{b"), "leasehold:1:{mutex:a%7D%7Bb}:state");
+        assert_eq!(spelled("orders:42"), "leasehold:2:{mutex:orders:42}:state");
+        assert_eq!(spelled("a}{b"), "leasehold:2:{mutex:a%7D%7Bb}:state");
         assert_ne!(spelled("a%7D"), spelled("a}"));
         for name in ["a", "a}{b", "%7D", "%257B", "}:state", "ä b"] {
             let resource = Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
             assert_eq!(resource_of(spelled(name).as_bytes()), Some(resource));
         }
-        assert_eq!(resource_of(b"leasehold:1:{else:a}:state"), None);
-        assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:1:inbox:00000000000000000000000000000007");
+        assert_eq!(resource_of(b"leasehold:2:{else:a}:state"), None);
+        assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:2:inbox:00000000000000000000000000000007");
     }
 
     #[test]
@@ -160,6 +160,6 @@ mod tests {
             let channel = inbox_of(ClientId::new(7), Some(slot));
             assert_eq!(slot_of_channel(channel.as_bytes()), Some(slot));
         }
-        assert_eq!(slot_of_channel(b"leasehold:1:inbox:7"), None);
+        assert_eq!(slot_of_channel(b"leasehold:2:inbox:7"), None);
     }
 }

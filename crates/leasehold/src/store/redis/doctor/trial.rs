@@ -317,6 +317,6 @@ mod tests {
         let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
         let slot = keys::slot_of(&probe.resource);
         assert!(slot == 5 || (9_000..=9_400).contains(&slot));
-        assert!(probe.state.starts_with("leasehold:1:{mutex:leasehold-doctor:"));
+        assert!(probe.state.starts_with("leasehold:2:{mutex:leasehold-doctor:"));
     }
 }

@@ -7,7 +7,7 @@ use redis::IntoConnectionInfo as _;
 
 use super::*;
 
-const CHANNEL: &str = "leasehold:1:inbox:test";
+const CHANNEL: &str = "leasehold:2:inbox:test";
 
 /// What a link told.
 #[derive(Default)]
