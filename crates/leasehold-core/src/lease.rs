@@ -274,9 +274,11 @@ impl LeaseMachine {
         self.renew_at = self.renew_at.min(now);
     }
 
-    /// The connection is new: ask at once, unless the lease is to end where no renewal is to come.
+    /// The connection is new: ask at once, unless the lease is to end where no renewal is to come. One that is under way there
+    /// is enough: it is repeated only if it fails, or a connection that is made again and again would keep the lease for ever.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
-        if self.terms.renews || self.renew_at != LocalTime::NEVER {
+        let is_due = self.renew_at != LocalTime::NEVER && !self.in_flight;
+        if self.terms.renews || is_due {
             self.handle_hint(now);
         }
     }

@@ -124,6 +124,24 @@ fn renewal_that_fails_after_the_connection_was_made_again_is_repeated_at_once() 
 }
 
 #[test]
+fn connection_that_is_made_again_during_each_renewal_keeps_no_lease_that_is_renewed_by_hand() {
+    let by_hand = LeaseTerms { renews: false, ..terms() };
+    let mut lease = lease(by_hand, TTL);
+    lease.handle_hint(at(10));
+    assert!(lease.poll_transmit(at(10)).is_some());
+    lease.handle_reconnected(at(11));
+    lease.handle_reply(at(12), at(10), &renewed(TTL));
+    assert_eq!(lease.poll_transmit(at(12)), None, "the caller asked once");
+    // One that fails is repeated, until it succeeds.
+    lease.handle_hint(at(20));
+    assert!(lease.poll_transmit(at(20)).is_some());
+    lease.handle_reconnected(at(21));
+    lease.handle_failure(at(22));
+    lease.handle_reconnected(at(23));
+    assert!(lease.poll_transmit(at(23)).is_some());
+}
+
+#[test]
 fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
     let mut renewed_by_itself = lease(terms(), TTL);
     renewed_by_itself.handle_reconnected(at(10));

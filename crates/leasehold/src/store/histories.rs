@@ -9,6 +9,11 @@ use proptest::prelude::*;
 /// How many clients take part.
 pub(super) const CLIENTS: u128 = 4;
 
+/// Each bit of an id counts somewhere: in the order of rows, in the name of an inbox, in when a waiter looks again.
+pub(super) const fn client_id(number: u128) -> ClientId {
+    ClientId::new(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+}
+
 /// One step of a history.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
@@ -67,7 +72,7 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
         Joint::Together((0..count).map(attempt).collect())
     });
     let back = (at(), 0..CLIENTS, sequences(), 0..2_u64).prop_map(|(at, client, sequence, tombstone)| {
-        let acquisition = Acquisition { client: ClientId::new(client), sequence };
+        let acquisition = Acquisition { client: client_id(client), sequence };
         let tombstone = Duration::from_secs(4 * tombstone);
         Joint::At(
             at,
@@ -78,7 +83,7 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
     let renewal = (at(), prop_oneof![0..5_u64, sequences()], 1..20_u64);
     let renewals = (0..CLIENTS, proptest::collection::vec(renewal, 1..5)).prop_map(|(client, renewals)| {
         let renewal = |(at, sequence, ttl)| {
-            let acquisition = Acquisition { client: ClientId::new(client), sequence };
+            let acquisition = Acquisition { client: client_id(client), sequence };
             (at, Renew { acquisition, ttl: Duration::from_secs(ttl * ttl * ttl), reserve: 0 })
         };
         Joint::Renewals(renewals.into_iter().map(renewal).collect())
@@ -101,13 +106,12 @@ fn plain(client: u128, sequence: u64, capacity: u32) -> Acquire {
         capacity,
         weight: capacity,
         metadata: Arc::from("m"),
-        ..Acquire::exclusive(Acquisition { client: ClientId::new(client), sequence }, Duration::from_secs(10))
+        ..Acquire::exclusive(Acquisition { client: client_id(client), sequence }, Duration::from_secs(10))
     }
 }
 
 fn who() -> impl Strategy<Value = Acquisition> {
-    (0..CLIENTS, 0..5_u64)
-        .prop_map(|(client, sequence)| Acquisition { client: ClientId::new(client), sequence })
+    (0..CLIENTS, 0..5_u64).prop_map(|(client, sequence)| Acquisition { client: client_id(client), sequence })
 }
 
 fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
@@ -163,7 +167,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         move |(client, others, weight, more, back)| {
             let ask = |client: u128, sequence, weight, replaces| {
                 Command::from(Acquire {
-                    acquisition: Acquisition { client: ClientId::new(client % CLIENTS), sequence },
+                    acquisition: Acquisition { client: client_id(client % CLIENTS), sequence },
                     owner: None,
                     capacity,
                     weight,
@@ -185,7 +189,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             steps.push(Step::Do(ask(client + 1, 70, 1, None)));
             if let Some((at, pass)) = back {
                 let (at, sequence) = if at == 0 { (0, 50) } else { (1, 60) };
-                let acquisition = Acquisition { client: ClientId::new(holders[at] % CLIENTS), sequence };
+                let acquisition = Acquisition { client: client_id(holders[at] % CLIENTS), sequence };
                 steps.extend([Step::Pass(pass), Step::Do(give_back(acquisition))]);
             }
             steps
@@ -200,7 +204,7 @@ fn waits_twice(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     (0..CLIENTS, between, any::<bool>()).prop_map(move |(client, between, is_named)| {
         let step = |number: u32, weight, owner: Option<&str>| {
             let client = (client + u128::from(number)) % CLIENTS;
-            let acquisition = Acquisition { client: ClientId::new(client), sequence: u64::from(80 + number) };
+            let acquisition = Acquisition { client: client_id(client), sequence: u64::from(80 + number) };
             let command = Acquire {
                 acquisition,
                 owner: owner.map(Owner::new),
@@ -230,7 +234,7 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let taken = (0..CLIENTS, 0..5_u64, 1..=capacity, ttl(), 0..3_u32);
     (taken, pass(), renewal, pass()).prop_map(move |(taken, before, renewal, after)| {
         let (client, sequence, weight, ttl, reserve) = taken;
-        let acquisition = Acquisition { client: ClientId::new(client), sequence };
+        let acquisition = Acquisition { client: client_id(client), sequence };
         let (owner, wait, replaces, metadata) = (None, None, None, Arc::from("m"));
         let acquire = Command::from(Acquire {
             acquisition,
@@ -278,7 +282,7 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         let asked: Vec<Acquire> = (first..)
             .zip(asked)
             .map(|(sequence, (client, reserve, ttl, entry_ttl, weight, owner))| Acquire {
-                acquisition: Acquisition { client: ClientId::new(client), sequence },
+                acquisition: Acquisition { client: client_id(client), sequence },
                 owner: owner.map(|owner| Owner::new(&"o".repeat(owner))),
                 capacity,
                 weight,

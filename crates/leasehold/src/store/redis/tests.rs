@@ -15,7 +15,7 @@ use redis::{Connection, ConnectionLike as _, PubSub};
 
 use super::keys;
 use super::script::{self, Ballot, Channels, Dialect};
-use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, give_back, joint_steps, steps};
+use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
 
 fn keys_of(resource: &Resource) -> Vec<String> {
     let mut keys = Vec::new();
@@ -43,7 +43,7 @@ impl<'c> Lab<'c> {
             lab.scripts.insert(script, sha);
         }
         for client in 0..CLIENTS {
-            lab.arrive(ClientId::new(client));
+            lab.arrive(client_id(client));
         }
         lab.inboxes.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         lab
@@ -155,12 +155,12 @@ impl<'l, 'c> Twins<'l, 'c> {
                 self.stepped_back += span;
             }
             Step::Leave(client) => {
-                self.absent.push(ClientId::new(*client));
-                self.lab.leave(ClientId::new(*client));
+                self.absent.push(client_id(*client));
+                self.lab.leave(client_id(*client));
             }
             Step::Return(client) => {
-                self.absent.retain(|known| *known != ClientId::new(*client));
-                self.lab.arrive(ClientId::new(*client));
+                self.absent.retain(|known| *known != client_id(*client));
+                self.lab.arrive(client_id(*client));
             }
             Step::Do(command) => {
                 self.run(at, command);
@@ -239,7 +239,7 @@ impl<'l, 'c> Twins<'l, 'c> {
             self.lab.arrive(client);
         }
         // Nothing more was pushed than was expected: the next thing to be heard is this.
-        let inbox = keys::inbox_of(ClientId::new(0), None);
+        let inbox = keys::inbox_of(client_id(0), None);
         let heard: i64 = redis::cmd("PUBLISH").arg(&inbox).arg("the end").query(self.lab.commands).unwrap();
         assert_eq!(heard, 1);
         assert_eq!(self.lab.hear(), (inbox, None));
@@ -336,7 +336,7 @@ fn the_scripts_say_what_the_model_says_of_what_many_share_and_take_together() {
 
 /// Takes it, or queues for it.
 fn waits(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
-    let acquisition = Acquisition { client: ClientId::new(client), sequence };
+    let acquisition = Acquisition { client: client_id(client), sequence };
     Command::from(Acquire {
         capacity,
         weight,
@@ -351,14 +351,14 @@ fn a_release_grants_to_as_many_readers_as_the_model_says() {
     let server = leasehold_servers::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
-    (CLIENTS..=READERS).for_each(|client| lab.arrive(ClientId::new(client)));
+    (CLIENTS..=READERS).for_each(|client| lab.arrive(client_id(client)));
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
     for readers in (1..=3).chain(62..=READERS) {
         let resource = Resource { kind: Kind::ReadWrite, name: Name::new(&readers.to_string()).unwrap() };
         let mut twins = Twins::new(&mut lab, &[resource], start);
         twins.run(0, &waits(0, 1, 1_000, 1_000));
         (1..=readers).for_each(|client| drop(twins.run(0, &waits(client, 1, 1_000, 1))));
-        let writer = Acquisition { client: ClientId::new(0), sequence: 1 };
+        let writer = Acquisition { client: client_id(0), sequence: 1 };
         assert_eq!(twins.run(0, &give_back(writer)), Reply::Released);
         twins.look(0);
         twins.end();
@@ -373,7 +373,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
     let mut twins = Twins::new(&mut lab, &[resource], start);
-    let id = |client, sequence| Acquisition { client: ClientId::new(client), sequence };
+    let id = |client, sequence| Acquisition { client: client_id(client), sequence };
     let renew = |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
     let release = |acquisition, at_least_s| {
         let at_least = Duration::from_secs(at_least_s);
@@ -435,7 +435,7 @@ fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has()
         let reply = twins.run(0, command);
         (reply, called(twins) - before)
     };
-    let first = Acquisition { client: ClientId::new(0), sequence: 1 };
+    let first = Acquisition { client: client_id(0), sequence: 1 };
     let (released, to_park) = cost(&mut twins, &give_back(first));
     assert_eq!(released, Reply::Released);
     twins.step(0, &Step::Return(1));
@@ -456,7 +456,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
     let start = StoreTime::ZERO + wall_clock();
     let mut ms_left_after_use = |sequence, minutes: u64| {
         let now = start + Duration::from_secs(60 * minutes);
-        let acquisition = Acquisition { client: ClientId::new(0), sequence };
+        let acquisition = Acquisition { client: client_id(0), sequence };
         let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
         assert!(matches!(lab.run(&resource, &acquire, Now::same(now)).reply, Reply::Granted(_)));
         assert_eq!(lab.run(&resource, &give_back(acquisition), Now::same(now)).reply, Reply::Released);
@@ -477,7 +477,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
     let server = leasehold_servers::Server::on_socket();
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let (holder, waiter) = (ClientId::new(1), ClientId::new(2));
+    let (holder, waiter) = (client_id(1), client_id(2));
     let cluster = |channels| Dialect { channels, is_cluster: true, is_voting: false };
     let dialects = [
         (Dialect::SERVER, "SUBSCRIBE"),

@@ -14,7 +14,7 @@ use leasehold_core::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::histories::{Joint, RESOURCES, Step, joint_steps, steps};
+use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -118,8 +118,8 @@ impl<'c> Twins<'c> {
             Step::Raise(ms) => {
                 self.now.floor = Token::new((self.now.wall + Duration::from_millis(*ms)).as_micros());
             }
-            Step::Leave(client) => self.absent.push(ClientId::new(*client)),
-            Step::Return(client) => self.absent.retain(|absent| *absent != ClientId::new(*client)),
+            Step::Leave(client) => self.absent.push(client_id(*client)),
+            Step::Return(client) => self.absent.retain(|absent| *absent != client_id(*client)),
         }
         self.run(at, &Command::Inspect);
     }
