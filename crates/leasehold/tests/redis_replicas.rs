@@ -89,7 +89,7 @@ async fn attempts_at_a_server_that_hangs_before_replicas_were_waited_for_end_tog
     master.signal("STOP");
     let began = Instant::now();
     let attempts = (0..4).map(|number| {
-        let mutex = client.mutex(&format!("a{number}")).replicas(1);
+        let mutex = client.mutex(format!("a{number}")).replicas(1);
         tokio::spawn(async move { mutex.try_lock().await })
     });
     for attempt in attempts.collect::<Vec<_>>() {
