@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use nix::sys::signal::Signal;
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::say;
 use crate::terminal::Terminal;
 
 /// How the program ends.
@@ -68,6 +69,7 @@ impl Exit {
     /// Ends the program. At a terminal an interrupted program ends by the signal itself, as the command did: a shell whose
     /// script or loop calls it gives up then, and would go on after an exit code.
     pub(crate) fn end(self) -> ExitCode {
+        say::flush();
         if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
             // It does not return unless the signal is not to be had; the code says the same then.
             let _ = emulate_default_handler(Signal::SIGINT as i32);

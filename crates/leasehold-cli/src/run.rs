@@ -15,7 +15,7 @@ use crate::exit::{Exit, Stop};
 use crate::lock::Lock;
 use crate::look::printable;
 use crate::nested;
-use crate::say::say;
+use crate::say::{self, say};
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::supervise::Supervision;
@@ -87,6 +87,8 @@ impl Job<'_> {
     async fn run_under(&self, guard: &Guard, signals: &mut Signals) -> Result<Exit, Stop> {
         make_room(guard, self.grace).await?;
         signals.catch_stop().map_err(|error| uncaught(&error))?;
+        // The line about the waiting goes before the command writes.
+        say::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
             // What was never started need not be kept from others.
             .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))

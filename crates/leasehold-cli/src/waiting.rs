@@ -1,7 +1,7 @@
 //! One line about the waiting, kept up to date while it lasts.
 
 use std::convert::Infallible;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use leasehold::{HolderView, LockView, Token};
@@ -10,7 +10,7 @@ use nix::unistd::{getpgrp, tcgetpgrp};
 use crate::duration::show as span;
 use crate::lock::Lock;
 use crate::look::{printable, who};
-use crate::say::say;
+use crate::say::{say, write};
 
 /// How often the line is brought up to date.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ impl Line {
         if !is_in_foreground() {
             return;
         }
-        let _ = write!(io::stderr(), "\r\x1b[K{text}");
+        write(format!("\r\x1b[K{text}"));
         self.is_shown = true;
     }
 }
@@ -38,7 +38,7 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         if self.is_shown && is_in_foreground() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
+            write("\r\x1b[K".to_owned());
         }
     }
 }

@@ -138,3 +138,18 @@ fn each_command_prints_the_store_s_warnings_once_on_stderr() {
     server.run(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     assert_eq!(place.code(&["--store", &url, "run", "a", "--", "true"]), (0, String::new()));
 }
+
+/// What is left in the shared memory speaks of the removed log, so that the file can't be opened.
+#[test]
+#[cfg(target_os = "linux")]
+fn newcomers_to_a_file_whose_log_was_removed_are_told_who_still_uses_that() {
+    let place = Place::new();
+    let user = place.start(&["run", "--on-lost", "ignore", "a", "--", "sleep", "60"]);
+    place.until_held("a");
+    std::fs::remove_file(place.path("locks.db-wal")).unwrap();
+    let advice = format!("have to end first: kill {}", user.0.id());
+    for args in [&["run", "-n", "b", "--", "true"][..], &["doctor"], &["ls"]] {
+        let (code, said) = place.code(args);
+        assert!(code == 125 && said.contains(&advice), "{args:?}: {said}");
+    }
+}

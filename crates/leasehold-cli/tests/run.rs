@@ -289,12 +289,12 @@ fn a_lock_taken_by_force_ends_the_command_and_then_kills_it() {
 #[test]
 fn a_lease_that_can_t_be_renewed_ends_the_command_before_it_ends_elsewhere() {
     let server = Server::on_socket();
-    let place = Place::on(&server.socket_url());
+    let place = Place::on(&server.url());
     let script = "trap 'date +%s%N; exit' TERM; echo $LEASEHOLD_DEADLINE; while :; do sleep 0.02; done";
     let mut running = place.start(&["run", "--ttl", "3s", "--grace", "1s", "a", "-c", script]);
     let deadline: f64 = running.line().parse().unwrap();
-    // The server goes silent, so no renewal succeeds any more: the deadline is that of the first lease.
-    send("STOP", server.pid());
+    // No renewal succeeds any more: the deadline is that of the first lease.
+    server.signal("STOP");
     let ended: f64 = running.line().parse().unwrap();
     let early = deadline - ended / 1e9;
     assert!(early > 0.3 && early < 1.5, "TERM came {early} s before the end");

@@ -68,10 +68,15 @@ const WRITE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a write that waits for others sleeps at most before it looks again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
+/// What is added to the file's name for the new content until that is complete. What a user may call a file, like `report.new`,
+/// would be removed here.
+const NEW: &str = ".fence-new";
+
 /// As many symbolic links are followed as the system follows.
 const MOST_LINKS: usize = 40;
 
-/// A file that remembers the highest token with which it was written, beside it, in a file with `.fence` added to its name.
+/// A file that remembers the highest token with which it was written, beside it, in a file with `.fence` added to its name. The
+/// new content is in one with `.fence-new` added until it is complete.
 ///
 /// Every writer must use this. The check and the write are one step, under an advisory lock of the `.fence` file, and
 /// the content is replaced as a whole: whoever reads sees the old or the new one. All of this waits for the disk, so it
@@ -140,7 +145,8 @@ impl FencedFile {
             let what = format!("{}: it can't be written: {error}", self.path.display());
             Error::new(ErrorKind::Unavailable, what).with_source(error)
         };
-        let deadline = Instant::now() + limit;
+        // None where the limit is too long for there to be one.
+        let deadline = Instant::now().checked_add(limit);
         let Some((target, mut fence)) = self.lock(deadline).map_err(failed)? else {
             let what = format!(
                 "{}: another writer has kept it for {limit:?}: is that process stopped?",
@@ -157,7 +163,7 @@ impl FencedFile {
     }
 
     /// The file that the path leads to, and its fence, locked until that is closed. None after the deadline.
-    fn lock(&self, deadline: Instant) -> io::Result<Option<(Target, File)>> {
+    fn lock(&self, deadline: Option<Instant>) -> io::Result<Option<(Target, File)>> {
         loop {
             let target = Target::find(&self.path)?;
             let fence = target.open_fence()?;
@@ -222,7 +228,7 @@ impl Target {
     }
 
     fn replace(&self, content: &[u8]) -> io::Result<()> {
-        let new = self.beside(".new");
+        let new = self.beside(NEW);
         // Left by a writer that was killed; or a link that somebody has laid there, which is not followed.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -269,8 +275,8 @@ fn keep(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Whether the lock was to be had before the deadline.
-fn lock_until(fence: &File, deadline: Instant) -> io::Result<bool> {
+/// Whether the lock was to be had before the deadline, if there is one.
+fn lock_until(fence: &File, deadline: Option<Instant>) -> io::Result<bool> {
     let mut pause = Duration::from_micros(100);
     loop {
         match fence.try_lock() {
@@ -278,7 +284,7 @@ fn lock_until(fence: &File, deadline: Instant) -> io::Result<bool> {
             Err(TryLockError::Error(error)) => return Err(error),
             Err(TryLockError::WouldBlock) => {}
         }
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
         if left.is_zero() {
             return Ok(false);
         }
@@ -442,7 +448,7 @@ mod tests {
         let file = FencedFile::new(folder.path().join("a"));
         file.write(token(1), b"first").unwrap();
         // As a writer that has been stopped after it took the lock.
-        let (_, stopped) = file.lock(Instant::now()).unwrap().unwrap();
+        let (_, stopped) = file.lock(Some(Instant::now())).unwrap().unwrap();
         let error = file.write_timeout(token(2), b"second", Duration::from_millis(50)).unwrap_err();
         assert!(error.is_timeout() && error.to_string().contains("stopped"), "{error}");
         assert_eq!(fs::read(file.path()).unwrap(), b"first");
@@ -451,11 +457,32 @@ mod tests {
     }
 
     #[test]
+    fn write_may_wait_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        let (_, other) = file.lock(None).unwrap().unwrap();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| file.write_timeout(token(1), b"new", Duration::MAX));
+            drop(other);
+            writer.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn neighbour_that_is_called_new_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let neighbour = folder.path().join("a.new");
+        FencedFile::new(&neighbour).write(token(1), b"neighbour").unwrap();
+        FencedFile::new(folder.path().join("a")).write(token(2), b"new").unwrap();
+        assert_eq!(fs::read(&neighbour).unwrap(), b"neighbour");
+    }
+
+    #[test]
     fn link_in_place_of_the_new_content_is_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let other = folder.path().join("other");
         fs::write(&other, "other").unwrap();
-        std::os::unix::fs::symlink(&other, folder.path().join("a.new")).unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join("a.fence-new")).unwrap();
         FencedFile::new(folder.path().join("a")).write(token(1), b"new").unwrap();
         assert_eq!(fs::read(&other).unwrap(), b"other");
     }

@@ -1,6 +1,6 @@
 //! Locks that count only when replicas have them: with a replica that freezes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss};
 use leasehold_servers::{Server, until};
@@ -79,4 +79,24 @@ async fn a_store_without_replicas_refuses_to_wait_for_them() {
     let client = Client::connect("memory:").await.unwrap();
     let error = client.mutex("a").replicas(1).lock().await.unwrap_err();
     assert!(error.is_unsupported(), "{error}");
+}
+
+/// The connection on which replicas are waited for is made when it is first needed.
+#[tokio::test]
+async fn attempts_at_a_server_that_hangs_before_replicas_were_waited_for_end_together() {
+    let (master, _replica) = master_and_replica().await;
+    let client = Client::connect(&master.url()).await.unwrap();
+    master.signal("STOP");
+    let began = Instant::now();
+    let attempts = (0..4).map(|number| {
+        let mutex = client.mutex(format!("a{number}")).replicas(1);
+        tokio::spawn(async move { mutex.try_lock().await })
+    });
+    for attempt in attempts.collect::<Vec<_>>() {
+        let error = timeout(SOON, attempt).await.unwrap().unwrap().unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+    }
+    let took = began.elapsed();
+    master.signal("CONT");
+    assert!(took < Duration::from_secs(5), "it took {took:?}");
 }

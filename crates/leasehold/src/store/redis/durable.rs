@@ -10,10 +10,11 @@ use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
+use tokio::time::timeout;
 
 use super::calls::{self, Call, Way};
 use super::lanes::Lanes;
-use super::trouble::{Trouble, lost};
+use super::trouble::{AddressState, Trouble, lost};
 use crate::store::StoreError;
 
 /// How long the replicas have.
@@ -26,7 +27,13 @@ pub(super) async fn run(
     replicas: u32,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
-    match lanes.durable().await {
+    // Whoever makes the connection holds up all others that need it, so they wait no longer than for an answer over it.
+    let Ok(durable) = timeout(DURABLE_LIMIT, lanes.durable()).await else {
+        let message = AddressState::Proven.no_answer(DURABLE_LIMIT);
+        let error = StoreError { failure: Failure::NotSent, message };
+        return calls.iter().map(|_| Err(Trouble::Late(error.clone()))).collect();
+    };
+    match durable {
         // Nothing was sent, but whoever tries again is to find the right server.
         Ok(None) => calls.iter().map(|_| Err(Trouble::Lost(lost()))).collect(),
         Ok(Some(connection)) => {

@@ -61,7 +61,7 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
 
 /// As far as this process may look at others, which root may.
 #[cfg(target_os = "linux")]
-fn find_strays(path: &Path) -> Vec<u32> {
+pub(super) fn find_strays(path: &Path) -> Vec<u32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut strays: Vec<u32> = pids.filter(|pid| is_stray(*pid, path).unwrap_or(false)).collect();
@@ -70,7 +70,7 @@ fn find_strays(path: &Path) -> Vec<u32> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn find_strays(_path: &Path) -> Vec<u32> {
+pub(super) fn find_strays(_path: &Path) -> Vec<u32> {
     Vec::new()
 }
 

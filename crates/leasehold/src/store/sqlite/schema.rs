@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_LIMIT, files, log};
+use super::{BUSY_LIMIT, doctor, files, log};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -129,7 +129,7 @@ fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, Trouble>) -> Result
                 continue;
             }
             Err(Trouble::Stale) => files::GONE.to_owned(),
-            Err(Trouble::Sqlite(error)) => explain(&error),
+            Err(Trouble::Sqlite(error)) => explain_opening(path, &error),
             Err(Trouble::Foreign(what)) => what,
         };
         return Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
@@ -353,6 +353,21 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
+/// As [`explain`], for who comes to the file. One whose log was removed can't be opened while there are users of the removed one:
+/// the shared memory that is still in place speaks of that.
+fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
+    let is_unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
+    let strays = if is_unreadable { doctor::find_strays(path) } else { Vec::new() };
+    if strays.is_empty() {
+        return explain(error);
+    }
+    let pids: Vec<String> = strays.iter().map(u32::to_string).collect();
+    format!(
+        "its -wal or -shm was removed under processes that use it, and which have to end first: kill {}",
+        pids.join(" ")
+    )
+}
+
 /// What an error of SQLite means for whoever runs this, and what to do.
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
@@ -367,6 +382,10 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
             format!("the file and its directory must be writable for you ({error})")
         }
+        Some(ErrorCode::SystemIoFailure) => format!(
+            "{error}: the disk fails, this is no ordinary file, or its -wal or -shm was removed under others who use it \
+             (`leasehold doctor` names them to root)"
+        ),
         _ => error.to_string(),
     }
 }
