@@ -546,11 +546,16 @@ fn whoever_waits_outlasts_a_file_that_is_kept_busy_and_whoever_tries_is_told() {
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.mutex("a").lock());
         let waits_with_limit = scope.spawn(|| client.mutex("b").lock_timeout(Duration::from_secs(2)));
-        let error = client.mutex("c").try_lock().unwrap_err();
-        assert!(error.is_unavailable() && error.to_string().contains("kept the file busy"), "{error}");
-        assert!(waits_with_limit.join().unwrap().unwrap().is_none(), "its time was over first");
-        assert!(!waits.is_finished());
+        let tried = client.mutex("c").try_lock();
+        let limited = waits_with_limit.join().unwrap();
+        let still_waits = !waits.is_finished();
+        // Before anything is asserted: a thread that waits for the file would keep a failure from being told.
         other.execute_batch("COMMIT").unwrap();
+        let error = tried.unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("kept the file busy"), "{error}");
+        let error = limited.unwrap_err();
+        assert!(error.is_unavailable(), "its time was over without a word from the store: {error}");
+        assert!(still_waits);
         waits.join().unwrap().unwrap().release().unwrap();
     });
     client.close().unwrap();
