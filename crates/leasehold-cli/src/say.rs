@@ -1,6 +1,6 @@
 //! What `leasehold` itself has to say, which is never on stdout: that is the command's.
 //!
-//! A thread of its own writes it. Whoever reads there may stop reading: a pager, or a terminal after Ctrl-S. That must not hold up
+//! A thread of its own writes it. The reader of stderr may stop reading: a pager, or a terminal after Ctrl-S. That must not delay
 //! the end of a command whose lease is lost.
 
 use std::fmt::Display;
@@ -35,7 +35,7 @@ pub(crate) fn say(message: impl Display) {
 /// Writes this on stderr as it is.
 pub(crate) fn write(text: String) {
     match writer() {
-        // It is full where nobody has read for long.
+        // The queue is full when stderr was not read for long.
         Some(writer) => drop(writer.try_send(Job::Write(text))),
         None => put(&text),
     }
