@@ -6,7 +6,9 @@
 use alloc::sync::Arc;
 use core::time::Duration;
 
-use crate::command::{Acquire, Answer, Command, Grant, Head, Push, PushKind, Refusal, Release, Reply};
+use crate::command::{
+    Acquire, Answer, Command, Grant, Head, Push, PushKind, Queued, Refusal, Release, Reply,
+};
 use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
 
@@ -19,12 +21,17 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 /// The pause before the first repetition after a failure; it doubles up to [`Patience::look_again`].
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 
+/// How often at least a waiter looks during the time that the store keeps its place without a sign of life.
+const LOOKS_PER_PLACE: u32 = 3;
+
 /// How a waiter waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Give up then; `NEVER` waits for as long as it takes.
     pub deadline: LocalTime,
-    /// How long at most until it looks again when nothing is heard; the store may say that it should be sooner.
+    /// How long the head of the queue waits at most until it looks again when nothing is heard; the store may say that it
+    /// should be sooner. The others look when the store says, which takes care that it is not asked too often, and a few
+    /// times while it keeps their place.
     pub look_again: Duration,
     /// A pushed grant does not count before it was asked for: the answer says how safe it is.
     pub confirms_pushes: bool,
@@ -274,8 +281,8 @@ impl AcquireMachine {
             Reply::Queued(queued) => {
                 self.has_waited = true;
                 let told = self.early_head.take().filter(|(_, at)| *at >= answer.at);
-                let look_at = told.map_or(queued.look_again_at, |(head, _)| head.look_again_at);
-                let look_again_at = self.next_look(now, sent_at, answer.at, look_at);
+                let told = told.map_or(*queued, |(head, _)| head.into());
+                let look_again_at = self.next_look(now, sent_at, answer.at, told);
                 self.phase = Phase::Waiting { look_again_at };
                 if let Some(pushed) = self.early.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));
@@ -355,7 +362,7 @@ impl AcquireMachine {
             }
             PushKind::Next(head) => match self.phase {
                 Phase::Waiting { .. } => {
-                    let look_again_at = self.next_look(now, sent_at, answered_at, head.look_again_at);
+                    let look_again_at = self.next_look(now, sent_at, answered_at, head.into());
                     self.phase = Phase::Waiting { look_again_at };
                 }
                 // The answer that is under way may not know of it.
@@ -457,9 +464,13 @@ impl AcquireMachine {
         now: LocalTime,
         sent_at: LocalTime,
         answered_at: StoreTime,
-        look_again_at: StoreTime,
+        Queued { is_head, look_again_at }: Queued,
     ) -> LocalTime {
-        let seldom = self.patience.map_or(LocalTime::NEVER, |patience| now + patience.look_again);
+        let longest = self.patience.map_or(Duration::MAX, |patience| {
+            let others = self.place_lasts() / LOOKS_PER_PLACE;
+            if is_head { patience.look_again } else { others.max(patience.look_again) }
+        });
+        let seldom = now + longest;
         // The answer was made after `sent_at`, so by our clock this is not too early by more than the way
         // here; a little later than the expiry is when it can be seen.
         let wait = look_again_at.since(answered_at);

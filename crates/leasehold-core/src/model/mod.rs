@@ -72,7 +72,8 @@ pub const REMEMBER_TOKEN: Duration = Duration::from_secs(3600);
 /// Within this time after the lease's end, and after the head's time to look, every other waiter looks.
 const FOLLOWERS_APART_MICROS: u64 = 1_500_000;
 
-/// How far apart the looks at one resource are on average, however many wait for it: at most 40 a second.
+/// How far apart the looks at one resource are on average, however many clients wait for it and however many places each
+/// of them has: at most 40 a second.
 const LOOKS_APART: Duration = Duration::from_millis(25);
 
 /// Where the queue begins for all who do not hold: places below it are for holders that wait for more.

@@ -48,16 +48,16 @@ pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// How waiters keep their place in a store's queues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rhythm {
-    /// How often a waiter looks again when it hears nothing: what a lost push can cost.
+    /// How often the head of a queue looks again when it hears nothing: what a lost push can cost.
     pub(crate) look_again: Duration,
     /// How long a place is kept without a sign of life; several times `look_again`.
     pub(crate) entry_ttl: Duration,
 }
 
-/// Looking again costs an embedded store microseconds. It comes sooner than a claim window ends, so that a lost push costs
-/// no waiter its place.
+/// Looking again costs an embedded store microseconds. The head does so sooner than a claim window ends, so that a lost push
+/// costs it no place; of the others there may be thousands.
 pub(crate) const EMBEDDED_RHYTHM: Rhythm =
-    Rhythm { look_again: Duration::from_secs(2), entry_ttl: Duration::from_secs(15) };
+    Rhythm { look_again: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
 
 /// Where leases live.
 ///
