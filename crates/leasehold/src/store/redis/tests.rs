@@ -274,7 +274,7 @@ fn differ<H: std::fmt::Debug>(
     play: impl Fn(&mut Twins<'_, '_>, &H),
 ) {
     let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
@@ -348,7 +348,7 @@ fn waits(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
 #[test]
 fn a_release_grants_to_as_many_readers_as_the_model_says() {
     const READERS: u128 = 70;
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     (CLIENTS..=READERS).for_each(|client| lab.arrive(client_id(client)));
@@ -367,7 +367,7 @@ fn a_release_grants_to_as_many_readers_as_the_model_says() {
 
 #[test]
 fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
@@ -413,7 +413,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
 
 #[test]
 fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
@@ -448,7 +448,7 @@ fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has()
 
 #[test]
 fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_missed() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
@@ -474,7 +474,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
 
 #[test]
 fn every_dialect_reaches_the_inbox_of_whoever_waits() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (client_id(1), client_id(2));

@@ -9,7 +9,7 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
     Resource, StoreTime, Token, WaitFor,
 };
-use leasehold_servers::{Proxy, Server, until};
+use leasehold_testkit::{Proxy, Server, until};
 
 use super::view::one_of;
 use super::{Quorum, Redlock};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use leasehold_servers::{Proxy, Server, until};
+use leasehold_testkit::{Proxy, Server, until};
 use redis::IntoConnectionInfo as _;
 
 use super::*;

@@ -4,16 +4,16 @@
 //! each client was told make up a state; a state that was met before is not looked at again. Nothing here sleeps, and no two
 //! runs differ.
 
-mod desk;
 mod event;
-mod lab;
 mod probe;
+mod replay;
+mod sandbox;
 mod scenario;
 mod search;
 mod state;
 
 pub use event::Event;
-pub use lab::{CLOCK, Lab};
+pub use sandbox::{CLOCK, Sandbox};
 pub use scenario::{Check, Fault, MakeClient, NAMES, PROBE, Part, Scenario, Stay, Subject};
 pub use search::{Findings, Violation, explore};
 pub use state::Choice;

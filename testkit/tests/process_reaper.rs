@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use leasehold_servers::{LIMIT, Server, wait_until};
+use leasehold_testkit::{LIMIT, Server, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Set in the process that plays the driver: this test, run once more.

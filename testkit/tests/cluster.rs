@@ -1,6 +1,6 @@
 //! Clusters: that they serve all slots, move them step by step, and replace their masters.
 
-use leasehold_servers::{Cluster, Flavor, Server, wait_until};
+use leasehold_testkit::{Cluster, Flavor, Server, wait_until};
 use redis::{ErrorKind, RedisResult, ServerErrorKind};
 
 fn get(cluster: &Cluster, node: usize, key: &str) -> RedisResult<Option<String>> {

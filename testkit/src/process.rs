@@ -1,4 +1,4 @@
-//! A server's process, and the tether that ends it when the test's own process can't.
+//! A server's process, and the reaper that ends it when the test's own process can't.
 //!
 //! A test that is killed drops nothing, and its servers would outlive it. So beside each of them stands a shell that does
 //! nothing but read from the test's process: when that is gone, and with it the only writing end of the pipe, the shell
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 /// First it is told the server's number, then nothing until the pipe is closed. A signal that goes to everybody, and that the
 /// test's process may not survive, must not end it.
-const TETHER: &str = "trap '' HUP INT TERM
+const REAPER_SCRIPT: &str = "trap '' HUP INT TERM
 read -r server
 read -r end
 [ -n \"$server\" ] && kill -KILL \"$server\"
@@ -23,17 +23,17 @@ rm -rf \"$0\"";
 pub(crate) struct Process {
     server: Child,
     /// None only while this value is dropped.
-    tether: Option<Tether>,
+    reaper: Option<ProcessReaper>,
 }
 
 impl Process {
-    /// Starts it. The folder is removed by the tether only.
+    /// Starts it. The folder is removed by the reaper only.
     pub(crate) fn start(command: &mut Command, folder: &Path) -> io::Result<Self> {
-        // The tether comes first, so that no server is without one for longer than it takes to name it.
-        let mut tether = Tether::start(folder)?;
+        // The reaper comes first, so that no server is without one for longer than it takes to name it.
+        let mut reaper = ProcessReaper::start(folder)?;
         let server = command.spawn()?;
-        let told = tether.hold(server.id());
-        let process = Self { server, tether: Some(tether) };
+        let told = reaper.hold(server.id());
+        let process = Self { server, reaper: Some(reaper) };
         told.map(|()| process)
     }
 
@@ -41,7 +41,7 @@ impl Process {
         self.server.id()
     }
 
-    /// Whether it has ended by itself. Its number stays its own, since the tether may have to kill it by that.
+    /// Whether it has ended by itself. Its number stays its own, since the reaper may have to kill it by that.
     pub(crate) fn has_ended(&self) -> bool {
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(Pid::from_child(&self.server)), ended);
@@ -59,18 +59,18 @@ impl Drop for Process {
         // It fails only if the process has ended by itself.
         let _ = self.server.kill();
         // Its number stays its own until it is waited for. After that nobody must be there who would kill by it.
-        drop(self.tether.take());
+        drop(self.reaper.take());
         let _ = self.server.wait();
     }
 }
 
 /// The shell.
-struct Tether(Child);
+struct ProcessReaper(Child);
 
-impl Tether {
+impl ProcessReaper {
     fn start(folder: &Path) -> io::Result<Self> {
         let mut shell = Command::new("sh");
-        shell.arg("-c").arg(TETHER).arg(folder);
+        shell.arg("-c").arg(REAPER_SCRIPT).arg(folder);
         // In a group of its own, out of reach of Ctrl-C.
         shell.process_group(0);
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Self)
@@ -83,7 +83,7 @@ impl Tether {
     }
 }
 
-impl Drop for Tether {
+impl Drop for ProcessReaper {
     fn drop(&mut self) {
         // Not by closing the pipe: that is the sign to kill the server.
         let _ = self.0.kill();
@@ -99,10 +99,10 @@ mod tests {
     use crate::wait::wait_until;
 
     #[test]
-    fn a_process_that_is_dropped_ends_with_its_tether_and_the_folder_stays() {
+    fn a_process_that_is_dropped_ends_with_its_reaper_and_the_folder_stays() {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(Command::new("sleep").arg("600"), folder.path()).unwrap();
-        let both = [&process.server, &process.tether.as_ref().unwrap().0].map(Pid::from_child);
+        let both = [&process.server, &process.reaper.as_ref().unwrap().0].map(Pid::from_child);
         assert!(both.iter().all(|pid| test_kill_process(*pid).is_ok()));
         drop(process);
         // A zombie would still be there.
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_a_process_that_ended_by_itself_is_nobody_else_s_while_its_tether_may_kill_by_it() {
+    fn the_number_of_a_process_that_ended_by_itself_is_nobody_else_s_while_its_reaper_may_kill_by_it() {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(&mut Command::new("true"), folder.path()).unwrap();
         wait_until("it has ended", || process.has_ended());

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_servers::{Proxy, Server, wait_until};
+use leasehold_testkit::{Proxy, Server, wait_until};
 use redis::{Commands as _, Connection, RedisResult};
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
 //! Sentinels: that they find a new master when asked, and when the old one dies.
 
-use leasehold_servers::{Flavor, Sentinels, Server};
+use leasehold_testkit::{Flavor, Sentinels, Server};
 use redis::Commands as _;
 
 /// What a client would be told by the sentinels of an address.

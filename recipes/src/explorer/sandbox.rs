@@ -9,12 +9,12 @@ use std::io::{BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use redis::{Parser, PushKind, Value};
 
 use crate::redis::Said;
 
-/// The second of 1970 at which a lab's servers begin: so far ahead of any real server's clock that nothing ends by
+/// The second of 1970 at which a sandbox's servers begin: so far ahead of any real server's clock that nothing ends by
 /// itself which ends at a point of that time.
 const SERVERS_START: u64 = 4_102_444_800;
 
@@ -28,7 +28,7 @@ const LOOK: &str = "local keys = redis.call('KEYS', '*')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
     local all = {}
     for i, key in ipairs(keys) do
-      if key ~= 'lab:clock' then
+      if key ~= 'sandbox:clock' then
         local left = redis.call('PTTL', key)
         all[#all + 1] = { key, left, now + left, redis.call('DUMP', key) }
       end
@@ -36,7 +36,7 @@ const LOOK: &str = "local keys = redis.call('KEYS', '*')
     return all";
 
 /// Sets the local `now` in a script of which the server's clock is part.
-pub const CLOCK: &str = "local now = tonumber(redis.call('GET', 'lab:clock'))\n";
+pub const CLOCK: &str = "local now = tonumber(redis.call('GET', 'sandbox:clock'))\n";
 
 /// When a key ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ pub(super) struct Start {
     pub(super) node: usize,
     /// What it contains.
     pub(super) contents: Contents,
-    /// What its clock says: seconds since the lab began.
+    /// What its clock says: seconds since the sandbox began.
     pub(super) seconds: u64,
     /// Who listens there.
     pub(super) channels: Vec<String>,
@@ -92,19 +92,19 @@ type Performed = (Contents, u64, Vec<String>, Said);
 pub(super) const STALLED: Duration = Duration::from_millis(400);
 
 /// Some real servers, and everything that they were ever seen to contain and to do.
-pub struct Lab {
+pub struct Sandbox {
     wires: Vec<Wire>,
     known: Vec<Vec<Entry>>,
     numbers: HashMap<Vec<Entry>, Contents>,
     done: HashMap<Performed, Outcome>,
     /// Servers are left as they are between steps, and nothing is remembered: to see that it makes no difference.
     is_straight: bool,
-    /// Ended with the lab.
+    /// Ended with the sandbox.
     _servers: Vec<Server>,
 }
 
-impl Lab {
-    /// A lab with so many servers. Panics where they can't be started, as everything here does when they are gone.
+impl Sandbox {
+    /// A sandbox with so many servers. Panics where they can't be started, as everything here does when they are gone.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         let servers: Vec<_> = (0..nodes).map(|_| Server::on_socket()).collect();
@@ -159,7 +159,7 @@ impl Lab {
             flight.extend(self.known[start.contents].iter().map(restore));
         }
         let micros = (SERVERS_START + start.seconds) * 1_000_000;
-        flight.push(line(&["SET", "lab:clock", &micros.to_string()]));
+        flight.push(line(&["SET", "sandbox:clock", &micros.to_string()]));
         let before = flight.len();
         flight.push(words(said));
         flight.push(line(&["EVAL", LOOK, "0"]));
@@ -169,12 +169,12 @@ impl Lab {
         let seen = entries(replies.pop().expect("a reply for each command"));
         let reply = replies.pop().expect("a reply for each command");
         for reply in &replies[..before] {
-            assert!(!matches!(reply, Value::ServerError(_)), "the lab's server said {reply:?}");
+            assert!(!matches!(reply, Value::ServerError(_)), "the sandbox's server said {reply:?}");
         }
         Outcome { after: self.number(seen), reply, messages }
     }
 
-    /// Lets time pass, up to this second of the lab.
+    /// Lets time pass, up to this second of the sandbox.
     pub(super) fn pass(&mut self, node: usize, contents: Contents, span: u64, until: u64) -> Contents {
         if self.is_straight {
             self.really_pass(node, contents, span);

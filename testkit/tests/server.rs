@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_servers::{Builder, Flavor, Server, wait_until};
+use leasehold_testkit::{Builder, Flavor, Server, wait_until};
 use redis::{Commands as _, ErrorKind, ServerErrorKind};
 
 fn ping(url: &str) -> redis::RedisResult<String> {

@@ -64,7 +64,7 @@ pub fn write(results: &Results) -> (String, Pictures) {
 mod tests {
     use super::*;
 
-    const SAMPLE: &str = include_str!("../../tests/sample.json");
+    const SAMPLE: &str = include_str!("../tests/sample.json");
 
     fn page() -> (String, Pictures) {
         write(&serde_json::from_str(SAMPLE).unwrap())

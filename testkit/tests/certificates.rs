@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_servers::{Certificates, Cluster, Pair, Proxy, Sentinels, Server};
+use leasehold_testkit::{Certificates, Cluster, Pair, Proxy, Sentinels, Server};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
