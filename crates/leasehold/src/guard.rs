@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::client::{Handle, unanswered};
 use crate::engine::clock;
 use crate::engine::{Errand, Given, Renewal, Sleep};
 use crate::error::{Error, ErrorKind};
+use crate::handle::{Handle, unanswered};
 use crate::locks::lock::MAX_TTL;
 use crate::store::{Answered, Pending};
 

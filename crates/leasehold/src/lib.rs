@@ -45,6 +45,7 @@ mod engine;
 mod error;
 pub mod fence;
 mod guard;
+mod handle;
 mod inspect;
 mod locks;
 mod metadata;

@@ -11,12 +11,13 @@ use std::task::Poll;
 use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
 
-use crate::client::Handle;
 use crate::engine::clock;
 use crate::engine::{Ended, Errand, Sleep};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::locks::lock::{Attempt, CANCEL_LIMIT, Lock, withdrawn};
+use crate::handle::Handle;
+use crate::locks::acquire::{Attempt, CANCEL_LIMIT, withdrawn};
+use crate::locks::lock::Lock;
 use crate::store::{Answered, Pending, StoreError};
 
 /// What came of it.

@@ -22,11 +22,11 @@ use std::time::Duration;
 
 use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
-use crate::client::Handle;
 use crate::engine::Sleep;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, Wait};
 use crate::options::lease_settings;
 use round::Round;

@@ -10,11 +10,11 @@ use std::time::Duration;
 use futures_core::Stream;
 use leasehold_core::{Acquisition, Kind};
 
-use crate::client::Handle;
 use crate::engine::Sleep;
 use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::inspect::HolderView;
 use crate::locks::lock::Lock;
 use crate::options::settings;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use leasehold_core::{Kind, Owner};
 
-use crate::client::Handle;
 use crate::engine::Sleep;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
+use crate::handle::Handle;
 use crate::inspect::{HolderView, LockView};
 use crate::locks::lock::{Lock, Wait};
 use crate::options::looking;

@@ -9,13 +9,14 @@ use std::task::Poll;
 
 use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
 
-use crate::client::{Handle, unanswered};
 use crate::engine::clock;
 use crate::engine::{Errand, Left, NoPlace, Place, Sleep, Turned, Wish};
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::handle::{Handle, unanswered};
+use crate::locks::acquire::{CANCEL_LIMIT, withdrawn};
 use crate::locks::acquire_all::within;
-use crate::locks::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
+use crate::locks::lock::{Lock, Wait};
 use crate::store::{Answered, Pending, StoreError};
 
 impl Lock {

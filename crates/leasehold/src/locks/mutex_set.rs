@@ -13,10 +13,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::client::Handle;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::locks::acquire_all::{Together, take_together};
 use crate::locks::lock::{Lock, Wait};
 use crate::locks::mutex::Mutex;

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use leasehold_core::Kind;
 
-use crate::client::Handle;
 use crate::engine::Sleep;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, Wait};
 use crate::options::lease_settings;
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use leasehold_core::{Command, Holder, Kind, Owner, Push, PushKind, Release, Reply, Resource, Token};
 
-use crate::client::Handle;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::inspect::HolderView;
 use crate::locks::lock::{Lock, Wait};
 use crate::options::settings;

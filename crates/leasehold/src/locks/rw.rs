@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use leasehold_core::Kind;
 
-use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::inspect::Mode;
 use crate::locks::lock::{Lock, Wait};
 use crate::options::settings;

@@ -89,7 +89,7 @@ impl Quorum {
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::client::unanswered),
+                Some(_) => answers.next().unwrap_or_else(crate::handle::unanswered),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()

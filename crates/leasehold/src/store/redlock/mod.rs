@@ -287,7 +287,7 @@ impl Quorum {
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::client::unanswered)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::unanswered)).collect()
     }
 
     async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
@@ -297,7 +297,7 @@ impl Quorum {
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
             Command::Renew(_) => {
-                self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::client::unanswered)
+                self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::handle::unanswered)
             }
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
