@@ -11,7 +11,7 @@ use leasehold_core::{
 };
 use leasehold_servers::{Proxy, Server, until};
 
-use super::view::one_of;
+use super::inspect::one_of;
 use super::{Quorum, Redlock};
 use crate::store::{Inbox, Store as _, queue_of};
 use crate::url::StoreUrl;

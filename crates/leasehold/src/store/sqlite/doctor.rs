@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::{self, SUFFIXES};
-use super::{BUSY_LIMIT, log, not_sent, schema};
+use super::{BUSY_LIMIT, checkpoint, not_sent, schema};
 use crate::diagnostics::{Check, Examination, Subject};
 use crate::store::StoreError;
 
@@ -50,7 +50,7 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
     Ok(Seen {
         path: path.to_path_buf(),
         bytes: fs::metadata(path).map_or(0, |found| found.len()),
-        log_bytes: log::size(path),
+        log_bytes: checkpoint::size(path),
         free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
         file_system: file_system(path),
         is_durable,

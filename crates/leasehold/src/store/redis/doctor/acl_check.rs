@@ -7,10 +7,10 @@ use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Releas
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
-use super::super::calls::{self, Way};
+use super::super::codec::{Ballot, Dialect};
+use super::super::exec::{self, Way};
 use super::super::keys;
-use super::super::script::{Ballot, Dialect};
-use super::look::{ask, command, info_by, median};
+use super::probe::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
@@ -248,7 +248,7 @@ async fn lock_and_release(
     for command in [acquire, release] {
         let call = (probe.resource.clone(), command);
         let way = Way { dialect, ballot: Ballot::default(), is_asking: false, is_together: false };
-        let answer = calls::run(connection.clone(), way, &[&call]).await.pop();
+        let answer = exec::run(connection.clone(), way, &[&call]).await.pop();
         match answer {
             Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
             Some(Ok(answer)) => return Err(format!("it answered {:?}", answer.reply)),

@@ -1,6 +1,6 @@
 //! Each rule, with what sets it off.
 
-use super::super::trial::{Lack, Purpose};
+use super::super::acl_check::{Lack, Purpose};
 use super::*;
 use crate::diagnostics::Severity;
 

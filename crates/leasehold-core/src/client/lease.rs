@@ -7,11 +7,11 @@
 use core::fmt;
 use core::time::Duration;
 
+use crate::client::handoff::{HandOn, Turn};
 use crate::command::{Command, Renew, Reply};
 use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
-use crate::turn::{HandOn, Turn};
 
 /// The shortest pause before a failed renewal is tried again.
 const RETRY_AT_LEAST: Duration = Duration::from_millis(10);

@@ -26,9 +26,9 @@
 //! **Size.** A row is visited when its last token need not be remembered any more, by an index. Each transaction that makes
 //! rows visits twice as many that are due, and the worker visits all others that are, once a minute (`sweep.rs`).
 
+mod checkpoint;
 mod doctor;
 mod files;
-mod log;
 mod mailbox;
 mod rows;
 mod schema;

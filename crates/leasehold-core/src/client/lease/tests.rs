@@ -1,10 +1,10 @@
 //! One held lease, step by step.
 
 use super::*;
+use crate::client::handoff::HandOff;
 use crate::id::ClientId;
 use crate::time::StoreTime;
 use crate::token::TokenRange;
-use crate::turn::HandOff;
 
 const TTL: Duration = Duration::from_secs(9);
 

@@ -9,13 +9,13 @@ use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token}
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::calls::{self, Call, Way};
 use super::cluster::Cluster;
-use super::lanes::Lanes;
-use super::link::Link;
-use super::script::{Ballot, Channels, Dialect};
-use super::trouble::{Trouble, lost};
-use super::{ANSWER_LIMIT, Nodes, durable, keys, uncovered};
+use super::codec::{Ballot, Channels, Dialect};
+use super::connections::Lanes;
+use super::endpoint::Link;
+use super::error::{Trouble, lost};
+use super::exec::{self, Call, Way};
+use super::{ANSWER_LIMIT, Nodes, keys, replicas, uncovered};
 use crate::store::{Answered, StoreError};
 use crate::url::Host;
 
@@ -74,11 +74,11 @@ impl Nodes {
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         let mut resources = Vec::new();
         match self {
-            Self::Server { link, .. } => resources.extend(calls::scan(link.lanes().await?.nearest()).await?),
+            Self::Server { link, .. } => resources.extend(exec::scan(link.lanes().await?.nearest()).await?),
             Self::Cluster { cluster, runtime, .. } => {
                 for host in cluster.masters() {
                     let link = cluster.link(&host, runtime)?;
-                    resources.extend(calls::scan(link.lanes().await?.nearest()).await?);
+                    resources.extend(exec::scan(link.lanes().await?.nearest()).await?);
                 }
             }
         }
@@ -142,12 +142,12 @@ async fn run_over(
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, Trouble>> {
     if replicas > 0 {
-        return Box::pin(durable::run(lanes, way, replicas, calls)).await;
+        return Box::pin(replicas::run(lanes, way, replicas, calls)).await;
     }
     let Some(express) = lanes.express() else {
-        return calls::run(lanes.home(), way, calls).await;
+        return exec::run(lanes.home(), way, calls).await;
     };
-    let answers = calls::run(express, way, calls).await;
+    let answers = exec::run(express, way, calls).await;
     if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_) | Trouble::Late(_)))) {
         lanes.drop_express();
     }
@@ -178,9 +178,9 @@ async fn subscribe_and_run(
     }
     let subscribe = slots.iter().map(|slot| subscribe(lanes, way, client, *slot));
     let (failed, mut answers) = if replicas > 0 {
-        (join_all(subscribe).await, durable::run(lanes, way, replicas, calls).await)
+        (join_all(subscribe).await, replicas::run(lanes, way, replicas, calls).await)
     } else {
-        join(join_all(subscribe), calls::run(lanes.home(), way, calls)).await
+        join(join_all(subscribe), exec::run(lanes.home(), way, calls)).await
     };
     for (slot, trouble) in failed.into_iter().flatten() {
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
@@ -200,7 +200,7 @@ async fn subscribe(lanes: &Lanes, way: Way<'_>, client: ClientId, slot: u16) -> 
     let mut home = lanes.home();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
     let told = if way.is_asking && way.dialect.channels == Channels::Sharded {
-        calls::flight(&mut home, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+        exec::flight(&mut home, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         home.send_packed_command(&command).await
     };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::super::ANSWER_LIMIT;
-use super::look::{Clock, Seen, Succession, Way};
-use super::trial::{Cost, Lack, Source};
+use super::acl_check::{Cost, Lack, Source};
+use super::probe::{Clock, Seen, Succession, Way};
 use crate::diagnostics::{Check, Subject};
 
 /// A clock that differs by more than this may end a lease while its holder works.

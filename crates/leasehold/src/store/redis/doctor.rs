@@ -5,27 +5,27 @@
 //!
 //! No setting is changed. The trial takes and releases a lock of a name that nobody else uses, and deletes its key.
 
-mod judge;
-mod look;
-mod trial;
-mod whole;
+mod acl_check;
+mod probe;
+mod server_rules;
+mod topology_rules;
 
 use std::time::Duration;
 
 use leasehold_core::Failure;
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use super::address::Credentials;
 use super::cluster::Cluster;
-use super::script::Dialect;
+use super::codec::Dialect;
+use super::connect::Credentials;
+use super::error::AddressState;
 use super::sentinel::Sentinels;
-use super::trouble::AddressState;
 use super::{Nodes, Redis};
 use crate::diagnostics::{Examination, Subject};
 use crate::error::Error;
 use crate::store::StoreError;
 use crate::url::{Place, RedisUrl};
-use look::{Patient, Seen, Succession, Way};
+use probe::{Patient, Seen, Succession, Way};
 
 /// Where a store's servers are.
 pub(super) enum Address {
@@ -55,7 +55,7 @@ pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Opti
         let Address::Url(url) = &*voter.address else { continue };
         let trouble = doctor.see_all(&voter.nodes, url).await.err();
         if let Some(trouble) = trouble {
-            doctor.subjects.push(whole::unseen((*name).to_owned(), &trouble.message));
+            doctor.subjects.push(topology_rules::unseen((*name).to_owned(), &trouble.message));
         }
         // Of several, the master is seen first.
         places.push((*name, (doctor.seen.len() > first).then_some(first)));
@@ -64,13 +64,13 @@ pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Opti
         seen.abstains = abstains_for.is_some();
         seen.votes = true;
     }
-    let seen: Vec<whole::Voter<'_>> =
+    let seen: Vec<topology_rules::Voter<'_>> =
         places.iter().map(|(name, place)| (*name, place.map(|place| &doctor.seen[place]))).collect();
-    let quorum = whole::judge_voters(&seen, abstains_for);
+    let quorum = topology_rules::judge_voters(&seen, abstains_for);
     let mut subjects = vec![quorum];
-    subjects.extend(doctor.seen.iter().map(judge::judge));
+    subjects.extend(doctor.seen.iter().map(server_rules::judge));
     subjects.append(&mut doctor.subjects);
-    subjects.extend(whole::judge_clocks(&doctor.seen, true));
+    subjects.extend(topology_rules::judge_clocks(&doctor.seen, true));
     Examination { subjects }
 }
 
@@ -105,7 +105,7 @@ impl Doctor {
     }
 
     async fn see(&mut self, patient: Patient) -> Result<(), String> {
-        self.seen.push(look::at(patient).await?);
+        self.seen.push(probe::at(patient).await?);
         Ok(())
     }
 
@@ -116,25 +116,25 @@ impl Doctor {
             Err(error) => ("a server".to_owned(), Some(error.to_string())),
         };
         if let Some(trouble) = trouble {
-            self.subjects.push(whole::unseen(name, &trouble));
+            self.subjects.push(topology_rules::unseen(name, &trouble));
         }
     }
 
     async fn see_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
         let (_, info) = sentinels.find_master(AddressState::Unproven).await?;
         let patient = |info| patient_at(info, Succession::Sentinels, is_resp2);
-        let master = look::at(patient(info)).await.map_err(failed)?;
-        let replicas = whole::replicas_of(&master.info);
+        let master = probe::at(patient(info)).await.map_err(failed)?;
+        let replicas = topology_rules::replicas_of(&master.info);
         self.seen.push(master);
         for replica in replicas {
             self.see_if_possible(sentinels.credentials.at(&replica).map(patient)).await;
         }
         let mut opinions = Vec::new();
         for sentinel in &sentinels.hosts {
-            let opinion = look::at_sentinel(sentinel, &sentinels.service).await;
+            let opinion = probe::at_sentinel(sentinel, &sentinels.service).await;
             opinions.push((sentinel.addr().to_string(), opinion));
         }
-        self.subjects.push(whole::judge_sentinels(&sentinels.service, &opinions));
+        self.subjects.push(topology_rules::judge_sentinels(&sentinels.service, &opinions));
         Ok(())
     }
 
@@ -147,10 +147,10 @@ impl Doctor {
         let mut trouble = super::uncovered();
         for host in cluster.masters() {
             let info = credentials.at(&host).map_err(|error| not_sent(&error))?;
-            match look::slots_by(&info).await {
+            match probe::slots_by(&info).await {
                 Err(what) => trouble = failed(what),
                 Ok(slots) => {
-                    let nodes = whole::nodes_of(&slots, &host);
+                    let nodes = topology_rules::nodes_of(&slots, &host);
                     for node in &nodes {
                         let patient = credentials.at(&node.host).map(|info| Patient {
                             slots: node.slots.clone(),
@@ -159,7 +159,7 @@ impl Doctor {
                         });
                         self.see_if_possible(patient).await;
                     }
-                    self.subjects.push(whole::judge_cluster(&nodes, &self.seen));
+                    self.subjects.push(topology_rules::judge_cluster(&nodes, &self.seen));
                     return Ok(());
                 }
             }
@@ -168,9 +168,9 @@ impl Doctor {
     }
 
     fn conclude(mut self) -> Examination {
-        let mut subjects: Vec<Subject> = self.seen.iter().map(judge::judge).collect();
+        let mut subjects: Vec<Subject> = self.seen.iter().map(server_rules::judge).collect();
         subjects.append(&mut self.subjects);
-        subjects.extend(whole::judge_clocks(&self.seen, false));
+        subjects.extend(topology_rules::judge_clocks(&self.seen, false));
         Examination { subjects }
     }
 }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
 
-use super::super::script::Dialect;
-use super::super::trouble::explain;
+use super::super::codec::Dialect;
+use super::super::error::explain;
 use super::super::{ANSWER_LIMIT, CONNECT_LIMIT};
-use super::trial::{self, Cost, Lack, Probe};
+use super::acl_check::{self, Cost, Lack, Probe};
 
 /// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
 const SETTINGS: [&str; 11] = [
@@ -130,7 +130,7 @@ pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
         info.extend(info_by(&mut connection, &["CLUSTER", "INFO"]).await);
     }
     let probe = Probe::new(&patient.slots).map_err(|error| error.to_string())?;
-    let lacks = trial::lacks(&mut connection, patient.dialect, &probe, patient.is_resp2).await;
+    let lacks = acl_check::lacks(&mut connection, patient.dialect, &probe, patient.is_resp2).await;
     let mut seen = Seen {
         settings: settings_by(&mut connection).await,
         clock: clock_by(&mut connection).await,
@@ -151,7 +151,7 @@ pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
         lacks,
     };
     if !seen.is_replica() && !seen.lacks.iter().any(Lack::hinders_locks) {
-        seen.cost = Some(trial::cost(&mut connection, patient.dialect, &probe, round_trip).await);
+        seen.cost = Some(acl_check::cost(&mut connection, patient.dialect, &probe, round_trip).await);
     }
     Ok(seen)
 }
@@ -285,7 +285,7 @@ async fn slow_by(connection: &mut MultiplexedConnection) -> Option<(usize, Durat
         let is_script = words.first()?.to_uppercase().starts_with("EVAL");
         let key = words.iter().find(|word| word.starts_with("leasehold:"))?;
         // A doctor's own are about nobody's lock.
-        (is_script && !key.contains(trial::NAME))
+        (is_script && !key.contains(acl_check::NAME))
             .then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
     });
     let spans: Vec<Duration> = spans.collect();

@@ -12,8 +12,8 @@ use leasehold_core::{
 use tokio::time::timeout;
 
 use super::Quorum;
-use super::keeping::TOMBSTONE;
-use super::turns::is_queue;
+use super::admission_queue::is_queue;
+use super::renew::TOMBSTONE;
 use crate::store::queue_of;
 use crate::store::{Answered, Store as _, StoreError};
 

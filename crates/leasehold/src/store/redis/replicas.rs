@@ -12,9 +12,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::calls::{self, Call, Way};
-use super::lanes::Lanes;
-use super::trouble::{AddressState, Trouble, lost};
+use super::connections::Lanes;
+use super::error::{AddressState, Trouble, lost};
+use super::exec::{self, Call, Way};
 use crate::store::StoreError;
 
 /// How long the replicas have.
@@ -57,12 +57,12 @@ async fn one(
     let claim = claim_of(command);
     let said: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
     let mut values = flight(&mut connection, way, replicas, resource, &said, false).await;
-    if values.iter().any(calls::is_unknown) {
+    if values.iter().any(exec::is_unknown) {
         values = flight(&mut connection, way, replicas, resource, &said, true).await;
     }
     let reached = values.pop();
     let mut told =
-        said.iter().zip(values).map(|(command, value)| calls::read(command, way.ballot.floor, value));
+        said.iter().zip(values).map(|(command, value)| exec::read(command, way.ballot.floor, value));
     let mut answer = told.next().unwrap_or_else(|| Err(Trouble::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {
@@ -102,7 +102,7 @@ async fn flight(
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICAS_LIMIT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
-    calls::flight(connection, commands, way.is_asking).await
+    exec::flight(connection, commands, way.is_asking).await
 }
 
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, Trouble> {

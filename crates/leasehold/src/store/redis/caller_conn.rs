@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::greeting;
-use super::lanes::{Fate, Hear, Lanes, config, hear_push};
-use super::link::PAUSES;
-use super::trouble::explain;
+use super::connections::{Fate, Hear, Lanes, config, hear_push};
+use super::endpoint::PAUSES;
+use super::error::explain;
+use super::handshake;
 
 /// What keeps it connected.
 pub(super) struct Express {
@@ -124,7 +124,7 @@ impl Express {
             if let Some(channel) = channel {
                 connection.subscribe(channel).await?;
             }
-            let server = greeting::run_id(&mut connection).await?;
+            let server = handshake::run_id(&mut connection).await?;
             Ok((connection, server))
         }
     }

@@ -7,9 +7,9 @@ use leasehold_core::{Answer, Command, Failure, Resource, Token};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
+use super::codec::{self, Ballot, Dialect};
+use super::error::{Trouble, store_error};
 use super::keys;
-use super::script::{self, Ballot, Dialect};
-use super::trouble::{Trouble, store_error};
 use crate::store::StoreError;
 
 /// One command, and whose.
@@ -107,7 +107,7 @@ impl<'a> Sent<'a> {
 
     fn script(&self) -> Script {
         match self {
-            Self::One((_, command)) => script::call(command).0,
+            Self::One((_, command)) => codec::call(command).0,
             Self::Attempts(_) => Script::AcquireTogether,
             Self::Renewals(_) => Script::RenewTogether,
         }
@@ -147,7 +147,7 @@ impl<'a> Sent<'a> {
             Self::Renewals(calls) => {
                 let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error));
                 let commands = calls.iter().map(|(_, command)| command);
-                match value.map(|value| script::renewals(commands, floor, &value)) {
+                match value.map(|value| codec::renewals(commands, floor, &value)) {
                     Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One that fails is no reason why the others should.
                     Ok(None) | Err(Trouble::Failed(_)) => calls.iter().map(|_| None).collect(),
@@ -215,7 +215,7 @@ pub(super) fn read(
     value: Result<Value, RedisError>,
 ) -> Result<Answer, Trouble> {
     let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    script::answer(command, floor, &value).ok_or_else(not_ours)
+    codec::answer(command, floor, &value).ok_or_else(not_ours)
 }
 
 fn not_ours() -> Trouble {

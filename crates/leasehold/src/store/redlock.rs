@@ -11,13 +11,13 @@
 //! That queue decides nothing, so it may be lost: whoever comes to have a part gives it back before long, and tries again
 //! after a random pause.
 
+mod acquire;
+mod admission_queue;
+mod attempts;
 mod doctor;
-mod keeping;
-mod leases;
+mod inspect;
 mod node;
-mod taking;
-mod turns;
-mod view;
+mod renew;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -38,9 +38,9 @@ use crate::diagnostics::Examination;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
-use leases::Leases;
+use admission_queue::{Contended, Turns, is_queue};
+use attempts::Leases;
 use node::Node;
-use turns::{Contended, Turns, is_queue};
 
 /// The shortest time that a node is given to answer.
 const SHORTEST_LIMIT: Duration = Duration::from_millis(100);

@@ -12,9 +12,9 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::durable::DURABLE_LIMIT;
-use super::link::Renewed;
-use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
+use super::endpoint::Renewed;
+use super::replicas::DURABLE_LIMIT;
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, handshake};
 
 /// How many commands may wait for the connection to write them.
 const BUFFER: usize = 1_024;
@@ -134,7 +134,7 @@ impl Lanes {
         }
         let (client, config) = (self.client.clone(), config().set_response_timeout(Some(DURABLE_LIMIT)));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        if greeting::run_id(&mut connection).await?.unwrap_or_default() != *self.life {
+        if handshake::run_id(&mut connection).await?.unwrap_or_default() != *self.life {
             self.give_up();
             return Ok(None);
         }

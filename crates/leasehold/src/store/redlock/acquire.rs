@@ -13,7 +13,7 @@ use leasehold_core::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::leases::{Asked, Try};
+use super::attempts::{Asked, Try};
 use super::{LATE_BY, Quorum, answer};
 use crate::engine::clock;
 use crate::store::{Answered, Pending, StoreError};

@@ -19,11 +19,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::express::{CallersRuntime, Express};
-use super::lanes::{Fate, Hear, Lanes, config, ear, listen};
+use super::caller_conn::{CallersRuntime, Express};
+use super::connections::{Fate, Hear, Lanes, config, ear, listen};
+use super::error::{AddressState, explain};
 use super::sentinel::Sentinels;
-use super::trouble::{AddressState, explain};
-use super::{ANSWER_LIMIT, CONNECT_LIMIT, greeting};
+use super::{ANSWER_LIMIT, CONNECT_LIMIT, handshake};
 use crate::store::StoreError;
 
 /// The pauses between attempts to connect that fail.
@@ -361,9 +361,9 @@ impl Keeper {
                 home.subscribe(channel).await?;
             }
         }
-        let server = greeting::greet(&mut home, self.is_resp2, &*self.terms.warn).await?;
+        let server = handshake::greet(&mut home, self.is_resp2, &*self.terms.warn).await?;
         if self.terms.is_voter && server.is_none() {
-            let error = greeting::run_id_unknown(info.redis_settings().username());
+            let error = handshake::run_id_unknown(info.redis_settings().username());
             (self.terms.warn)(explain(&error));
             return Err(error);
         }

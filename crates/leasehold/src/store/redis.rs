@@ -8,21 +8,21 @@
 //! client's thread; a caller's future then only waits for the answer, on whatever executor it runs. After a
 //! connection was lost and made again, all waiters look again and all leases are renewed, since pushes may have been missed.
 
-mod address;
-mod calls;
+mod caller_conn;
 mod cluster;
+mod codec;
+mod connect;
+mod connections;
+mod dispatch;
 mod doctor;
-mod durable;
-mod express;
-mod greeting;
+mod endpoint;
+mod error;
+mod exec;
+mod handshake;
 mod keys;
-mod lanes;
-mod link;
-mod route;
-mod script;
+mod replicas;
 mod sentinel;
 pub(crate) mod steps;
-mod trouble;
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -40,14 +40,14 @@ use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::diagnostics::Examination;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
-use address::Credentials;
+use caller_conn::CallersRuntime;
 use cluster::Cluster;
+use codec::{Channels, Dialect};
+use connect::Credentials;
 use doctor::Address;
 pub(crate) use doctor::examine_voters;
-use express::CallersRuntime;
+use endpoint::{Goal, Link, Terms};
 pub(crate) use keys::slot_of;
-use link::{Goal, Link, Terms};
-use script::{Channels, Dialect};
 use sentinel::Sentinels;
 
 /// How long an answer may take. Whether a command that is not answered took effect is unknown.
@@ -295,7 +295,7 @@ impl Opening {
                 channel,
                 hear: Arc::new(move |_, message| {
                     let Some(inbox) = hearing.upgrade() else { return };
-                    match script::push(message) {
+                    match codec::push(message) {
                         Some(push) => inbox.deliver(push),
                         None => tracing::warn!("something unknown arrived"),
                     }

@@ -19,8 +19,8 @@ pub const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUB
 pub const NO_FLOOR: &str = "local floor = 0\n";
 
 const STATE: &str = "local raw = redis.call('GET', KEYS[1])\n";
-const ROWS: &str = include_str!("rows.lua");
-const MODEL: &str = include_str!("model.lua");
+const ROWS: &str = include_str!("lua/rows.lua");
+const MODEL: &str = include_str!("lua/model.lua");
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,16 +65,16 @@ impl Script {
             Self::AcquireTogether => {
                 let acquire = function("acquire", &Self::Acquire.step(channels, quorum));
                 let release = function("release", &Self::Release.step(channels, quorum));
-                [clock, &acquire, &release, include_str!("acquire_together.lua")].concat()
+                [clock, &acquire, &release, include_str!("lua/acquire_all.lua")].concat()
             }
             Self::RenewTogether => {
                 let renew = concat!(
                     "local function renew(state, id, ttl)\n",
                     "local raw, reserve = redis.call('GET', state), 0\n",
-                    include_str!("renew_fast.lua"),
+                    include_str!("lua/renew_fast.lua"),
                     "end\n",
                 );
-                [clock, quorum, renew, include_str!("renew_together.lua")].concat()
+                [clock, quorum, renew, include_str!("lua/renew_all.lua")].concat()
             }
             _ => [clock, &self.step(channels, quorum)].concat(),
         }
@@ -83,14 +83,14 @@ impl Script {
     /// What comes after the clock.
     fn step(self, channels: &str, quorum: &str) -> String {
         let (usual, command) = match self {
-            Self::Acquire => (include_str!("acquire_fast.lua"), include_str!("acquire.lua")),
+            Self::Acquire => (include_str!("lua/acquire_fast.lua"), include_str!("lua/acquire.lua")),
             Self::Renew => {
-                let usual = concat!(include_str!("renew_said.lua"), include_str!("renew_fast.lua"));
-                (usual, include_str!("renew.lua"))
+                let usual = concat!(include_str!("lua/renew_args.lua"), include_str!("lua/renew_fast.lua"));
+                (usual, include_str!("lua/renew.lua"))
             }
-            Self::Release => (include_str!("release_fast.lua"), include_str!("release.lua")),
-            Self::Inspect => ("", include_str!("inspect.lua")),
-            Self::ForceRelease => ("", include_str!("force_release.lua")),
+            Self::Release => (include_str!("lua/release_fast.lua"), include_str!("lua/release.lua")),
+            Self::Inspect => ("", include_str!("lua/inspect.lua")),
+            Self::ForceRelease => ("", include_str!("lua/force_release.lua")),
             Self::AcquireTogether | Self::RenewTogether => ("", ""),
         };
         [STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
@@ -100,9 +100,9 @@ impl Script {
     #[must_use]
     pub const fn voting(self) -> &'static str {
         match self {
-            Self::Acquire => concat!(include_str!("floor.lua"), include_str!("born.lua")),
+            Self::Acquire => concat!(include_str!("lua/floor.lua"), include_str!("lua/restart_guard.lua")),
             Self::AcquireTogether => NO_FLOOR,
-            _ => include_str!("floor.lua"),
+            _ => include_str!("lua/floor.lua"),
         }
     }
 }

@@ -10,7 +10,7 @@ use leasehold_core::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::leases::{Asks, Try};
+use super::attempts::{Asks, Try};
 use super::{LATE_BY, Quorum, answer};
 use crate::engine::clock;
 use crate::store::{Answered, StoreError};

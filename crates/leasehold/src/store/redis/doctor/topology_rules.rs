@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_core::quorum_of;
 use redis::Value;
 
-use super::judge::{differ, span};
-use super::look::{Opinion, Seen};
+use super::probe::{Opinion, Seen};
+use super::server_rules::{differ, span};
 use crate::diagnostics::{Check, Subject};
 use crate::url::Host;
 
@@ -302,7 +302,7 @@ pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Subject> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::look::Clock;
+    use super::super::probe::Clock;
     use super::*;
     use crate::diagnostics::Severity;
 

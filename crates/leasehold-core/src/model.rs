@@ -43,11 +43,11 @@
 //! ```
 
 mod acquire;
+mod acquire_all;
 mod inspect;
 mod release;
 mod rows;
 mod table;
-mod together;
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -57,9 +57,9 @@ use crate::id::{Acquisition, ClientId, Owner};
 use crate::time::{Now, StoreTime};
 use crate::token::TokenRange;
 
+pub use acquire_all::apply_together;
 pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
-pub use together::apply_together;
 
 /// How long a lease that was granted to a waiter runs before the waiter must have been heard from.
 /// What a frozen process costs those behind it, once.
