@@ -15,7 +15,7 @@ use leasehold_core::model::{Table, Turn, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command as StoreCommand, Now, Push, Release, StoreTime,
 };
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use rusqlite::Connection;
 
 fn main() {

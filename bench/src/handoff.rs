@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold::{Client, Mutex};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::mpsc;

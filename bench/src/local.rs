@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use leasehold::{Client, Mutex};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use tokio::task::JoinHandle;
 
 use crate::handoff::sent;

@@ -25,11 +25,11 @@ const CROWD_ROUNDS: u32 = 9;
 ///
 /// When a server can't be had, or answers anything else than it should.
 pub fn run(report: &mut Report) {
-    let server = leasehold_servers::Server::on_port();
+    let server = leasehold_testkit::Server::on_port();
     runtime().block_on(async {
         sequential(report, &server.url(), "one after the other, on loopback", PAIRS, ROUNDS, &[1.4, 1.25])
             .await;
-        let proxy = leasehold_servers::Proxy::before(&server);
+        let proxy = leasehold_testkit::Proxy::before(&server);
         let half = std::time::Duration::from_micros(500);
         proxy.delay_requests(half);
         proxy.delay_replies(half);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Mutex};
-use leasehold_servers::{Proxy, Server};
+use leasehold_testkit::{Proxy, Server};
 
 use crate::report::Report;
 use crate::rounds::{Racer, medians, race, ratio, wall};

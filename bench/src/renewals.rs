@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold::{Client, Guard};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 use crate::report::Report;
 use crate::runtime;

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use leasehold::Client;
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 use crate::bare::{self, Bare, Hash};
 use crate::report::Report;

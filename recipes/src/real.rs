@@ -113,10 +113,10 @@ impl Process {
 }
 
 /// What a client tells, to whoever shows it.
-pub type Watch = Box<dyn Fn(Told<'_>) + Send + Sync>;
+pub type Watch = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
 
 /// What happened to a client.
-pub enum Told<'a> {
+pub enum TraceEvent<'a> {
     /// A step, and what came of it.
     Step(&'a str, &'a RedisResult<Value>),
     /// What it makes of that.
@@ -155,7 +155,7 @@ impl World for RealClient {
                 Op::Ask { node, said, shown } => {
                     let answer = self.process.ask(node, &said).await;
                     if let Some(watch) = &self.watch {
-                        watch(Told::Step(&shown, &answer));
+                        watch(TraceEvent::Step(&shown, &answer));
                     }
                     answer
                 }
@@ -187,7 +187,7 @@ impl World for RealClient {
 
     fn note(&self, note: Note) {
         if let Some(watch) = &self.watch {
-            watch(Told::Note(&note));
+            watch(TraceEvent::Note(&note));
         }
     }
 }

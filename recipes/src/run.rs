@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 use crate::args;
 use crate::explorer::Fault;
-use crate::real::{Process, RealClient, Told, Watch};
+use crate::real::{Process, RealClient, TraceEvent, Watch};
 use crate::recipe::{AnyRecipe, Role, Terms, lock, unlock_within};
 use crate::recipes::{self, Row};
 use crate::redis::{Note, Redis, shown};
@@ -115,14 +115,14 @@ fn printer(name: char, start: Instant) -> Watch {
     Box::new(move |told| {
         let ms = start.elapsed().as_millis();
         let line = match told {
-            Told::Step(said, Ok(answer)) => format!("{said} → {}", shown(answer)),
-            Told::Step(said, Err(error)) => format!("{said} → failed: {error}"),
-            Told::Note(Note::Holds(_)) => "▸ holds the lock".to_owned(),
-            Told::Note(Note::Released(true)) => "▸ has released it".to_owned(),
-            Told::Note(Note::Released(false)) => {
+            TraceEvent::Step(said, Ok(answer)) => format!("{said} → {}", shown(answer)),
+            TraceEvent::Step(said, Err(error)) => format!("{said} → failed: {error}"),
+            TraceEvent::Note(Note::Holds(_)) => "▸ holds the lock".to_owned(),
+            TraceEvent::Note(Note::Released(true)) => "▸ has released it".to_owned(),
+            TraceEvent::Note(Note::Released(false)) => {
                 "▸ could not release: it was not its own any more".to_owned()
             }
-            Told::Note(_) => return,
+            TraceEvent::Note(_) => return,
         };
         println!("{ms:>6} ms  {name}  {line}");
     })

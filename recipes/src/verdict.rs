@@ -1,6 +1,6 @@
 //! What all explorations of one recipe come to.
 
-use crate::explorer::{Check, Fault, Lab, Scenario, Subject, Violation, explore};
+use crate::explorer::{Check, Fault, Sandbox, Scenario, Subject, Violation, explore};
 
 /// What is broken, and what has to be wrong for that.
 #[derive(Clone, Debug)]
@@ -56,11 +56,11 @@ impl Verdict {
 /// Runs every interleaving of every scenario.
 #[must_use]
 pub fn examine(subject: &Subject, scenarios: &[Scenario]) -> Verdict {
-    let mut lab = Lab::new(subject.nodes);
+    let mut sandbox = Sandbox::new(subject.nodes);
     let mut verdict = Verdict::default();
     let mut all: Vec<Finding> = Vec::new();
     for scenario in scenarios {
-        let found = explore(subject, scenario, &mut lab);
+        let found = explore(subject, scenario, &mut sandbox);
         verdict.states += found.states;
         verdict.bound = verdict.bound.into_iter().chain(found.bound).min();
         let fault = scenario.fault;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_servers::until;
+use leasehold_testkit::until;
 use recipes::explorer::Fault;
 use recipes::real::{Process, RealClient};
 use recipes::recipe::{AnyRecipe, Patience, Role, Terms, lock};
@@ -14,7 +14,7 @@ use recipes::run::servers;
 use redis::{RedisResult, Value};
 
 struct House {
-    _servers: Vec<leasehold_servers::Server>,
+    _servers: Vec<leasehold_testkit::Server>,
     process: Arc<Process>,
 }
 
@@ -188,7 +188,7 @@ async fn readers_are_in_beside_each_other_and_writers_are_alone() {
 /// What `rw-two-keys` does in one step, it can't do in a cluster.
 #[test]
 fn the_two_keys_of_a_read_write_lock_are_on_different_nodes_of_a_cluster() {
-    let server = leasehold_servers::Server::builder().setting("cluster-enabled", "yes").start();
+    let server = leasehold_testkit::Server::builder().setting("cluster-enabled", "yes").start();
     let slots = rw_keys("lock").map(|key| server.query::<u16>(&["CLUSTER", "KEYSLOT", &key]).unwrap());
     assert_ne!(slots[0], slots[1]);
 }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 use super::results::Machine;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 use crate::server_cost::server_seconds;
 

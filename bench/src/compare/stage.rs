@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_bench_peer::protocol::{Answer, Open, Order};
-use leasehold_servers::{Proxy, Server};
+use leasehold_testkit::{Proxy, Server};
 
 use super::meter::Used;
 use super::process::Process;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use leasehold_servers::Port;
+use leasehold_testkit::Port;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 

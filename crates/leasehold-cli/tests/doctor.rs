@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Place, code};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use serde_json::Value;
 
 fn doctor(place: &Place, url: &str, args: &[&str]) -> (i32, String, String) {

@@ -68,7 +68,7 @@ fn a_command_that_ends_is_started_again_here_if_nobody_else_does() {
 
 #[test]
 fn a_store_that_is_gone_ends_the_command_and_is_waited_for() {
-    let mut server = leasehold_servers::Server::on_port();
+    let mut server = leasehold_testkit::Server::on_port();
     let place = Place::on(&server.url());
     let log = place.path("log");
     let script = format!("echo $$ >> {}; exec sleep 60", log.display());
@@ -141,7 +141,7 @@ fn a_command_that_can_t_be_started_any_more_is_tried_again() {
 
 #[test]
 fn a_store_that_is_gone_costs_no_more_than_a_short_pause() {
-    let mut server = leasehold_servers::Server::on_port();
+    let mut server = leasehold_testkit::Server::on_port();
     let place = Place::on(&server.url());
     let args =
         ["elect", "--ttl", "1s", "--backoff", "60s", "--backoff-max", "600s", "a", "--", "sleep", "60"];

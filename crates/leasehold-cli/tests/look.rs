@@ -85,7 +85,7 @@ fn a_lock_that_nobody_uses_is_free() {
 
 #[test]
 fn store_that_was_looked_at_is_named_without_its_password() {
-    let server = leasehold_servers::Server::builder().password("s3cret").start();
+    let server = leasehold_testkit::Server::builder().password("s3cret").start();
     let shown = format!("redis://127.0.0.1:{}", server.port());
     let place = Place::on(&server.url());
     let said = |args: &[&str]| {

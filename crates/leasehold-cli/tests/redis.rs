@@ -5,7 +5,7 @@
 mod common;
 
 use common::Place;
-use leasehold_servers::{Certificates, Cluster, Sentinels, Server};
+use leasehold_testkit::{Certificates, Cluster, Sentinels, Server};
 
 /// One runs a command, another waits for it; who looks sees both; and who has to, takes it away.
 fn is_used_as_any_other(url: &str) {

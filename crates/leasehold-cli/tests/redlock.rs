@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Place, until};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 /// Servers that vote, and the program that uses them.
 struct Nodes {

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{Place, is_alive, send, until};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 #[test]
 fn the_command_s_exit_code_is_passed_on() {

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::{Place, Started, as_from_terminal, is_alive, send, until};
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 /// The signals on this line of `/proc/self/status`, as bits.
 fn signals(status: &str, line: &str) -> u64 {

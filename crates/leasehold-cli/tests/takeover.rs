@@ -8,7 +8,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::Place;
-use leasehold_servers::{Cluster, Flavor, Sentinels, Server};
+use leasehold_testkit::{Cluster, Flavor, Sentinels, Server};
 
 const TTL: Duration = Duration::from_secs(2);
 

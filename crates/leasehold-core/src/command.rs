@@ -188,6 +188,12 @@ pub struct Head {
     pub look_again_at: StoreTime,
 }
 
+impl From<Head> for Queued {
+    fn from(head: Head) -> Self {
+        Self { is_head: true, look_again_at: head.look_again_at }
+    }
+}
+
 /// Why an `Acquire` contradicts how the resource is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

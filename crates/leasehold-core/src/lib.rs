@@ -18,27 +18,24 @@
 
 extern crate alloc;
 
-mod acquire;
+mod client;
 mod command;
 mod id;
-mod lease;
 pub mod lua;
 pub mod model;
 mod name;
-mod quorum;
 mod time;
 mod token;
-mod turn;
 
-pub use acquire::{AcquireMachine, Failure, Outcome, Patience};
+pub use client::attempt::{AcquireMachine, Failure, Outcome, Patience};
+pub use client::handoff::{HandOff, HandOn, Turn};
+pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
+pub use client::quorum::{Round, Tally, Verdict, Vote, Word, Words, quorum_of};
 pub use command::{
     Acquire, Answer, Command, Grant, Head, Holder, Push, PushKind, Queued, Refusal, Release, Renew, Reply,
     View, WaitFor, Waiting,
 };
 pub use id::{Acquisition, ClientId, Owner};
-pub use lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
-pub use quorum::{Round, Tally, Verdict, Vote, Word, Words, quorum_of};
 pub use time::{LocalTime, Now, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};
-pub use turn::{HandOff, HandOn, Turn};

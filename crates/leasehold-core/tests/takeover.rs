@@ -191,8 +191,8 @@ fn bound(ttl: Duration, fates: &[Fate]) -> Duration {
 #[derive(Debug)]
 struct Case {
     fates: Vec<Fate>,
-    /// How many places each client has in it.
-    places: u64,
+    /// How many places the clients have in it: the first of these many, the second so many, and so on from the beginning.
+    places: Vec<u64>,
     /// Random bits.
     spread: u32,
     ttl: Duration,
@@ -207,13 +207,14 @@ impl Case {
     /// How long it takes until a live waiter has the lock.
     fn takeover(&self) -> Duration {
         let Self { ttl, look_again, .. } = *self;
+        let mut places = self.places.iter().cycle();
         let mut world = World::new(self.delay);
         world.hold(ttl);
         for place in 0..u32::try_from(self.fates.len()).unwrap() {
             // In the order of the queue, and each with low bits of its own.
             let bits = self.spread.rotate_left(5 * place);
             let client = ClientId::new((u128::from(place) << 32) + u128::from(bits));
-            for sequence in 1..=self.places {
+            for sequence in 1..=*places.next().unwrap() {
                 world.enqueue(
                     Acquisition { client, sequence },
                     i64::from(bits % 20_001) - 10_000,
@@ -265,7 +266,7 @@ proptest! {
     #[test]
     fn first_live_waiter_is_granted_within_the_bound(
         fates in fates(30),
-        places in prop_oneof![3 => Just(1), 1 => 2..5_u64],
+        places in prop_oneof![3 => Just(vec![1]), 1 => proptest::collection::vec(1..5_u64, 1..5)],
         spread in any::<u32>(),
         ttl_ms in prop_oneof![100..5_000_u64, 5_000..60_000_u64],
         held_ms in 0..90_000_u64,
@@ -291,25 +292,52 @@ fn last_of_a_hundred_and_eighty_waiters_is_granted_within_the_bound() {
         let (ttl, look_again) = (Duration::from_secs(10), Duration::from_secs(25));
         let held = Duration::from_secs(held) + ttl * u32::try_from(number).unwrap() / 97;
         let spread = 0x1234_5678_u32.rotate_left(u32::try_from(number).unwrap());
-        let (places, delay, is_released) = (1, Duration::ZERO, false);
+        let (places, delay, is_released) = (vec![1], Duration::ZERO, false);
         let case = Case { fates, places, spread, ttl, held, look_again, delay, is_released };
         case.check().unwrap();
     }
 }
 
+/// What one client has in the queue costs the others no time.
 #[test]
-fn a_thousand_waiting_clients_send_fewer_than_fifty_commands_a_second() {
+fn waiter_behind_a_gone_client_with_many_places_is_granted_within_the_bound() {
+    for (number, fate) in (0..).zip([Fate::Frozen, Fate::Dead, Fate::Frozen, Fate::Dead]) {
+        let case = Case {
+            fates: vec![fate, Fate::Live],
+            places: vec![500, 1 + number / 2],
+            spread: 0x9abc_def0,
+            ttl: Duration::from_secs(10),
+            held: Duration::from_secs(60 + number),
+            look_again: Duration::from_secs(25),
+            delay: Duration::ZERO,
+            is_released: number > 1,
+        };
+        case.check().unwrap();
+    }
+}
+
+/// How many commands they send together in a second, while the lock is held.
+fn commands_per_second(clients: u32, places: u64) -> u64 {
     let mut world = World::new(Duration::ZERO);
     let ttl = Duration::from_secs(10);
     world.hold(ttl);
-    for client in 0..1_000_u32 {
+    for client in 0..clients {
         let id = (u128::from(client) << 32) + u128::from(client.wrapping_mul(2_654_435_761));
-        let acquisition = Acquisition { client: ClientId::new(id), sequence: 1 };
-        world.enqueue(acquisition, 0, ttl, Duration::from_secs(25));
+        for sequence in 1..=places {
+            let acquisition = Acquisition { client: ClientId::new(id), sequence };
+            world.enqueue(acquisition, 0, ttl, Duration::from_secs(25));
+        }
     }
     world.hold_for(Duration::from_secs(60), ttl);
     let before = world.commands;
     world.hold_for(Duration::from_secs(100), ttl);
-    let per_second = (world.commands - before) / 100;
-    assert!(per_second < 50, "{per_second} commands a second");
+    (world.commands - before) / 100
+}
+
+#[test]
+fn a_thousand_waiters_send_fewer_than_fifty_commands_a_second() {
+    for (clients, places) in [(1_000, 1), (500, 2), (30, 33), (1, 1_000)] {
+        let per_second = commands_per_second(clients, places);
+        assert!(per_second < 50, "{clients} clients with {places} places: {per_second} commands a second");
+    }
 }

@@ -8,27 +8,28 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
+use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::about::About;
-use crate::barrier::Barrier;
-use crate::clock;
-use crate::driver;
-use crate::election::Election;
+use crate::diagnostics::Examination;
+use crate::engine::clock;
+use crate::engine::driver;
+use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::examination::Examination;
-use crate::latch::Latch;
-use crate::mutex::Mutex;
-use crate::once::OncePer;
-use crate::reentrant::Reentrant;
-use crate::rw::RwLock;
-use crate::semaphore::Semaphore;
-use crate::session::{Session, Sleep};
-use crate::store::{self, Inbox, Store, StoreError};
+use crate::handle::{Handle, resource_of};
+use crate::inspect::{HolderView, LockView};
+use crate::locks::barrier::Barrier;
+use crate::locks::election::Election;
+use crate::locks::latch::Latch;
+use crate::locks::mutex::Mutex;
+use crate::locks::once_per::OncePer;
+use crate::locks::reentrant::Reentrant;
+use crate::locks::rw::RwLock;
+use crate::locks::semaphore::Semaphore;
+use crate::metadata::About;
+use crate::store::{self, Inbox, Store};
 use crate::url::StoreUrl;
-use crate::view::{HolderView, LockView};
 
 /// One process's connection to a store. Cloning is cheap, and all clones are one client.
 ///
@@ -49,81 +50,6 @@ use crate::view::{HolderView, LockView};
 #[derive(Clone)]
 pub struct Client {
     pub(crate) handle: Arc<Handle>,
-}
-
-/// What everything that belongs to one client shares.
-pub(crate) struct Handle {
-    pub(crate) session: Arc<Session>,
-    pub(crate) store: Arc<dyn Store>,
-    /// Its address, without what may be secret.
-    pub(crate) url: String,
-    /// What its holders and waiters say about themselves, and the same as it is stored.
-    pub(crate) about: About,
-    pub(crate) encoded_about: Arc<str>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.session.orphan();
-    }
-}
-
-impl Handle {
-    /// What this command came to, without any attempt or lease of this client being concerned.
-    pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
-        let resource = Arc::new(resource);
-        let answered = match self.store.call_now(&resource, &command) {
-            Some(answered) => answered,
-            None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
-        };
-        answered.map_err(|error| self.unavailable(&resource, &error.message))
-    }
-
-    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockView, Error> {
-        let answer = self.ask(resource.clone(), Command::Inspect).await?;
-        match answer.reply {
-            Reply::View(view) => Ok(LockView::new(&resource, view, answer.at, self.session.id)),
-            reply => Err(self.unexpected(&resource, &reply)),
-        }
-    }
-
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
-        let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
-        match answer.reply {
-            Reply::Forced(holders) => {
-                tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
-                Ok(holders.iter().map(view).collect())
-            }
-            reply => Err(self.unexpected(&resource, &reply)),
-        }
-    }
-
-    pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {
-        Error::new(kind, format!("{resource} on {}: {what}", self.url))
-    }
-
-    pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
-        self.error(ErrorKind::Unavailable, resource, message)
-    }
-
-    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
-        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
-    }
-
-    pub(crate) fn closed(&self) -> Error {
-        Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
-    }
-
-    pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
-        self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
-    }
-}
-
-/// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
-pub(crate) fn unanswered() -> store::Answered {
-    let message = "the store gave no answer".to_owned();
-    Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }
 
 impl Client {
@@ -390,11 +316,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
     }
-}
-
-/// What is locked, when the name can be one.
-pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
-    Ok(Resource { kind, name: Name::new(name)? })
 }
 
 fn random_id() -> Result<ClientId, Error> {

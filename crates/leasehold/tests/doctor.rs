@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Examination, Finding, Severity, Subject};
-use leasehold_servers::{
+use leasehold_testkit::{
     Builder, Certificates, Cluster, Flavor, LIMIT, Sentinels, Server, until, wait_until,
 };
 

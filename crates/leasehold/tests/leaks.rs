@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use leasehold::blocking::Client;
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 fn count(folder: impl AsRef<Path>) -> usize {
     fs::read_dir(folder).map_or(0, Iterator::count)

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold::{Client, Loss};
-use leasehold_servers::{Server, until};
+use leasehold_testkit::{Server, until};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Kind, Severity};
-use leasehold_servers::{Cluster, Flavor, Sentinels, Server, until};
+use leasehold_testkit::{Cluster, Flavor, Sentinels, Server, until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);

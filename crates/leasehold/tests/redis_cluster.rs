@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Guard, Kind};
-use leasehold_servers::{Cluster, Flavor, Server, until};
+use leasehold_testkit::{Cluster, Flavor, Server, until};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 

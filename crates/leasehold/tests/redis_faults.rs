@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind, Loss};
-use leasehold_servers::{Flavor, Proxy, Server, undisturbed, until};
+use leasehold_testkit::{Flavor, Proxy, Server, undisturbed, until};
 use redis::Commands as _;
 use tokio::time::timeout;
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss};
-use leasehold_servers::{Server, until};
+use leasehold_testkit::{Server, until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_servers::{Proxy, Sentinels, until};
+use leasehold_testkit::{Proxy, Sentinels, until};
 use tokio::time::timeout;
 
 /// What a failover may take, until the clients have followed it.
@@ -31,7 +31,7 @@ async fn whoever_holds_and_whoever_waits_follow_a_planned_failover() {
     let new = sentinels.fail_over();
     // Much sooner than the old master learns that it is none any more.
     let new = &sentinels.servers[new];
-    let heard = |server: &leasehold_servers::Server| {
+    let heard = |server: &leasehold_testkit::Server| {
         let channels: Vec<String> = server.query(&["PUBSUB", "CHANNELS", "leasehold:*"]).unwrap();
         channels.len()
     };

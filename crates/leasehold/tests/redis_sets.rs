@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Kind, MutexSet};
-use leasehold_servers::{Cluster, Flavor, Proxy, Server, until};
+use leasehold_testkit::{Cluster, Flavor, Proxy, Server, until};
 
 const NAMES: [&str; 3] = ["c", "a", "b"];
 

@@ -1,7 +1,7 @@
 //! Encrypted connections: who is trusted, and what is said about those who are not.
 
 use leasehold::Client;
-use leasehold_servers::{Certificates, Server};
+use leasehold_testkit::{Certificates, Server};
 
 async fn error_of(url: &str) -> String {
     let error = Client::connect(url).await.expect_err("it must not be trusted");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, MutexSet, blocking};
-use leasehold_servers::{Proxy, Server, until};
+use leasehold_testkit::{Proxy, Server, until};
 
 /// How much later than its limit an attempt may end where the store is silent, on a machine that is busy.
 const LATE: Duration = Duration::from_secs(5);

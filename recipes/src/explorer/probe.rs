@@ -3,24 +3,24 @@
 use std::rc::Rc;
 
 use super::event::Event;
-use super::lab::Lab;
+use super::sandbox::Sandbox;
 use super::scenario::PROBE;
 use super::state::{Phase, Stage, State, Tokens};
 use crate::redis::Op;
 
 impl Stage<'_> {
     /// Whether somebody else could take it at once, and what that one did. The others are there, and do nothing.
-    pub(super) fn probe(&self, lab: &mut Lab, state: &State) -> (bool, Vec<Event>) {
+    pub(super) fn probe(&self, sandbox: &mut Sandbox, state: &State) -> (bool, Vec<Event>) {
         let mut state = state.clone();
         state.last_tokens = Tokens::default();
         while state.clients.len() <= PROBE {
             let mut client = self.client(PROBE, state.now);
-            client.standing.next = client.standing.next.filter(|_| state.clients.len() == PROBE);
+            client.state.next = client.state.next.filter(|_| state.clients.len() == PROBE);
             state.clients.push(Rc::new(client));
         }
         let mut events = Vec::new();
-        while state.clients[PROBE].standing.next.is_some() {
-            let (next, event, _) = self.step(lab, state, PROBE);
+        while state.clients[PROBE].state.next.is_some() {
+            let (next, event, _) = self.step(sandbox, state, PROBE);
             state = next;
             events.push(event);
             if matches!(state.clients[PROBE].phase, Phase::Inside { .. }) {
@@ -31,16 +31,16 @@ impl Stage<'_> {
     }
 
     /// Whether this client, if only it goes on, comes to hold in the try that it is at.
-    pub(super) fn will_hold(&self, lab: &mut Lab, state: &State, who: usize) -> bool {
+    pub(super) fn will_hold(&self, sandbox: &mut Sandbox, state: &State, who: usize) -> bool {
         let asked = state.clients[who].asked;
         let was_outside = state.clients[who].phase == Phase::Outside;
         let mut state = state.clone();
         while state.clients[who].phase == Phase::Outside && !state.clients[who].is_done() {
-            let waits = matches!(state.clients[who].standing.next, Some(Op::Receive(_)));
+            let waits = matches!(state.clients[who].state.next, Some(Op::Receive(_)));
             if waits && state.clients[who].mail.is_empty() {
                 return false;
             }
-            (state, _, _) = self.step(lab, state, who);
+            (state, _, _) = self.step(sandbox, state, who);
         }
         was_outside && matches!(state.clients[who].phase, Phase::Inside { since, .. } if since == asked)
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use super::event::Event;
-use super::lab::{Contents, Lab, STALLED};
+use super::sandbox::{Contents, STALLED, Sandbox};
 use super::scenario::{Check, Scenario, Subject};
 use super::state::{Broken, Choice, Phase, Stage, State};
 use crate::recipe::Role;
@@ -40,7 +40,7 @@ type Step = Option<(usize, Choice)>;
 
 struct Search<'a> {
     stage: Stage<'a>,
-    lab: &'a mut Lab,
+    sandbox: &'a mut Sandbox,
     /// Every state met, in the order of their lengths.
     steps: Vec<Step>,
     states: Vec<State>,
@@ -51,10 +51,10 @@ struct Search<'a> {
 }
 
 /// Runs every interleaving.
-pub fn explore(subject: &Subject, scenario: &Scenario, lab: &mut Lab) -> Findings {
+pub fn explore(subject: &Subject, scenario: &Scenario, sandbox: &mut Sandbox) -> Findings {
     let mut search = Search {
         stage: Stage { subject, scenario },
-        lab,
+        sandbox,
         steps: Vec::new(),
         states: Vec::new(),
         met: HashSet::new(),
@@ -83,7 +83,7 @@ impl Search<'_> {
                 if self.states.len() >= self.stage.scenario.most_states {
                     return Some(self.choices_to(Some((at, choice))).len() - 1);
                 }
-                let (mut next, _, mut broken) = self.stage.next(self.lab, &state, choice);
+                let (mut next, _, mut broken) = self.stage.next(self.sandbox, &state, choice);
                 self.check(&state, &next, choice, &mut broken);
                 let step = Some((at, choice));
                 for check in broken {
@@ -167,7 +167,7 @@ impl Search<'_> {
         }
         let is_held = (0..state.clients.len()).any(|other| self.stage.has_in_time(state, other));
         let begins = !is_held && self.stage.role(who) == Role::Writer;
-        self.stage.has_in_time(state, who) || begins && self.stage.will_hold(self.lab, state, who)
+        self.stage.has_in_time(state, who) || begins && self.stage.will_hold(self.sandbox, state, who)
     }
 
     fn conflict(&self, one: usize, other: usize) -> bool {
@@ -181,7 +181,7 @@ impl Search<'_> {
         if let Some(known) = self.is_free.get(&key) {
             return *known;
         }
-        let (is_free, _) = self.stage.probe(self.lab, state);
+        let (is_free, _) = self.stage.probe(self.sandbox, state);
         self.is_free.insert(key, is_free);
         is_free
     }
@@ -196,10 +196,10 @@ impl Search<'_> {
         let mut ended = state.clone();
         for who in 0..ended.clients.len() {
             if !ended.clients[who].is_done() {
-                (ended, _, _) = self.stage.next(self.lab, &ended, Choice::Die(who));
+                (ended, _, _) = self.stage.next(self.sandbox, &ended, Choice::Die(who));
             }
         }
-        self.stage.pass(self.lab, &mut ended, self.stage.subject.longest);
+        self.stage.pass(self.sandbox, &mut ended, self.stage.subject.longest);
         ended
     }
 
@@ -215,9 +215,9 @@ impl Search<'_> {
     fn goes_straight(&mut self, check: Check, choices: &[Choice], events: &[Event]) -> bool {
         loop {
             let began = Instant::now();
-            self.lab.go_straight();
+            self.sandbox.go_straight();
             let is_same = self.replay(check, choices) == events;
-            self.lab.go_back();
+            self.sandbox.go_back();
             if is_same || began.elapsed() < STALLED {
                 return is_same;
             }
@@ -228,7 +228,7 @@ impl Search<'_> {
         let mut state = self.stage.begin();
         let mut events = Vec::new();
         for choice in choices {
-            let (next, event, _) = self.stage.next(self.lab, &state, *choice);
+            let (next, event, _) = self.stage.next(self.sandbox, &state, *choice);
             state = next;
             events.push(event);
         }
@@ -238,7 +238,7 @@ impl Search<'_> {
             state = self.ended(&state);
         }
         if matches!(check, Check::FreeAgain | Check::FreesOnlyOwn | Check::NothingLeft) {
-            let (is_free, mut tried) = self.stage.probe(self.lab, &state);
+            let (is_free, mut tried) = self.stage.probe(self.sandbox, &state);
             if let Some(last) = tried.last_mut().filter(|_| !is_free) {
                 last.notes.push("does not get it".to_owned());
             }

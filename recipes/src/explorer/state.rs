@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::desk::{Standing, Told};
 use super::event::{Event, in_whole_seconds};
-use super::lab::{Contents, EMPTY, Lab, Start};
+use super::replay::{ClientState, StepResult};
+use super::sandbox::{Contents, EMPTY, Sandbox, Start};
 use super::scenario::{Check, Fault, NAMES, PROBE, Part, Scenario, Stay, Subject, Visit};
 use crate::recipe::Role;
 use crate::redis::{Note, Op, Redis, shown};
@@ -35,7 +35,7 @@ pub enum Choice {
 pub(super) enum Phase {
     Outside,
     Inside {
-        /// When it began to ask for it: seconds of the lab. Its lease counts from there.
+        /// When it began to ask for it: seconds of the sandbox. Its lease counts from there.
         since: u64,
         /// By its own clock.
         valid_until: Option<Duration>,
@@ -51,7 +51,7 @@ pub(super) enum Phase {
 
 #[derive(Clone, Debug)]
 pub(super) struct Client {
-    pub(super) standing: Standing,
+    pub(super) state: ClientState,
     pub(super) phase: Phase,
     /// When it began to ask last.
     pub(super) asked: u64,
@@ -61,7 +61,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn is_done(&self) -> bool {
-        self.standing.next.is_none() || self.phase == Phase::Gone
+        self.state.next.is_none() || self.phase == Phase::Gone
     }
 }
 
@@ -87,7 +87,7 @@ impl Tokens {
 pub(super) struct State {
     pub(super) servers: Vec<Contents>,
     pub(super) clients: Vec<Rc<Client>>,
-    /// Seconds since the lab began.
+    /// Seconds since the sandbox began.
     pub(super) now: u64,
     passes: u8,
     pub(super) deaths: u8,
@@ -123,8 +123,8 @@ impl Stage<'_> {
 
     pub(super) fn client(&self, who: usize, now: u64) -> Client {
         let program = self.program(who);
-        let (standing, _) = Standing::begin(&program, NAMES[who], self.clock(who, now));
-        Client { standing, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
+        let (state, _) = ClientState::begin(&program, NAMES[who], self.clock(who, now));
+        Client { state, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
     }
 
     fn program(&self, who: usize) -> impl Fn(Redis) -> Visit + use<> {
@@ -151,7 +151,7 @@ impl Stage<'_> {
 
     fn can_step(&self, state: &State, who: usize) -> bool {
         let client = &state.clients[who];
-        match &client.standing.next {
+        match &client.state.next {
             _ if client.phase == Phase::Gone => false,
             Some(Op::Receive(until)) => !client.mail.is_empty() || self.clock(who, state.now) >= *until,
             next => next.is_some(),
@@ -180,11 +180,16 @@ impl Stage<'_> {
         choices
     }
 
-    pub(super) fn next(&self, lab: &mut Lab, state: &State, choice: Choice) -> (State, Event, Broken) {
+    pub(super) fn next(
+        &self,
+        sandbox: &mut Sandbox,
+        state: &State,
+        choice: Choice,
+    ) -> (State, Event, Broken) {
         let mut next = state.clone();
         let happens = |said: String| Event { who: None, said, reply: None, notes: Vec::new() };
         let event = match choice {
-            Choice::Step(who) => return self.step(lab, next, who),
+            Choice::Step(who) => return self.step(sandbox, next, who),
             Choice::Die(who) => {
                 let client = Rc::make_mut(&mut next.clients[who]);
                 client.phase = Phase::Gone;
@@ -193,11 +198,11 @@ impl Stage<'_> {
                 Event { who: Some(who), ..happens("dies".to_owned()) }
             }
             Choice::Pass(seconds) => {
-                self.pass(lab, &mut next, seconds);
+                self.pass(sandbox, &mut next, seconds);
                 next.passes += 1;
                 // Who has not begun yet begins later, and has not been late.
                 for who in 0..next.clients.len() {
-                    if next.clients[who].standing.is_fresh() && next.clients[who].phase != Phase::Gone {
+                    if next.clients[who].state.is_fresh() && next.clients[who].phase != Phase::Gone {
                         next.clients[who] = Rc::new(self.client(who, next.now));
                     }
                 }
@@ -207,11 +212,11 @@ impl Stage<'_> {
                 next.breaks += 1;
                 let was = next.servers[node];
                 if self.scenario.fault == Fault::MasterRestarts {
-                    next.servers[node] = lab.empty(node);
+                    next.servers[node] = sandbox.empty(node);
                     happens(format!("master {node} restarts without its data"))
                 } else {
                     let span = self.subject.longest;
-                    next.servers[node] = lab.pass(node, was, span, next.now + span);
+                    next.servers[node] = sandbox.pass(node, was, span, next.now + span);
                     happens(format!("the clock of master {node} jumps by {span} seconds"))
                 }
             }
@@ -219,19 +224,19 @@ impl Stage<'_> {
         (next, event, Broken::new())
     }
 
-    pub(super) fn pass(&self, lab: &mut Lab, state: &mut State, seconds: u64) {
+    pub(super) fn pass(&self, sandbox: &mut Sandbox, state: &mut State, seconds: u64) {
         state.now += seconds;
         for (node, contents) in state.servers.iter_mut().enumerate() {
-            *contents = lab.pass(node, *contents, seconds, state.now);
+            *contents = sandbox.pass(node, *contents, seconds, state.now);
         }
     }
 
-    pub(super) fn step(&self, lab: &mut Lab, mut state: State, who: usize) -> (State, Event, Broken) {
+    pub(super) fn step(&self, sandbox: &mut Sandbox, mut state: State, who: usize) -> (State, Event, Broken) {
         let client = Rc::make_mut(&mut state.clients[who]);
         if let Phase::Inside { since, valid_until, leaves: true } = client.phase {
             client.phase = Phase::Leaving { since, valid_until };
         }
-        let op = client.standing.next.take().expect("it has a step to perform");
+        let op = client.state.next.take().expect("it has a step to perform");
         let (said, value) = match op {
             Op::Subscribe(channel) => {
                 let said = format!("SUBSCRIBE {channel}");
@@ -243,7 +248,7 @@ impl Stage<'_> {
             Op::Sleep(_) => ("sleeps".to_owned(), Value::Nil),
             Op::Ask { node, said, shown } => {
                 let start = self.start(&state, node);
-                let outcome = lab.run(&start, &said);
+                let outcome = sandbox.run(&start, &said);
                 state.servers[node] = outcome.after;
                 for (channel, message) in outcome.messages {
                     post(&mut state, &channel, &message);
@@ -252,11 +257,11 @@ impl Stage<'_> {
             }
         };
         let reply = Some(shown(&value));
-        let told = Told { value, clock: self.clock(who, state.now) };
+        let result = StepResult { value, clock: self.clock(who, state.now) };
         let client = &mut state.clients[who];
         let program = self.program(who);
-        let (standing, notes) = client.standing.tell(&program, NAMES[who], told);
-        Rc::make_mut(client).standing = standing;
+        let (client_state, notes) = client.state.advance(&program, NAMES[who], result);
+        Rc::make_mut(client).state = client_state;
         let (notes, broken) = self.heed(&mut state, who, &notes);
         (state, Event { who: Some(who), said, reply, notes }, broken)
     }
@@ -356,7 +361,7 @@ impl Stage<'_> {
         (&state.servers, state.now, state.passes, state.deaths, state.breaks).hash(&mut hasher);
         (state.last_tokens, state.broken).hash(&mut hasher);
         for client in &state.clients {
-            (client.standing.hash, client.phase, client.asked, &client.mail).hash(&mut hasher);
+            (client.state.hash, client.phase, client.asked, &client.mail).hash(&mut hasher);
         }
         hasher.finish()
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 use tokio::process::Command;
 
 use super::driver::{Load, Seen, drive};

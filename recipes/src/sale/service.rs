@@ -147,7 +147,7 @@ async fn count_one(redis: &Redis) -> Outcome<Sale> {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_servers::until;
+    use leasehold_testkit::until;
 
     use super::super::Retry;
     use super::*;

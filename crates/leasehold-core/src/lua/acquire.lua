@@ -26,12 +26,13 @@ local function lease_at_once(token, last, granted_at)
   return { now, 1, token, last, ttl }
 end
 
--- When a waiter looks again that is not the head: after the time that a head may need, in case that it is gone too.
+-- When a waiter looks again that is not the head: after the time that a head may need, in case that it is gone too. With many
+-- clients each looks the more seldom, and so does each of a client's many waiters.
 local function follower_looks_at()
   local ends = head_hint()
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + struct.unpack('>I4', id, 13) % FOLLOWERS_APART
-  return math.max(ends, now + LOOKS_APART * (h.waiters - h.parked))
+  return math.max(ends, now + LOOKS_APART * ready_clients() * waiters_of(string.sub(id, 1, 16)))
 end
 
 local function queued(place)

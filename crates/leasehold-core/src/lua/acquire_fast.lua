@@ -71,11 +71,12 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
     local is_told = waiters > 0 or leases == 1 and has_first and struct.unpack('>d', state, 130) == last
     local place = 1099511627776 + next_place
     local ready = struct.pack('>c1dc24', 'r', place, id)
+    local others = 0
     if waiters > 0 then
       -- The first of its client's waiters stands for the others.
       local client = string.sub(id, 1, 16)
-      local has_others = redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. '\255') > 0
-      if has_others then
+      others = redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. '\255')
+      if others > 0 then
         ready = nil
         is_told = redis.call('ZLEXCOUNT', KEYS[2], '[w' .. id, '(w' .. id .. '\255') == 0
       end
@@ -106,7 +107,7 @@ if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
         end
         if ends - now > 3000000 then ends = ends + 3000000 end
         ends = ends + struct.unpack('>I4', id, 13) % 1500000
-        return { now, 2, 0, math.max(ends, now + 25000 * (waiters + 1)) }
+        return { now, 2, 0, math.max(ends, now + 25000 * redis.call('ZLEXCOUNT', KEYS[2], '[r', '(s') * (others + 1)) }
       end
     end
   end

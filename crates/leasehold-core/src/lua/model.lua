@@ -1,4 +1,4 @@
--- The rules: the twin of `model/mod.rs`, rule by rule and name by name. What they change is kept by `rows.lua`.
+-- The rules: the twin of `model.rs`, rule by rule and name by name. What they change is kept by `rows.lua`.
 --
 -- ARGV  1 what the command says, as one text of bytes
 -- INBOX is the name of a client's inbox, less its id in hex; NUMSUB and PUBLISH are the commands that reach it. No token

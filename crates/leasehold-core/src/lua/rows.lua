@@ -335,6 +335,14 @@ local function drop_waiter(w)
   change_waiters(w, function() take_out(w) end)
 end
 
+local function waiters_of(client)
+  return redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. BEYOND)
+end
+
+local function ready_clients()
+  return redis.call('ZLEXCOUNT', KEYS[2], '[r', '(s')
+end
+
 -- Says how many waiters that changes.
 local function park(client, parked)
   local place = ready_row_of(client)
@@ -344,7 +352,7 @@ local function park(client, parked)
   redis.call('ZREM', KEYS[2], remove)
   write('ZADD', KEYS[2], '0', add)
   rows_grew = true
-  return redis.call('ZLEXCOUNT', KEYS[2], '[q' .. client, '(q' .. client .. BEYOND)
+  return waiters_of(client)
 end
 
 local function first_ready_waiter()

@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use super::{BEHIND_HOLDERS, CLAIM_WINDOW, FOLLOWERS_APART_MICROS, LOOKS_APART, Lease, Rows, Step, Waiter};
 use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
+use crate::id::ClientId;
 use crate::time::StoreTime;
 use crate::token::TokenRange;
 
@@ -192,17 +193,20 @@ impl<R: Rows> Step<'_, '_, R> {
     /// When a waiter looks again that is not the head.
     ///
     /// The head looks when the lease ends. Should it be gone together with the holder, its followers find that out: after
-    /// the time that a head may need, each a little apart from the others, and the longer the queue is the more seldom.
+    /// the time that a head may need, each a little apart from the others.
+    ///
+    /// The more clients wait, the more seldom each of them looks, and a client with several places has each of them look the
+    /// more seldom: what one client has in the queue does not keep the others from looking in time.
     fn follower_looks_at(&mut self) -> Result<StoreTime, R::Error> {
         let now = self.now();
         let ends = self.head_hint()?.look_again_at;
         // A lease that ends sooner than this was not renewed, or not claimed.
         let head_start = if ends.since(now) > CLAIM_WINDOW { CLAIM_WINDOW } else { Duration::ZERO };
-        let client = self.asker.map_or(0, |asker| asker.client.get());
+        let client = self.asker.map_or(ClientId::new(0), |asker| asker.client);
         // The lower half of a random number.
         #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
-        let apart = Duration::from_micros(u64::from(client as u32) % FOLLOWERS_APART_MICROS);
-        let ready = self.header.waiters - self.header.parked;
-        Ok((ends + head_start + apart).max(now + LOOKS_APART * ready))
+        let apart = Duration::from_micros(u64::from(client.get() as u32) % FOLLOWERS_APART_MICROS);
+        let spacing = LOOKS_APART * self.rows.ready_clients()? * self.rows.waiters_of(client)?;
+        Ok((ends + head_start + apart).max(now + spacing))
     }
 }

@@ -210,6 +210,16 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Self::Error>;
+    /// How many clients have waiters and are not parked.
+    ///
+    /// # Errors
+    /// The store's.
+    fn ready_clients(&mut self) -> Result<u32, Self::Error>;
+    /// How many queue entries this client has.
+    ///
+    /// # Errors
+    /// The store's.
+    fn waiters_of(&mut self, client: ClientId) -> Result<u32, Self::Error>;
     /// Shows every queue entry in the order of the queue.
     ///
     /// # Errors

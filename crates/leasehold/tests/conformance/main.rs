@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockView};
-use leasehold_servers::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
+use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
 
 /// A place for leases that lives as long as one test, and that several clients can share.
 struct Store {
@@ -125,7 +125,7 @@ impl Store {
     /// It is so; over a quorum, of which a node may be late, soon.
     async fn comes_to_it(&self, is_so: impl AsyncFn() -> bool) {
         if matches!(self.place.servers, Servers::Voting(_)) {
-            leasehold_servers::until(is_so).await;
+            leasehold_testkit::until(is_so).await;
         } else {
             assert!(is_so().await, "it is not so");
         }

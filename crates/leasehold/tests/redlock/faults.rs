@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use leasehold_servers::{Pauses, undisturbed, until};
+use leasehold_testkit::{Pauses, undisturbed, until};
 
 use crate::nodes::{Nodes, has_granted, has_queue, holds};
 
@@ -148,7 +148,7 @@ async fn without_a_quorum_it_is_said_which_node_said_what_and_nothing_is_left() 
 }
 
 /// Who has been granted a lock by one server alone.
-async fn hold_at(server: &leasehold_servers::Server, name: &str) -> leasehold::Guard {
+async fn hold_at(server: &leasehold_testkit::Server, name: &str) -> leasehold::Guard {
     let client = Client::connect(&server.url()).await.unwrap();
     client.mutex(name).ttl(Duration::from_secs(600)).lock().await.unwrap()
 }

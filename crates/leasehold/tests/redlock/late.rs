@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold_servers::{Server, undisturbed, until};
+use leasehold_testkit::{Server, undisturbed, until};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 

@@ -9,7 +9,7 @@ mod ways;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
-use leasehold_servers::{undisturbed, until, wait_until};
+use leasehold_testkit::{undisturbed, until, wait_until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Servers that know nothing of each other, and what each of them has.
 
 use leasehold::Client;
-use leasehold_servers::{Proxy, Server};
+use leasehold_testkit::{Proxy, Server};
 
 /// Nobody is to fail because the machine stood still, and nobody waits for this long where the outcome is certain.
 const PATIENT: &str = "node_limit_ms=5000";

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard};
-use leasehold_servers::{Server, undisturbed, until};
+use leasehold_testkit::{Server, undisturbed, until};
 
 use crate::nodes::{Nodes, has_granted, holds, url};
 

@@ -1,7 +1,7 @@
 //! Each node reached in its own way, and what is wrong with the ways.
 
 use leasehold::{Client, Redlock, RedlockBuilder};
-use leasehold_servers::{Certificates, Proxy, Sentinels, Server, until};
+use leasehold_testkit::{Certificates, Proxy, Sentinels, Server, until};
 
 use crate::nodes::url;
 

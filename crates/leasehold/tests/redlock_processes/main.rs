@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::fence::FencedFile;
-use leasehold_servers::{Pauses, Server, wait_until};
+use leasehold_testkit::{Pauses, Server, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use witness::{Witness, check};
 

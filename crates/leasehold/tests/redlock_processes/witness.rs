@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use leasehold::redis;
-use leasehold_servers::Server;
+use leasehold_testkit::Server;
 
 /// What has been said, in this order.
 const EVENTS: &str = "events";

@@ -18,11 +18,11 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::address::Credentials;
-use super::lanes::Lanes;
-use super::link::{Goal, Link, Renewed, Terms};
-use super::script::Channels;
-use super::trouble::{explain, store_error};
+use super::codec::Channels;
+use super::connect::Credentials;
+use super::connections::Lanes;
+use super::endpoint::{Goal, Link, Renewed, Terms};
+use super::error::{explain, store_error};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, REFRESH_SELDOM, keys, uncovered};
 use crate::store::StoreError;
 use crate::url::Host;

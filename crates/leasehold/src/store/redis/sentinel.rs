@@ -12,8 +12,8 @@ use redis::{AsyncConnectionConfig, ConnectionInfo, ProtocolVersion, PushInfo, Pu
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::address::Credentials;
-use super::trouble::{AddressState, explain};
+use super::connect::Credentials;
+use super::error::{AddressState, explain};
 use super::{ANSWER_LIMIT, CONNECT_LIMIT};
 use crate::store::StoreError;
 use crate::url::Host;

@@ -3,12 +3,12 @@
 use leasehold_core::{Answer, ClientId, Command, Push, Resource, lua};
 use redis::Value;
 
-use super::{keys, script};
+use super::{codec, keys};
 
 /// The script of a command, its keys, and its argument.
 #[must_use]
 pub fn spelled(resource: &Resource, command: &Command) -> (lua::Script, Vec<String>, Vec<u8>) {
-    let (script, said) = script::call(command);
+    let (script, said) = codec::call(command);
     let mut names = Vec::new();
     keys::each_key(resource, |key| names.push(key.to_owned()));
     (script, names, said)
@@ -24,13 +24,13 @@ pub fn text(script: lua::Script, clock: &str) -> String {
 /// What the script of this command returned.
 #[must_use]
 pub fn answer(command: &Command, value: &Value) -> Option<Answer> {
-    script::answer(command, None, value)
+    codec::answer(command, None, value)
 }
 
 /// What came by a client's channel.
 #[must_use]
 pub fn push(message: &[u8]) -> Option<Push> {
-    script::push(message)
+    codec::push(message)
 }
 
 /// The channel that a client hears.

@@ -13,8 +13,8 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
+use super::codec::{self, Ballot, Channels, Dialect};
 use super::keys;
-use super::script::{self, Ballot, Channels, Dialect};
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
 
 fn keys_of(resource: &Resource) -> Vec<String> {
@@ -59,12 +59,12 @@ impl<'c> Lab<'c> {
 
     fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
         let Now { time: now, floor, .. } = now;
-        let (script, said) = script::call(command);
+        let (script, said) = codec::call(command);
         let mut call = redis::cmd("EVALSHA");
         call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(said);
         call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        script::answer(command, floor, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        codec::answer(command, floor, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
     fn run_together(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
@@ -76,13 +76,13 @@ impl<'c> Lab<'c> {
         let commands: Vec<_> =
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
         for command in &commands {
-            call.arg(script::call(command).1);
+            call.arg(codec::call(command).1);
         }
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
-        let answer = |(command, value)| script::answer(command, now.floor, value);
+        let answer = |(command, value)| codec::answer(command, now.floor, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
@@ -97,11 +97,11 @@ impl<'c> Lab<'c> {
             Command::Renew(renew) => renew,
             other => panic!("no renewal: {other:?}"),
         });
-        call.arg(script::say_renewals(renewals));
+        call.arg(codec::say_renewals(renewals));
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{said:?}: {error}"));
         let commands = said.iter().map(|(_, command)| command);
-        script::renewals(commands, now.floor, &value).unwrap_or_else(|| panic!("{said:?}: {value:?}"))
+        codec::renewals(commands, now.floor, &value).unwrap_or_else(|| panic!("{said:?}: {value:?}"))
     }
 
     /// No key goes before what it holds.
@@ -119,7 +119,7 @@ impl<'c> Lab<'c> {
     /// The next push, with the channel that it came by.
     fn hear(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("something was pushed");
-        (message.get_channel_name().to_owned(), script::push(message.get_payload_bytes()))
+        (message.get_channel_name().to_owned(), codec::push(message.get_payload_bytes()))
     }
 }
 
@@ -274,7 +274,7 @@ fn differ<H: std::fmt::Debug>(
     play: impl Fn(&mut Twins<'_, '_>, &H),
 ) {
     let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let lab = std::cell::RefCell::new(Lab::new(&mut commands, &mut inboxes));
     let count = std::cell::Cell::new(0_u64);
@@ -348,7 +348,7 @@ fn waits(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
 #[test]
 fn a_release_grants_to_as_many_readers_as_the_model_says() {
     const READERS: u128 = 70;
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     (CLIENTS..=READERS).for_each(|client| lab.arrive(client_id(client)));
@@ -367,7 +367,7 @@ fn a_release_grants_to_as_many_readers_as_the_model_says() {
 
 #[test]
 fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
@@ -413,7 +413,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
 
 #[test]
 fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(1_000 * 3_600);
@@ -448,7 +448,7 @@ fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has()
 
 #[test]
 fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_missed() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
@@ -474,7 +474,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
 
 #[test]
 fn every_dialect_reaches_the_inbox_of_whoever_waits() {
-    let server = leasehold_servers::Server::on_socket();
+    let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (client_id(1), client_id(2));
@@ -493,7 +493,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
         let mut run = |command: &Command| {
             let call = dialect.spelled(&resource, command, Ballot::default(), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
-            script::answer(command, None, &value).unwrap().reply
+            codec::answer(command, None, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {
@@ -511,7 +511,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
             panic!("{message:?}")
         };
         assert_eq!(on, channel.as_bytes());
-        let push = script::push(pushed).unwrap();
+        let push = codec::push(pushed).unwrap();
         assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{dialect:?}: {push:?}");
     }
 }

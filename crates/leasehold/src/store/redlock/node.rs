@@ -11,7 +11,7 @@ use leasehold_core::{
 use tokio::time::timeout;
 
 use super::SHORTEST_LIMIT;
-use crate::clock;
+use crate::engine::clock;
 use crate::store::redis::Redis;
 use crate::store::{Answered, Store as _, StoreError};
 
@@ -117,7 +117,7 @@ impl Node {
         command: Command,
         floor: Option<Token>,
     ) -> Answered {
-        self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::client::unanswered)
+        self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::handle::unanswered)
     }
 
     /// Asks about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.

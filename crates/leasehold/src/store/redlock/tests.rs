@@ -9,9 +9,9 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
     Resource, StoreTime, Token, WaitFor,
 };
-use leasehold_servers::{Proxy, Server, until};
+use leasehold_testkit::{Proxy, Server, until};
 
-use super::view::one_of;
+use super::inspect::one_of;
 use super::{Quorum, Redlock};
 use crate::store::{Inbox, Store as _, queue_of};
 use crate::url::StoreUrl;
@@ -144,7 +144,7 @@ async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
         until(async || lab.holding().await == 0).await;
     }
     // Nor are they remembered for longer than they must.
-    let long_after = crate::clock::local() + 2 * tombstone;
+    let long_after = crate::engine::clock::local() + 2 * tombstone;
     lab.quorum().leases.sweep(long_after);
     assert!(!lab.quorum().leases.is_to_be_swept());
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::{self, SUFFIXES};
-use super::{BUSY_LIMIT, log, not_sent, schema};
-use crate::examination::{Check, Examination, Subject};
+use super::{BUSY_LIMIT, checkpoint, not_sent, schema};
+use crate::diagnostics::{Check, Examination, Subject};
 use crate::store::StoreError;
 
 /// How large the log may be while its users move it into the file as they should.
@@ -50,7 +50,7 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
     Ok(Seen {
         path: path.to_path_buf(),
         bytes: fs::metadata(path).map_or(0, |found| found.len()),
-        log_bytes: log::size(path),
+        log_bytes: checkpoint::size(path),
         free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
         file_system: file_system(path),
         is_durable,
@@ -194,7 +194,7 @@ fn file_system(_path: &Path) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examination::Severity;
+    use crate::diagnostics::Severity;
 
     fn sound() -> Seen {
         Seen {

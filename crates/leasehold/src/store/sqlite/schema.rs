@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_LIMIT, doctor, files, log};
+use super::{BUSY_LIMIT, checkpoint, doctor, files};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -102,7 +102,7 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
         }
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
-        log::shorten_what_was_left(path, &connection);
+        checkpoint::shorten_what_was_left(path, &connection);
         Ok((path.to_path_buf(), connection))
     })
 }

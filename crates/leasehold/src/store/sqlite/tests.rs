@@ -441,7 +441,7 @@ fn the_log_does_not_grow_for_ever() {
             while store.call_now(&resource("a"), &acquire(acquisition, false)).is_none() {}
             while store.call_now(&resource("a"), &release(acquisition)).is_none() {}
         }
-        largest = log::size(&path).max(largest);
+        largest = checkpoint::size(&path).max(largest);
         // The worker has its turn, in bounded time.
         let give_up = Instant::now() + Duration::from_secs(10);
         while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT && Instant::now() < give_up {

@@ -19,8 +19,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
-use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, files, log, not_sent, schema};
-use crate::clock;
+use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, checkpoint, files, not_sent, schema};
+use crate::engine::clock;
 use crate::store::{Answered, StoreError};
 
 /// The most jobs that wait.
@@ -301,7 +301,7 @@ impl Desk {
         if let Err(error) = self.shared.mailboxes.sweep() {
             tracing::warn!(%error, "pipes of dead clients could not be removed");
         }
-        if log::is_large(&self.shared.path) {
+        if checkpoint::is_large(&self.shared.path) {
             self.checkpoint();
         }
         self.sweep();
@@ -314,7 +314,7 @@ impl Desk {
         if shared.files.are_in_place()
             && let Ok(connection) = self.connection()
         {
-            log::shorten(&shared.path, connection);
+            checkpoint::shorten(&shared.path, connection);
         }
     }
 

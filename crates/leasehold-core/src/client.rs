@@ -1,0 +1,6 @@
+//! The client's side: pure state machines for one attempt, one lease, one hand-off budget and one quorum round.
+
+pub(crate) mod attempt;
+pub(crate) mod handoff;
+pub(crate) mod lease;
+pub(crate) mod quorum;

@@ -1,0 +1,206 @@
+//! One held lease, step by step.
+
+use super::*;
+use crate::client::handoff::HandOff;
+use crate::id::ClientId;
+use crate::time::StoreTime;
+use crate::token::TokenRange;
+
+const TTL: Duration = Duration::from_secs(9);
+
+fn at(ms: u64) -> LocalTime {
+    LocalTime::ZERO + Duration::from_millis(ms)
+}
+
+fn lease(terms: LeaseTerms, lasts: Duration) -> LeaseMachine {
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    LeaseMachine::new(acquisition, terms, at(0), lasts, at(0) + (lasts - drift_margin(lasts)))
+}
+
+fn terms() -> LeaseTerms {
+    LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 }
+}
+
+fn renewed(lasts: Duration) -> Reply {
+    Reply::Renewed { lasts, tokens: None, wanted: false }
+}
+
+#[test]
+fn it_renews_at_a_third_and_trusts_from_before_the_request_was_sent() {
+    let mut lease = lease(terms(), TTL);
+    assert_eq!(lease.poll_timeout(), Some(at(3_000)));
+    assert_eq!(lease.poll_transmit(at(2_999)), None);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    assert_eq!(lease.poll_transmit(at(3_001)), None, "one renewal is under way");
+    lease.handle_reply(at(3_500), at(3_000), &renewed(TTL));
+    assert_eq!(lease.remaining(at(3_500)), Duration::from_millis(9_000 - 92 - 500));
+    assert_eq!(lease.poll_timeout(), Some(at(6_000)));
+}
+
+#[test]
+fn it_is_lost_by_the_clock_alone() {
+    let lease = lease(terms(), TTL);
+    assert_eq!(lease.state(at(8_907)), LeaseState::Held);
+    assert_eq!(lease.state(at(8_908)), LeaseState::Lost(Loss::Expired));
+    assert_eq!(lease.remaining(at(8_908)), Duration::ZERO);
+}
+
+#[test]
+fn it_is_lost_by_the_clock_while_a_renewal_is_never_answered() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    assert_eq!(lease.poll_timeout(), Some(at(8_908)));
+    lease.handle_timeout(at(8_908));
+    lease.handle_reply(at(8_909), at(3_000), &renewed(TTL));
+    assert_eq!(lease.state(at(8_910)), LeaseState::Lost(Loss::Expired), "what is lost stays lost");
+}
+
+#[test]
+fn a_failed_renewal_makes_it_uncertain_and_a_later_one_certain_again() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.handle_failure(at(3_100));
+    assert_eq!(lease.state(at(3_100)), LeaseState::Uncertain);
+    let again = lease.poll_timeout().unwrap();
+    assert!(again > at(3_100) && again < at(4_000));
+    assert!(lease.poll_transmit(again).is_some());
+    lease.handle_reply(again, again, &renewed(TTL));
+    assert_eq!(lease.state(again), LeaseState::Held);
+}
+
+#[test]
+fn retries_go_on_until_the_end_without_flooding() {
+    let mut lease = lease(terms(), TTL);
+    let mut sent = 0;
+    while let Some(now) = lease.poll_timeout() {
+        if lease.poll_transmit(now).is_some() {
+            sent += 1;
+            lease.handle_failure(now);
+        }
+    }
+    assert_eq!(lease.state, LeaseState::Lost(Loss::Expired));
+    assert!((10..100).contains(&sent), "{sent} renewals were tried");
+}
+
+#[test]
+fn the_store_s_word_that_it_is_gone_ends_it_at_once() {
+    let mut lease = lease(terms(), TTL);
+    lease.handle_hint(at(10));
+    assert!(lease.poll_transmit(at(10)).is_some());
+    lease.handle_reply(at(11), at(10), &Reply::NotHeld);
+    assert_eq!(lease.state(at(11)), LeaseState::Lost(Loss::Gone));
+    assert_eq!(lease.poll_timeout(), None);
+}
+
+#[test]
+fn a_hint_that_overtakes_the_answer_to_a_renewal_makes_it_ask_once_more() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.handle_hint(at(3_001));
+    lease.handle_reply(at(3_002), at(3_000), &renewed(TTL));
+    assert!(lease.poll_transmit(at(3_002)).is_some());
+    lease.handle_reply(at(3_003), at(3_002), &Reply::NotHeld);
+    assert_eq!(lease.state(at(3_003)), LeaseState::Lost(Loss::Gone));
+}
+
+#[test]
+fn a_pushed_lease_is_claimed_once_even_with_renewal_off() {
+    let mut lease = lease(LeaseTerms { renews: false, ..terms() }, Duration::from_secs(3));
+    assert_eq!(lease.poll_timeout(), Some(at(1_000)));
+    assert!(lease.poll_transmit(at(1_000)).is_some());
+    lease.handle_reply(at(1_001), at(1_000), &renewed(TTL));
+    assert_eq!(lease.poll_timeout(), Some(at(1_000 + 9_000 - 92)), "nothing but the end is left");
+}
+
+#[test]
+fn renewal_that_fails_after_the_connection_was_made_again_is_repeated_at_once() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.handle_reconnected(at(3_100));
+    lease.handle_failure(at(3_200));
+    assert!(lease.poll_transmit(at(3_200)).is_some());
+    lease.handle_failure(at(3_300));
+    assert_eq!(lease.poll_transmit(at(3_300)), None, "nothing is new");
+}
+
+#[test]
+fn connection_that_is_made_again_during_each_renewal_keeps_no_lease_that_is_renewed_by_hand() {
+    let by_hand = LeaseTerms { renews: false, ..terms() };
+    let mut lease = lease(by_hand, TTL);
+    lease.handle_hint(at(10));
+    assert!(lease.poll_transmit(at(10)).is_some());
+    lease.handle_reconnected(at(11));
+    lease.handle_reply(at(12), at(10), &renewed(TTL));
+    assert_eq!(lease.poll_transmit(at(12)), None, "the caller asked once");
+    // One that fails is repeated, until it succeeds.
+    lease.handle_hint(at(20));
+    assert!(lease.poll_transmit(at(20)).is_some());
+    lease.handle_reconnected(at(21));
+    lease.handle_failure(at(22));
+    lease.handle_reconnected(at(23));
+    assert!(lease.poll_transmit(at(23)).is_some());
+}
+
+#[test]
+fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
+    let mut renewed_by_itself = lease(terms(), TTL);
+    renewed_by_itself.handle_reconnected(at(10));
+    assert!(renewed_by_itself.poll_transmit(at(10)).is_some());
+
+    let by_hand = LeaseTerms { renews: false, ..terms() };
+    let mut left_alone = lease(by_hand, TTL);
+    left_alone.handle_reconnected(at(10));
+    assert_eq!(left_alone.poll_transmit(at(10)), None);
+    assert_eq!(left_alone.poll_timeout(), Some(at(8_908)), "nothing but the end is left");
+
+    let mut pushed = lease(by_hand, Duration::from_secs(3));
+    pushed.handle_reconnected(at(10));
+    assert!(pushed.poll_transmit(at(10)).is_some(), "it is claimed sooner");
+    pushed.handle_reply(at(11), at(10), &renewed(TTL));
+    pushed.handle_reconnected(at(20));
+    assert_eq!(pushed.poll_transmit(at(20)), None);
+}
+
+#[test]
+fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
+    let outlives = Duration::from_secs(60);
+    let mut lease = lease(LeaseTerms { outlives, ..terms() }, outlives);
+    let mut ends_at = at(60_000);
+    while ends_at < at(100_000) {
+        let now = lease.poll_timeout().unwrap();
+        let Some(Command::Renew(renew)) = lease.poll_transmit(now) else { panic!() };
+        assert!(now + renew.ttl >= ends_at && renew.ttl >= TTL);
+        ends_at = now + renew.ttl;
+        lease.handle_reply(now, now, &renewed(renew.ttl));
+    }
+    assert_eq!(lease.state(at(95_000)), LeaseState::Held);
+}
+
+#[test]
+fn the_longest_hold_caps_the_last_renewal_and_ends_it() {
+    let hold = Some(Duration::from_secs(10));
+    let mut lease = lease(LeaseTerms { longest_hold: hold, ..terms() }, TTL);
+    let Some(Command::Renew(renew)) = lease.poll_transmit(at(3_000)) else { panic!() };
+    assert_eq!(renew.ttl, Duration::from_secs(7));
+    lease.handle_reply(at(3_000), at(3_000), &renewed(renew.ttl));
+    assert_eq!(lease.renew_at, LocalTime::NEVER);
+    let end = lease.poll_timeout().unwrap();
+    assert!(end <= at(10_000));
+    assert_eq!(lease.state(end), LeaseState::Lost(Loss::LongestHold));
+}
+
+#[test]
+fn it_is_handed_on_only_while_it_is_well_and_asks_for_tokens_before_they_are_gone() {
+    let bound = HandOff { hand_overs: 9, span: TTL };
+    let tokens = TokenRange::next(0, 5, StoreTime::ZERO);
+    let mut lease = lease(terms(), TTL).with_turn(Turn::new(bound, tokens));
+    assert!(matches!(lease.hand_on(at(1)), HandOn::Next(token) if token.get() == 2));
+    let Some(Command::Renew(renewal)) = lease.poll_transmit(at(1)) else { panic!("{lease:?}") };
+    assert!(renewal.reserve > 0);
+    lease.handle_failure(at(2));
+    assert_eq!(lease.hand_on(at(2)), HandOn::Over, "nobody knows how long the lease lasts");
+    lease.handle_reply(at(4), at(3), &renewed(TTL));
+    assert!(matches!(lease.hand_on(at(4)), HandOn::Next(token) if token.get() == 3));
+    assert!(matches!(lease.hand_on(at(8_000)), HandOn::Next(_)));
+    assert_eq!(lease.hand_on(at(8_500)), HandOn::Over, "too little is left of it");
+}

@@ -1,0 +1,232 @@
+//! The kinds of lock, without async.
+
+use std::time::Duration;
+
+use pollster::block_on;
+
+use super::{Face, Guard, SetGuard, UpgradableGuard, WriteGuard, calls};
+use crate::error::Error;
+use crate::inspect::{HolderView, LockView};
+
+/// The settings of a lock.
+macro_rules! settings {
+    ($kind:ident) => {
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[must_use]
+            pub fn at_least(self, at_least: Duration) -> Self {
+                Self(self.0.at_least(at_least))
+            }
+        }
+
+        lease_settings!($kind);
+    };
+}
+
+/// Those that a kind has which keeps by itself what was taken.
+macro_rules! lease_settings {
+    ($kind:ident) => {
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::ttl`].")]
+            #[must_use]
+            pub fn ttl(self, ttl: Duration) -> Self {
+                Self(self.0.ttl(ttl))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::auto_renew`].")]
+            #[must_use]
+            pub fn auto_renew(self, renews: bool) -> Self {
+                Self(self.0.auto_renew(renews))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::longest_hold`].")]
+            #[must_use]
+            pub fn longest_hold(self, hold: Duration) -> Self {
+                Self(self.0.longest_hold(hold))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
+            #[must_use]
+            pub fn max_waiters(self, max_waiters: u32) -> Self {
+                Self(self.0.max_waiters(max_waiters))
+            }
+        }
+    };
+}
+
+/// A lock and looking at it, for every kind.
+macro_rules! kind {
+    ($kind:ident) => {
+        #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
+        #[derive(Clone, Debug)]
+        pub struct $kind(pub(super) crate::$kind);
+
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::replicas`].")]
+            #[must_use]
+            pub fn replicas(self, replicas: u32) -> Self {
+                Self(self.0.replicas(replicas))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
+            #[must_use]
+            pub fn note(self, note: impl Into<String>) -> Self {
+                Self(self.0.note(note))
+            }
+        }
+
+        calls! { $kind:
+            inspect(&self) -> LockView;
+            force_release(&self) -> Vec<HolderView>;
+        }
+    };
+}
+
+kind!(Mutex);
+settings!(Mutex);
+
+impl Mutex {
+    /// As [`crate::Mutex::local_handoff`], among the threads that share a client.
+    #[must_use]
+    pub fn local_handoff(self, hand_overs: u32, span: Duration) -> Self {
+        Self(self.0.local_handoff(hand_overs, span))
+    }
+
+    /// As [`crate::Mutex::strict`].
+    #[must_use]
+    pub fn strict(self) -> Self {
+        Self(self.0.strict())
+    }
+}
+
+calls! { Mutex:
+    lock(&self) -> Guard;
+    try_lock(&self) -> Option<Guard>;
+    lock_timeout(&self, limit: Duration) -> Option<Guard>;
+}
+
+kind!(Reentrant);
+settings!(Reentrant);
+calls! { Reentrant:
+    lock(&self) -> Guard;
+    try_lock(&self) -> Option<Guard>;
+    lock_timeout(&self, limit: Duration) -> Option<Guard>;
+    hold_count(&self) -> usize;
+    release_all(&self) -> usize;
+}
+
+kind!(Semaphore);
+settings!(Semaphore);
+calls! { Semaphore:
+    acquire(&self, permits: u32) -> Guard;
+    try_acquire(&self, permits: u32) -> Option<Guard>;
+    acquire_timeout(&self, permits: u32, limit: Duration) -> Option<Guard>;
+}
+
+kind!(RwLock);
+settings!(RwLock);
+calls! { RwLock:
+    read(&self) -> Guard;
+    try_read(&self) -> Option<Guard>;
+    read_timeout(&self, limit: Duration) -> Option<Guard>;
+    write(&self) -> WriteGuard;
+    try_write(&self) -> Option<WriteGuard>;
+    write_timeout(&self, limit: Duration) -> Option<WriteGuard>;
+    upgradable_read(&self) -> UpgradableGuard;
+    try_upgradable_read(&self) -> Option<UpgradableGuard>;
+    upgradable_read_timeout(&self, limit: Duration) -> Option<UpgradableGuard>;
+}
+
+kind!(Election);
+settings!(Election);
+calls! { Election:
+    campaign(&self) -> Guard;
+    try_campaign(&self) -> Option<Guard>;
+    campaign_timeout(&self, limit: Duration) -> Option<Guard>;
+    leader(&self) -> Option<HolderView>;
+}
+
+impl Election {
+    /// As [`crate::Election::observe`].
+    #[must_use]
+    pub fn observe(&self) -> Observer {
+        Observer(self.0.observe())
+    }
+}
+
+/// As [`crate::Observer`].
+#[derive(Debug)]
+pub struct Observer(crate::Observer);
+
+impl Observer {
+    /// As [`crate::Observer::every`].
+    #[must_use]
+    pub fn every(self, every: Duration) -> Self {
+        Self(self.0.every(every))
+    }
+
+    /// As [`crate::Observer::next`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
+    pub fn next(&mut self) -> Result<Option<HolderView>, Error> {
+        block_on(self.0.next())
+    }
+}
+
+kind!(OncePer);
+lease_settings!(OncePer);
+calls! { OncePer:
+    start(&self) -> Option<Guard>;
+}
+
+impl OncePer {
+    /// As [`crate::OncePer::at_least_once`].
+    #[must_use]
+    pub fn at_least_once(self) -> Self {
+        Self(self.0.at_least_once())
+    }
+}
+
+kind!(Barrier);
+lease_settings!(Barrier);
+calls! { Barrier:
+    wait(&self) -> bool;
+    wait_timeout(&self, limit: Duration) -> Option<bool>;
+}
+
+kind!(Latch);
+calls! { Latch:
+    count_down(&self) -> u32;
+    count_down_as(&self, name: impl AsRef<str>) -> u32;
+    remaining(&self) -> u32;
+    wait(&self) -> ();
+    wait_timeout(&self, limit: Duration) -> bool;
+}
+
+impl Latch {
+    /// As [`crate::Latch::keep`].
+    #[must_use]
+    pub fn keep(self, keep: Duration) -> Self {
+        Self(self.0.keep(keep))
+    }
+}
+
+/// As [`crate::MutexSet`].
+#[derive(Clone, Debug)]
+pub struct MutexSet(crate::MutexSet);
+
+impl MutexSet {
+    /// As [`crate::MutexSet::new`].
+    pub fn new(mutexes: impl IntoIterator<Item = Mutex>) -> Self {
+        Self(crate::MutexSet::new(mutexes.into_iter().map(|mutex| mutex.0)))
+    }
+}
+
+calls! { MutexSet:
+    lock(&self) -> SetGuard;
+    try_lock(&self) -> Option<SetGuard>;
+    lock_timeout(&self, limit: Duration) -> Option<SetGuard>;
+}

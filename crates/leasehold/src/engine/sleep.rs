@@ -1,0 +1,59 @@
+//! Waiting for a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use leasehold_core::LocalTime;
+
+use super::session::Session;
+use super::table::After;
+use crate::engine::clock;
+
+/// Ends when the local clock reaches a point, or with the client.
+pub(crate) struct Sleep {
+    session: Arc<Session>,
+    until: LocalTime,
+    key: u64,
+}
+
+impl Sleep {
+    pub(crate) fn until(session: &Arc<Session>, until: LocalTime) -> Self {
+        let key = session.sequence.fetch_add(1, Ordering::Relaxed);
+        Self { session: session.clone(), until, key }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if clock::local() >= self.until {
+            return Poll::Ready(());
+        }
+        let mut after = After::default();
+        // A waker is never dropped with the mutex held: its task may go with it, and a guard with that.
+        let replaced = {
+            let mut state = self.session.state();
+            if state.is_driver_gone {
+                // Nobody is there who would wake it.
+                return Poll::Ready(());
+            }
+            state.arm(self.until, &mut after);
+            state.sleepers.insert((self.until, self.key), context.waker().clone())
+        };
+        drop(replaced);
+        self.session.tell(after);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        let mut state = self.session.state();
+        let removed = state.sleepers.remove(&(self.until, self.key));
+        drop(state);
+        drop(removed);
+    }
+}

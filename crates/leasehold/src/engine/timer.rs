@@ -1,0 +1,128 @@
+//! A timer on the clock that also runs while the machine sleeps. The runtime's own timers stand still then.
+
+pub(crate) use imp::Timer;
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod imp {
+    use std::fs::File;
+    use std::io;
+
+    use leasehold_core::LocalTime;
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    };
+    use tokio::net::unix::pipe::Receiver;
+
+    /// A timerfd on CLOCK_BOOTTIME. The runtime waits for it as for a pipe, which is all that it needs to know, and
+    /// which needs no unsafe code as its general wrapper does.
+    pub(crate) struct Timer {
+        fd: Receiver,
+        set_to: LocalTime,
+    }
+
+    impl Timer {
+        /// Must be called inside the runtime that is going to wait.
+        pub(crate) fn new() -> io::Result<Self> {
+            let fd =
+                timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+            Ok(Self { fd: Receiver::from_file_unchecked(File::from(fd))?, set_to: LocalTime::NEVER })
+        }
+
+        /// Ends at this point of the local clock or later. Cancel safe.
+        pub(crate) async fn until(&mut self, time: LocalTime) -> io::Result<()> {
+            if self.set_to != time {
+                self.set(time)?;
+            }
+            loop {
+                self.fd.readable().await?;
+                match self.fd.try_read(&mut [0; 8]) {
+                    Ok(_) => break,
+                    // It was set anew since it was last heard from.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            self.set_to = LocalTime::NEVER;
+            Ok(())
+        }
+
+        fn set(&mut self, time: LocalTime) -> io::Result<()> {
+            // All zero disarms it.
+            let micros = if time == LocalTime::NEVER { 0 } else { time.as_micros().max(1) };
+            let seconds = i64::try_from(micros / 1_000_000).unwrap_or(i64::MAX);
+            let nanos = i64::try_from(micros % 1_000_000 * 1_000).unwrap_or(0);
+            let it_value = Timespec { tv_sec: seconds, tv_nsec: nanos };
+            let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+            timerfd_settime(&self.fd, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval, it_value })?;
+            self.set_to = time;
+            Ok(())
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::os::fd::AsRawFd as _;
+        use std::time::Duration;
+
+        use super::*;
+        use crate::engine::clock;
+
+        /// What the kernel says about a timer, by the name of the line.
+        fn field(timer: &Timer, name: &str) -> String {
+            let path = format!("/proc/self/fdinfo/{}", timer.fd.as_raw_fd());
+            let info = std::fs::read_to_string(path).unwrap();
+            let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+            value.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
+        }
+
+        #[tokio::test]
+        async fn timer_counts_the_time_that_the_machine_sleeps() {
+            const CLOCK_BOOTTIME: &str = "7";
+            const TFD_TIMER_ABSTIME: &str = "01";
+            let mut timer = Timer::new().unwrap();
+            let now = clock::local();
+            timer.set(now + Duration::from_secs(60)).unwrap();
+            // A machine that sleeps for the whole time finds it due when it wakes.
+            assert_eq!(field(&timer, "clockid"), CLOCK_BOOTTIME);
+            assert_eq!(field(&timer, "settime flags"), TFD_TIMER_ABSTIME);
+            timer.until(now + Duration::from_millis(20)).await.unwrap();
+            assert!(clock::local() >= now + Duration::from_millis(20));
+        }
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod imp {
+    use std::io;
+    use std::time::Duration;
+
+    use leasehold_core::LocalTime;
+
+    use crate::engine::clock;
+
+    /// Sleeps in steps short enough that a suspend is noticed soon after it.
+    pub(crate) struct Timer;
+
+    const STEP: Duration = Duration::from_secs(1);
+
+    impl Timer {
+        pub(crate) fn new() -> io::Result<Self> {
+            Ok(Self)
+        }
+
+        /// Ends at this point of the local clock or later. Cancel safe.
+        pub(crate) async fn until(&mut self, time: LocalTime) -> io::Result<()> {
+            if time == LocalTime::NEVER {
+                return std::future::pending().await;
+            }
+            loop {
+                let left = time.since(clock::local());
+                if left.is_zero() {
+                    return Ok(());
+                }
+                tokio::time::sleep(left.min(STEP)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What every kind of lock is made of: one attempt at a lease in one resource's table, and its settings.
+//!
+//! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    HandOff, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+};
+
+use crate::engine::clock;
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::handle::{Handle, resource_of};
+use crate::inspect::{HolderView, LockView};
+use crate::metadata::MAX_NOTE_BYTES;
+
+/// The shortest ttl: below it a renewal could not be repeated in time.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// The longest ttl, and the longest that a released lock can be kept.
+pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
+pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
+const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// A resource, and how its leases are asked for.
+#[derive(Clone)]
+pub(crate) struct Lock {
+    pub(crate) handle: Arc<Handle>,
+    resource: Result<Arc<Resource>, NameError>,
+    /// How much weight the resource bears.
+    pub(crate) capacity: u32,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) terms: LeaseTerms,
+    pub(crate) at_least: Duration,
+    pub(crate) max_waiters: u32,
+    /// Whether the client's tasks hand a lease on among themselves, and for how long.
+    pub(crate) hand_off: Option<HandOff>,
+    pub(crate) about: Arc<str>,
+    note_bytes: usize,
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.debug("Lock", f)
+    }
+}
+
+/// For how long an attempt waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    No,
+    For(Duration),
+    ForEver,
+}
+
+impl Wait {
+    /// Until then, if it is still to come.
+    pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
+        deadline.map_or(Self::No, |deadline| Self::For(deadline.since(clock::local())))
+    }
+
+    pub(crate) fn deadline(self) -> Option<LocalTime> {
+        match self {
+            Self::No => None,
+            // Less than the clock counts is no time.
+            Self::For(limit) if limit < Duration::from_micros(1) => None,
+            Self::For(limit) => Some(clock::local() + limit),
+            Self::ForEver => Some(LocalTime::NEVER),
+        }
+    }
+}
+
+impl Lock {
+    pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
+        let about = handle.encoded_about.clone();
+        Self {
+            handle,
+            resource: resource_of(kind, name).map(Arc::new),
+            capacity,
+            owner: None,
+            terms: LeaseTerms {
+                ttl: DEFAULT_TTL,
+                renews: true,
+                longest_hold: None,
+                outlives: Duration::ZERO,
+                replicas: 0,
+            },
+            at_least: Duration::ZERO,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            hand_off: None,
+            about,
+            note_bytes: 0,
+        }
+    }
+
+    pub(crate) fn set_note(&mut self, note: String) {
+        let mut about = self.handle.about.clone();
+        self.note_bytes = note.len();
+        about.note = Some(note);
+        self.about = about.encode();
+    }
+
+    pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
+        let guard = self.acquire(weight, None, Wait::ForEver).await?;
+        guard.ok_or_else(|| self.handle.closed())
+    }
+
+    pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, Wait::No).await
+    }
+
+    pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, Wait::For(limit)).await
+    }
+
+    /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
+    /// is to be told ([`Guard::replaced`]).
+    pub(crate) async fn replace(
+        &self,
+        held: &Guard,
+        weight: u32,
+        wait: Wait,
+    ) -> Result<Option<Guard>, Error> {
+        if let Some(loss) = held.loss() {
+            return Err(self.handle.lost(self.checked_resource()?, loss));
+        }
+        let session = &self.handle.session;
+        session.set_replacing(held.sequence(), true, clock::local());
+        let ends_at = session.ends_at(held.sequence());
+        let taken = self.acquire(weight, Some(held), wait).await;
+        match &taken {
+            // The attempt may have waited, and the hold has not begun anew.
+            Ok(Some(guard)) => session.end_by(guard.sequence(), ends_at, clock::local()),
+            _ => session.set_replacing(held.sequence(), false, clock::local()),
+        }
+        if let Ok(None) = taken {
+            // Its grant may have been on the way when the attempt gave up, and then `held` has ended with it.
+            held.renew().await?;
+        }
+        taken
+    }
+
+    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+        let resource = self.checked_resource()?;
+        self.handle.inspect((**resource).clone()).await
+    }
+
+    pub(crate) async fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+        let resource = self.checked_resource()?;
+        self.handle.force_release((**resource).clone()).await
+    }
+
+    /// Whether this is the lock that the guard is about.
+    pub(crate) fn is_of(&self, guard: &Guard) -> bool {
+        self.resource.as_ref().is_ok_and(|resource| resource.name.as_str() == guard.name())
+    }
+
+    /// As the kinds print themselves.
+    pub(crate) fn debug(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.resource.as_ref().map(|resource| resource.name.as_str());
+        write!(f, "{kind}({name:?} on {})", self.handle.url)
+    }
+
+    // --- What can't be ---------------------------------------------------------------------------
+
+    pub(crate) fn checked_resource(&self) -> Result<&Arc<Resource>, Error> {
+        self.resource.as_ref().map_err(|error| Error::from(*error))
+    }
+
+    pub(crate) fn check(&self, weight: u32) -> Result<&Arc<Resource>, Error> {
+        let resource = self.checked_resource()?;
+        let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
+        if weight == 0 || weight > self.capacity {
+            let unit = unit(resource.kind);
+            return invalid(format!("of {} {unit}, {weight} can't be had", self.capacity));
+        }
+        if let Some(owner) = &self.owner {
+            // What is no name for a lock is none for an owner.
+            Name::new(owner.as_str()).map_err(|_| {
+                let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
+                self.handle.error(ErrorKind::Invalid, resource, what)
+            })?;
+        }
+        let store = &self.handle.store;
+        if !store.bears(resource.kind, self.owner.is_some()) {
+            let what = "a quorum of servers has mutexes and elections only";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
+        }
+        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.at_least);
+        if let Some(longest) = store.longest_ttl()
+            && ttl > longest
+        {
+            return invalid(format!(
+                "it may be kept for {ttl:?}, which is more than the longest_ttl, {longest:?}"
+            ));
+        }
+        let ttl = self.terms.ttl;
+        if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
+            return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {ttl:?}"));
+        }
+        if let Some(hold) = self.terms.longest_hold
+            && hold < MIN_TTL
+        {
+            return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+        }
+        if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
+            let what = "this store has no replicas that could be waited for";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
+        }
+        if self.at_least > MAX_TTL {
+            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
+        }
+        if self.note_bytes > MAX_NOTE_BYTES {
+            return invalid(format!(
+                "a note has at most {MAX_NOTE_BYTES} bytes, this one has {}",
+                self.note_bytes
+            ));
+        }
+        Ok(resource)
+    }
+}
+
+/// What a kind's weight counts.
+pub(super) fn unit(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Semaphore => "permits",
+        Kind::Latch => "counts",
+        Kind::Barrier => "parties",
+        _ => "holders",
+    }
+}

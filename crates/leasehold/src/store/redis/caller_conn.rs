@@ -1,0 +1,131 @@
+//! The caller's own connection: made in its runtime, so that its commands go out, and its pushes come in, without a switch
+//! of threads.
+//!
+//! The home connection hears the same pushes, since the caller's runtime may be doing nothing, or may have ended. What is
+//! told twice changes nothing.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::connections::{Fate, Hear, Lanes, config, hear_push};
+use super::endpoint::PAUSES;
+use super::error::explain;
+use super::handshake;
+
+/// What keeps it connected.
+pub(super) struct Express {
+    pub(super) client: redis::Client,
+    pub(super) caller: Handle,
+    pub(super) lanes: Weak<Lanes>,
+    pub(super) fate: Arc<Fate>,
+    pub(super) hear: Hear,
+    /// The client's inbox, where it has one for everything.
+    pub(super) channel: Option<String>,
+    /// The run id of the server that the home connection leads to, where it is known.
+    pub(super) server: Option<String>,
+    pub(super) runtime: Arc<CallersRuntime>,
+}
+
+/// Whether commands may go out from tasks of the caller's runtime.
+#[derive(Default)]
+pub(super) struct CallersRuntime {
+    /// A connection has been made there, so its sockets and timers work.
+    has_connected: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+impl CallersRuntime {
+    pub(super) fn is_usable(&self) -> bool {
+        self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
+    }
+
+    /// Notices when the runtime ends, which nothing tells but that its tasks are dropped.
+    pub(super) fn watch(self: &Arc<Self>, caller: &Handle) -> AbortHandle {
+        let end = End(self.clone());
+        let watch = async move {
+            let _end = end;
+            std::future::pending::<()>().await;
+        };
+        caller.spawn(watch).abort_handle()
+    }
+}
+
+struct End(Arc<CallersRuntime>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.has_ended.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Tells when the connection's task ends, for whatever reason: also when its runtime does, without a word.
+struct Ending(Arc<Notify>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Express {
+    pub(super) async fn keep(self) {
+        loop {
+            let lost = Arc::new(Notify::new());
+            match self.caller.spawn(self.connect(lost.clone())).await {
+                Ok(Ok((connection, server))) => {
+                    let Some(lanes) = self.lanes.upgrade() else { return };
+                    if server != self.server {
+                        // What one address leads to has changed in between.
+                        lanes.give_up();
+                        return;
+                    }
+                    lanes.put_express(connection);
+                    drop(lanes);
+                    self.runtime.has_connected.store(true, Ordering::SeqCst);
+                    lost.notified().await;
+                    let Some(lanes) = self.lanes.upgrade() else { return };
+                    lanes.drop_express();
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
+                }
+                // The caller's runtime has ended, or has no sockets or timers.
+                Err(_) => return,
+            }
+            tokio::time::sleep(*PAUSES.end()).await;
+        }
+    }
+
+    fn connect(
+        &self,
+        lost: Arc<Notify>,
+    ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
+    {
+        let (client, channel) = (self.client.clone(), self.channel.clone());
+        let (hear, fate) = (self.hear.clone(), self.fate.clone());
+        let ending = Ending(lost);
+        let ear = move |info: PushInfo| {
+            match info.kind {
+                PushKind::Disconnection => ending.0.notify_one(),
+                _ => hear_push(&info, &hear, &fate),
+            }
+            Ok::<(), Infallible>(())
+        };
+        async move {
+            let config = config().set_push_sender(ear);
+            let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            if let Some(channel) = channel {
+                connection.subscribe(channel).await?;
+            }
+            let server = handshake::run_id(&mut connection).await?;
+            Ok((connection, server))
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What the user may do, and what a lock costs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
+
+use super::super::codec::{Ballot, Dialect};
+use super::super::exec::{self, Way};
+use super::super::keys;
+use super::probe::{ask, command, info_by, median};
+use crate::error::{Error, ErrorKind};
+use crate::store::StoreError;
+
+/// What the locks are called that are only tried.
+pub(super) const NAME: &str = "leasehold-doctor";
+
+/// How often a lock is taken and released.
+const ROUNDS: u32 = 20;
+
+/// A command that users need the right to.
+pub(super) struct Right {
+    /// As `ACL SETUSER` has it.
+    rule: &'static str,
+    /// Words that change nothing: about a key that is missing, or such as are refused once the right was found to be there.
+    trial: &'static str,
+    purpose: Purpose,
+}
+
+/// What a right is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Locks,
+    /// Locks that ask for replicas.
+    Replicas,
+    /// `ls`.
+    Listing,
+    /// Locks in a cluster.
+    Cluster,
+    /// Locks in a cluster whose channels stay with their slots.
+    Sharded,
+}
+
+const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Right {
+    Right { rule, trial, purpose }
+}
+
+/// What leasehold's commands and scripts use. The rule in docs/operations.md is made of these.
+pub(super) const RIGHTS: [Right; 24] = [
+    right("+get", "GET KEY", Purpose::Locks),
+    right("+getex", "GETEX KEY", Purpose::Locks),
+    right("+set", "SET KEY x XX", Purpose::Locks),
+    right("+setrange", "SETRANGE KEY 0 ", Purpose::Locks),
+    right("+del", "DEL KEY", Purpose::Locks),
+    right("+pexpireat", "PEXPIREAT KEY 1", Purpose::Locks),
+    right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
+    right("+zrem", "ZREM KEY x", Purpose::Locks),
+    right("+zrangebylex", "ZRANGEBYLEX KEY - +", Purpose::Locks),
+    right("+zlexcount", "ZLEXCOUNT KEY - +", Purpose::Locks),
+    right("+zrevrangebylex", "ZREVRANGEBYLEX KEY + -", Purpose::Locks),
+    right("+time", "TIME", Purpose::Locks),
+    right("+eval", "EVAL x 1", Purpose::Locks),
+    right("+evalsha", "EVALSHA x 1", Purpose::Locks),
+    right("+publish", "PUBLISH CHANNEL x", Purpose::Locks),
+    right("+subscribe", "SUBSCRIBE CHANNEL", Purpose::Locks),
+    right("+pubsub|numsub", "PUBSUB NUMSUB CHANNEL", Purpose::Locks),
+    right("+wait", "WAIT 0 0", Purpose::Replicas),
+    right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
+    right("+cluster|slots", "CLUSTER SLOTS", Purpose::Cluster),
+    right("+asking", "ASKING", Purpose::Cluster),
+    // Also of a server that has no such channels: it is how clients find that out.
+    right("+pubsub|shardnumsub", "PUBSUB SHARDNUMSUB CHANNEL", Purpose::Cluster),
+    // The first of its kind tells whether the server knows the others.
+    right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
+    right("+spublish", "SPUBLISH CHANNEL x", Purpose::Sharded),
+];
+
+/// The patterns of keys and channels that go with them.
+pub(super) const KEYS: &str = "~leasehold:*";
+pub(super) const CHANNELS: &str = "&leasehold:*";
+
+/// A rule that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lack {
+    pub(super) rule: &'static str,
+    pub(super) purpose: Purpose,
+}
+
+impl Lack {
+    pub(super) fn hinders_locks(&self) -> bool {
+        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing)
+    }
+}
+
+/// A lock and a client that nobody else can mean.
+pub(super) struct Probe {
+    resource: Arc<Resource>,
+    client: ClientId,
+    state: String,
+}
+
+impl Probe {
+    /// With its keys in one of these slots.
+    pub(super) fn new(slots: &[(u16, u16)]) -> Result<Self, Error> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| {
+            Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
+        })?;
+        let client = ClientId::new(u128::from_be_bytes(random));
+        let mut number = 0_u32;
+        loop {
+            let name = Name::new(&format!("{NAME}:{client}:{number}"))?;
+            let resource = Resource { kind: Kind::Mutex, name };
+            let slot = keys::slot_of(&resource);
+            if slots.is_empty() || slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)) {
+                let mut all = Vec::new();
+                keys::each_key(&resource, |key| all.push(key.to_owned()));
+                return Ok(Self { resource: Arc::new(resource), client, state: all.swap_remove(0) });
+            }
+            number += 1;
+        }
+    }
+}
+
+/// Tries each right. Whatever else a command answers, the right to it is there.
+pub(super) async fn lacks(
+    connection: &mut MultiplexedConnection,
+    dialect: Dialect,
+    probe: &Probe,
+    is_resp2: bool,
+) -> Vec<Lack> {
+    let channel = keys::inbox_of(probe.client, dialect.is_cluster.then(|| keys::slot_of(&probe.resource)));
+    let mut lacks = Vec::new();
+    let mut is_sharded = dialect.is_cluster;
+    for right in &RIGHTS {
+        let is_needed = match right.purpose {
+            Purpose::Locks | Purpose::Replicas | Purpose::Listing => true,
+            Purpose::Cluster => dialect.is_cluster,
+            Purpose::Sharded => is_sharded,
+        };
+        if !is_needed {
+            continue;
+        }
+        let is_subscribing = right.trial.contains("SUBSCRIBE");
+        if is_subscribing && is_resp2 {
+            // The connection could do nothing else afterwards, and the store's own has done it already.
+            continue;
+        }
+        let word = |word| match word {
+            "KEY" => probe.state.as_str(),
+            "CHANNEL" => channel.as_str(),
+            other => other,
+        };
+        let words: Vec<&str> = right.trial.split(' ').map(word).collect();
+        let answer = connection.send_packed_command(&command(&words)).await.and_then(Value::extract_error);
+        let Err(error) = answer else { continue };
+        if right.purpose == Purpose::Sharded && error.to_string().contains("unknown command") {
+            is_sharded = false;
+        }
+        if let Some(rule) = missing_rule(right, &error) {
+            let lack = Lack { rule, purpose: right.purpose };
+            if !lacks.contains(&lack) {
+                lacks.push(lack);
+            }
+        }
+    }
+    lacks
+}
+
+/// Servers say whether it is the command, its keys or its channels.
+fn missing_rule(right: &Right, error: &RedisError) -> Option<&'static str> {
+    if error.code() != Some("NOPERM") {
+        return None;
+    }
+    let detail = error.detail().unwrap_or_default();
+    Some(match detail {
+        _ if detail.contains("access") && detail.contains("channel") => CHANNELS,
+        _ if detail.contains("access") && detail.contains("key") => KEYS,
+        _ => right.rule,
+    })
+}
+
+/// What a lock and its release cost together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cost {
+    pub(super) pair: Duration,
+    pub(super) source: Source,
+}
+
+/// How it was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// The server's own count, while nobody else ran scripts.
+    Server,
+    /// What it takes longer than as many PINGs.
+    RoundTrips,
+}
+
+pub(super) async fn cost(
+    connection: &mut MultiplexedConnection,
+    dialect: Dialect,
+    probe: &Probe,
+    ping: Duration,
+) -> Result<Cost, String> {
+    let cost = measure(connection, dialect, probe, ping).await;
+    // It would be remembered for an hour.
+    let forgotten: Result<Value, _> = ask(connection, &["DEL", &probe.state]).await;
+    forgotten.map_err(|error| error.to_string())?;
+    cost
+}
+
+async fn measure(
+    connection: &mut MultiplexedConnection,
+    dialect: Dialect,
+    probe: &Probe,
+    ping: Duration,
+) -> Result<Cost, String> {
+    // The first time the server may have to be told the scripts.
+    lock_and_release(connection, dialect, probe, 0).await?;
+    let before = scripts_run(connection).await;
+    let mut spans = Vec::new();
+    for round in 1..=ROUNDS {
+        let began = Instant::now();
+        lock_and_release(connection, dialect, probe, round).await?;
+        spans.push(began.elapsed());
+    }
+    let after = scripts_run(connection).await;
+    if let (Some((calls, micros)), Some((calls_after, micros_after))) = (before, after)
+        && calls_after - calls == u64::from(2 * ROUNDS)
+    {
+        let pair = Duration::from_micros(micros_after - micros) / ROUNDS;
+        return Ok(Cost { pair, source: Source::Server });
+    }
+    Ok(Cost { pair: median(&mut spans).saturating_sub(2 * ping), source: Source::RoundTrips })
+}
+
+async fn lock_and_release(
+    connection: &MultiplexedConnection,
+    dialect: Dialect,
+    probe: &Probe,
+    round: u32,
+) -> Result<(), String> {
+    let acquisition = Acquisition { client: probe.client, sequence: u64::from(round) };
+    let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(1)));
+    let release = Command::Release(Release::now(acquisition));
+    for command in [acquire, release] {
+        let call = (probe.resource.clone(), command);
+        let way = Way { dialect, ballot: Ballot::default(), is_asking: false, is_together: false };
+        let answer = exec::run(connection.clone(), way, &[&call]).await.pop();
+        match answer {
+            Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
+            Some(Ok(answer)) => return Err(format!("it answered {:?}", answer.reply)),
+            Some(Err(trouble)) => return Err(StoreError::from(trouble).message),
+            None => return Err("it gave no answer".to_owned()),
+        }
+    }
+    Ok(())
+}
+
+/// How many scripts were called by their name, and how many microseconds they took.
+async fn scripts_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64)> {
+    let stats = info_by(connection, &["INFO", "commandstats"]).await;
+    let stats = stats.get("cmdstat_evalsha")?;
+    let number = |name: &str| stats.split(',').find_map(|part| part.strip_prefix(name)?.parse().ok());
+    Some((number("calls=")?, number("usec=")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of docs/operations.md that name rights.
+    const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
+
+    #[test]
+    fn the_document_names_every_right_and_no_other() {
+        let mut named: Vec<&str> = DOCUMENT
+            .lines()
+            .filter(|line| line.starts_with("ACL SETUSER locks"))
+            .flat_map(|line| line.split(' '))
+            .filter(|word| word.starts_with('+') && !OTHERS.contains(word))
+            .collect();
+        named.sort_unstable();
+        named.dedup();
+        let mut rules: Vec<&str> = RIGHTS.iter().map(|right| right.rule).collect();
+        rules.sort_unstable();
+        assert_eq!(named, rules);
+        assert!(DOCUMENT.contains(KEYS) && DOCUMENT.contains(CHANNELS));
+    }
+
+    /// What is asked for where it may be, and not missed otherwise.
+    const OTHERS: [&str; 7] =
+        ["+select", "+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
+
+    #[test]
+    fn every_command_of_the_scripts_is_among_the_rights() {
+        for script in leasehold_core::lua::Script::ALL {
+            let text = script.text(
+                leasehold_core::lua::CLOCK,
+                leasehold_core::lua::SHARDED_CHANNELS,
+                script.voting(),
+            );
+            // Some calls go through a function of the scripts' own.
+            let text = text.replace("write('", "call('");
+            let called = text.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
+            for command in called.filter(|command| *command != "PUBSUB") {
+                let rule = format!("+{}", command.to_lowercase());
+                assert!(RIGHTS.iter().any(|right| right.rule == rule), "{command}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_probe_s_keys_are_in_a_slot_that_was_asked_for() {
+        let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
+        let slot = keys::slot_of(&probe.resource);
+        assert!(slot == 5 || (9_000..=9_400).contains(&slot));
+        assert!(probe.state.starts_with("leasehold:2:{mutex:leasehold-doctor:"));
+    }
+}

@@ -1,0 +1,293 @@
+//! One server, as it is seen over a connection of its own. What may not be asked stays unknown.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
+
+use super::super::codec::Dialect;
+use super::super::error::explain;
+use super::super::{ANSWER_LIMIT, CONNECT_LIMIT};
+use super::acl_check::{self, Cost, Lack, Probe};
+
+/// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
+const SETTINGS: [&str; 11] = [
+    "appendonly",
+    "appendfsync",
+    "save",
+    "maxmemory-policy",
+    "min-replicas-to-write",
+    "min-replicas-max-lag",
+    "timeout",
+    "tcp-keepalive",
+    "client-output-buffer-limit",
+    "cluster-node-timeout",
+    "cluster-require-full-coverage",
+];
+
+/// How often a round trip is measured, and how often the clock is read.
+const PINGS: usize = 11;
+const CLOCK_READINGS: usize = 5;
+
+/// How many of the slowest commands are looked through.
+const SLOW_COMMANDS: usize = 128;
+
+/// Whom to look at.
+pub(super) struct Patient {
+    pub(super) name: String,
+    pub(super) info: ConnectionInfo,
+    pub(super) user: String,
+    /// Nobody but this machine is on the way there.
+    pub(super) is_local: bool,
+    pub(super) way: Way,
+    pub(super) succession: Succession,
+    /// The hash slots that it has; none where it does not matter.
+    pub(super) slots: Vec<(u16, u16)>,
+    pub(super) dialect: Dialect,
+    pub(super) is_resp2: bool,
+}
+
+/// How the address says that a server is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Way {
+    #[default]
+    Encrypted,
+    Plain,
+    PlainWithPassword,
+}
+
+/// Who replaces a master that is gone, as far as the address tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Succession {
+    #[default]
+    ByHand,
+    Sentinels,
+    Cluster,
+}
+
+/// What was seen of a server.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) name: String,
+    pub(super) user: String,
+    pub(super) is_local: bool,
+    pub(super) way: Way,
+    pub(super) succession: Succession,
+    /// What INFO says; empty where it may not be asked.
+    pub(super) info: HashMap<String, String>,
+    /// What CONFIG GET says; empty where it may not be asked.
+    pub(super) settings: HashMap<String, String>,
+    /// The median.
+    pub(super) round_trip: Duration,
+    pub(super) clock: Option<Clock>,
+    /// How many sentinels watch it.
+    pub(super) watchers: u64,
+    pub(super) lacks: Vec<Lack>,
+    /// What a lock and its release cost, or why there was none; neither on a replica, nor without the rights to it.
+    pub(super) cost: Option<Result<Cost, String>>,
+    /// How many of our scripts are in its list of slow commands, and the longest of them.
+    pub(super) slow: Option<(usize, Duration)>,
+    /// It is one of several that vote, and does not for as long as it may have forgotten something.
+    pub(super) abstains: bool,
+    /// It is one of several servers that vote.
+    pub(super) votes: bool,
+}
+
+/// By how much a server's clock is ahead of this machine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clock {
+    pub(super) ahead_micros: i64,
+    /// It may be this much more or less: half of a round trip.
+    pub(super) error: Duration,
+}
+
+impl Seen {
+    /// What it is set to, as far as that may be asked.
+    pub(super) fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.get(name).map(String::as_str)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.info.get(name).or_else(|| self.settings.get(name))?.trim().parse().ok()
+    }
+
+    pub(super) fn is(&self, name: &str, value: &str) -> bool {
+        self.info.get(name).is_some_and(|found| found == value)
+    }
+
+    pub(super) fn is_replica(&self) -> bool {
+        self.is("role", "slave")
+    }
+}
+
+/// An error says that it can't be reached, or that it does not answer.
+pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
+    let mut connection = dial(&patient.info, patient.is_resp2).await.map_err(|error| explain(&error))?;
+    let round_trip = round_trip(&mut connection).await?;
+    let mut info = info_by(&mut connection, &["INFO"]).await;
+    if info.get("cluster_enabled").is_some_and(|enabled| enabled == "1") {
+        info.extend(info_by(&mut connection, &["CLUSTER", "INFO"]).await);
+    }
+    let probe = Probe::new(&patient.slots).map_err(|error| error.to_string())?;
+    let lacks = acl_check::lacks(&mut connection, patient.dialect, &probe, patient.is_resp2).await;
+    let mut seen = Seen {
+        settings: settings_by(&mut connection).await,
+        clock: clock_by(&mut connection).await,
+        watchers: ask(&mut connection, &["PUBSUB", "NUMSUB", "__sentinel__:hello"])
+            .await
+            .map_or(0, |(_, count): (String, u64)| count),
+        slow: slow_by(&mut connection).await,
+        name: patient.name,
+        user: patient.user,
+        is_local: patient.is_local,
+        way: patient.way,
+        succession: patient.succession,
+        cost: None,
+        abstains: false,
+        votes: false,
+        info,
+        round_trip,
+        lacks,
+    };
+    if !seen.is_replica() && !seen.lacks.iter().any(Lack::hinders_locks) {
+        seen.cost = Some(acl_check::cost(&mut connection, patient.dialect, &probe, round_trip).await);
+    }
+    Ok(seen)
+}
+
+/// What a sentinel says about its master.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Opinion {
+    pub(super) master: String,
+    pub(super) quorum: u32,
+    pub(super) other_sentinels: u32,
+    /// Why no failover could be authorized now.
+    pub(super) objection: Option<String>,
+}
+
+pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Result<Opinion, String> {
+    let said = |error: RedisError| explain(&error);
+    let mut connection = dial(sentinel, false).await.map_err(said)?;
+    let master: HashMap<String, String> =
+        ask(&mut connection, &["SENTINEL", "MASTER", service]).await.map_err(said)?;
+    let objection: Result<String, _> = ask(&mut connection, &["SENTINEL", "CKQUORUM", service]).await;
+    let word = |name: &str| master.get(name).cloned().unwrap_or_default();
+    let number = |name: &str| word(name).parse().unwrap_or(0);
+    Ok(Opinion {
+        master: format!("{}:{}", word("ip"), word("port")),
+        quorum: number("quorum"),
+        other_sentinels: number("num-other-sentinels"),
+        objection: objection
+            .err()
+            .filter(|error| error.code() == Some("NOQUORUM"))
+            .map(|error| explain(&error)),
+    })
+}
+
+/// What a node says about who has which hash slots.
+pub(super) async fn slots_by(node: &ConnectionInfo) -> Result<Value, String> {
+    let mut connection = dial(node, false).await.map_err(|error| explain(&error))?;
+    ask(&mut connection, &["CLUSTER", "SLOTS"]).await.map_err(|error| explain(&error))
+}
+
+async fn dial(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
+    let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
+    let settings = info.redis_settings().clone().set_protocol(protocol);
+    let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_LIMIT))
+        .set_response_timeout(Some(ANSWER_LIMIT));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+pub(super) fn command(words: &[&str]) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(words);
+    command
+}
+
+pub(super) async fn ask<T: FromRedisValue>(
+    connection: &mut MultiplexedConnection,
+    words: &[&str],
+) -> Result<T, RedisError> {
+    command(words).query_async(connection).await
+}
+
+/// The lines `name:value` of an answer.
+pub(super) async fn info_by(
+    connection: &mut MultiplexedConnection,
+    words: &[&str],
+) -> HashMap<String, String> {
+    let text: String = ask(connection, words).await.unwrap_or_default();
+    let pair = |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    text.lines().filter_map(pair).collect()
+}
+
+async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, String> {
+    let mut questions = redis::pipe();
+    questions.ignore_errors();
+    for name in SETTINGS {
+        questions.cmd("CONFIG").arg("GET").arg(name);
+    }
+    let answers: Result<Vec<Result<Value, RedisError>>, _> = questions.query_async(connection).await;
+    let answers = answers.unwrap_or_default().into_iter().flatten();
+    answers
+        .filter_map(|answer| redis::from_redis_value::<HashMap<String, String>>(answer).ok())
+        .flatten()
+        .collect()
+}
+
+async fn round_trip(connection: &mut MultiplexedConnection) -> Result<Duration, String> {
+    let mut spans = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let began = Instant::now();
+        let answer = ask::<Value>(connection, &["PING"]).await;
+        // A refusal takes as long as an answer.
+        if let Some(error) = answer.err().filter(|error| error.code().is_none()) {
+            return Err(explain(&error));
+        }
+        spans.push(began.elapsed());
+    }
+    Ok(median(&mut spans))
+}
+
+pub(super) fn median(spans: &mut [Duration]) -> Duration {
+    spans.sort_unstable();
+    spans.get(spans.len() / 2).copied().unwrap_or_default()
+}
+
+/// The reading with the shortest way is the most exact one.
+async fn clock_by(connection: &mut MultiplexedConnection) -> Option<Clock> {
+    let mut best: Option<Clock> = None;
+    for _ in 0..CLOCK_READINGS {
+        let (sent, began) = (SystemTime::now(), Instant::now());
+        let (seconds, micros): (i64, i64) = ask(connection, &["TIME"]).await.ok()?;
+        let error = began.elapsed() / 2;
+        let here = (sent + error).duration_since(UNIX_EPOCH).ok()?;
+        let here = i64::try_from(here.as_micros()).ok()?;
+        let clock = Clock { ahead_micros: seconds * 1_000_000 + micros - here, error };
+        if best.is_none_or(|best| error < best.error) {
+            best = Some(clock);
+        }
+    }
+    best
+}
+
+/// Each entry has its number, when, how long in microseconds, and the words of the command.
+async fn slow_by(connection: &mut MultiplexedConnection) -> Option<(usize, Duration)> {
+    let count = SLOW_COMMANDS.to_string();
+    let entries: Vec<Vec<Value>> = ask(connection, &["SLOWLOG", "GET", &count]).await.ok()?;
+    let spans = entries.iter().filter_map(|entry| {
+        let (Value::Int(micros), words) = (entry.get(2)?, entry.get(3)?) else { return None };
+        let words: Vec<Vec<u8>> = redis::from_redis_value_ref(words).ok()?;
+        let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
+        let is_script = words.first()?.to_uppercase().starts_with("EVAL");
+        let key = words.iter().find(|word| word.starts_with("leasehold:"))?;
+        // A doctor's own are about nobody's lock.
+        (is_script && !key.contains(acl_check::NAME))
+            .then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
+    });
+    let spans: Vec<Duration> = spans.collect();
+    Some((spans.len(), spans.iter().max().copied().unwrap_or_default()))
+}

@@ -1,0 +1,277 @@
+//! Each rule, with what sets it off.
+
+use super::super::acl_check::{Lack, Purpose};
+use super::*;
+use crate::diagnostics::Severity;
+
+/// A server as it should be.
+fn sound() -> Seen {
+    let mut seen = Seen {
+        name: "server h:6379".to_owned(),
+        user: "locks".to_owned(),
+        round_trip: Duration::from_micros(200),
+        clock: Some(Clock { ahead_micros: 1_000, error: Duration::from_micros(100) }),
+        cost: Some(Ok(Cost { pair: Duration::from_micros(20), source: Source::Server })),
+        slow: Some((0, Duration::ZERO)),
+        ..Seen::default()
+    };
+    for line in [
+        "redis_version:7.0.15",
+        "role:master",
+        "connected_slaves:1",
+        "aof_enabled:1",
+        "rdb_last_bgsave_status:ok",
+        "aof_last_write_status:ok",
+        "maxmemory:1000",
+        "used_memory:100",
+        "connected_clients:3",
+        "maxclients:10000",
+    ] {
+        inform(&mut seen, line);
+    }
+    for (name, value) in [
+        ("maxmemory-policy", "noeviction"),
+        ("appendonly", "yes"),
+        ("appendfsync", "always"),
+        ("save", ""),
+        ("min-replicas-to-write", "1"),
+        ("min-replicas-max-lag", "10"),
+        ("timeout", "0"),
+        ("tcp-keepalive", "300"),
+        ("client-output-buffer-limit", "normal 0 0 0 slave 1 2 3 pubsub 33554432 8388608 60"),
+    ] {
+        set(&mut seen, name, value);
+    }
+    seen
+}
+
+fn inform(seen: &mut Seen, line: &str) {
+    let (name, value) = line.split_once(':').unwrap();
+    seen.info.insert(name.to_owned(), value.to_owned());
+}
+
+fn set(seen: &mut Seen, name: &str, value: &str) {
+    seen.settings.insert(name.to_owned(), value.to_owned());
+}
+
+/// What is not fine after this change.
+fn troubles(change: impl FnOnce(&mut Seen)) -> Vec<(Severity, String, Option<String>)> {
+    let mut seen = sound();
+    change(&mut seen);
+    let findings = judge(&seen).findings.into_iter();
+    let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
+    troubles.map(|finding| (finding.severity, finding.what, finding.remedy)).collect()
+}
+
+/// This change is a danger or worth an advice, and nothing else is; what is to be set instead.
+#[track_caller]
+fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Seen)) -> String {
+    let found = troubles(change);
+    let [(found_severity, found_what, remedy)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((*found_severity, found_what.as_str()), (severity, what));
+    remedy.clone().unwrap_or_default()
+}
+
+#[test]
+fn a_sound_server_has_nothing_to_mend() {
+    assert_eq!(troubles(|_| ()), []);
+}
+
+#[test]
+fn a_server_that_throws_keys_away_is_dangerous() {
+    let remedy = finds(Severity::Danger, "maxmemory-policy is volatile-ttl", |seen| {
+        set(seen, "maxmemory-policy", "volatile-ttl");
+    });
+    assert_eq!(remedy, "CONFIG SET maxmemory-policy noeviction");
+}
+
+#[test]
+fn a_memory_that_is_almost_full_is_told() {
+    finds(Severity::Advice, "90 % of maxmemory are in use", |seen| inform(seen, "used_memory:900"));
+    assert_eq!(troubles(|seen| inform(seen, "maxmemory:0")), [], "there is no limit");
+}
+
+#[test]
+fn a_server_that_forgets_leases_is_dangerous() {
+    let remedy = finds(Severity::Danger, "nothing is written to disk", |seen| inform(seen, "aof_enabled:0"));
+    assert_eq!(remedy, "CONFIG SET appendonly yes");
+    finds(Severity::Danger, "only snapshots are written to disk", |seen| {
+        inform(seen, "aof_enabled:0");
+        set(seen, "save", "3600 1");
+    });
+    finds(Severity::Advice, "the append-only file is written to disk when the system likes", |seen| {
+        set(seen, "appendfsync", "no");
+    });
+    finds(Severity::Danger, "its last write to disk failed", |seen| {
+        inform(seen, "aof_last_write_status:err");
+    });
+    assert_eq!(troubles(|seen| set(seen, "appendfsync", "everysec")), []);
+}
+
+#[test]
+fn a_server_that_tells_no_settings_is_judged_by_what_it_does_tell() {
+    let found = troubles(|seen| {
+        seen.settings.clear();
+        inform(seen, "maxmemory_policy:allkeys-lru");
+        inform(seen, "aof_enabled:0");
+    });
+    let remedies: Vec<Option<&str>> = found.iter().map(|(.., remedy)| remedy.as_deref()).collect();
+    let lines = ["ACL SETUSER locks +config|get", "maxmemory-policy noeviction", "appendonly yes"];
+    assert_eq!(remedies[..3], lines.map(Some));
+    assert_eq!(found[3..], [(Severity::Advice, "min-replicas-to-write could not be seen".to_owned(), None)]);
+    let found = troubles(|seen| {
+        seen.settings.clear();
+        seen.info.clear();
+    });
+    assert_eq!(found[0].2.as_deref(), Some("ACL SETUSER locks +info"));
+    assert_eq!(found.len(), 1, "what can't be seen is not made up: {found:?}");
+}
+
+#[test]
+fn voter_without_info_is_dangerous() {
+    let found = troubles(|seen| {
+        seen.info.clear();
+        seen.votes = true;
+    });
+    let what = "this user may not ask for INFO".to_owned();
+    let remedy = Some("ACL SETUSER locks +info".to_owned());
+    assert_eq!(found[0], (Severity::Danger, what, remedy));
+}
+
+#[test]
+fn a_server_that_is_too_old_is_dangerous() {
+    finds(Severity::Danger, "this is Redis 6.0.16", |seen| inform(seen, "redis_version:6.0.16"));
+    assert_eq!(troubles(|seen| inform(seen, "redis_version:6.2.0")), []);
+    assert_eq!(troubles(|seen| inform(seen, "redis_version:10.0.0")), []);
+}
+
+#[test]
+fn a_replica_is_no_place_for_locks() {
+    finds(Severity::Danger, "this server is a replica", |seen| inform(seen, "role:slave"));
+    let follows = |seen: &mut Seen| {
+        inform(seen, "role:slave");
+        inform(seen, "master_link_status:up");
+        seen.succession = Succession::Sentinels;
+    };
+    assert_eq!(troubles(follows), []);
+    finds(Severity::Advice, "this replica has lost its master", |seen| {
+        follows(seen);
+        inform(seen, "master_link_status:down");
+    });
+    finds(Severity::Danger, "min-replicas-to-write is 0", |seen| {
+        follows(seen);
+        set(seen, "min-replicas-to-write", "0");
+    });
+    finds(Severity::Advice, "it has no replica", |seen| {
+        inform(seen, "connected_slaves:0");
+        inform(seen, "min_slaves_good_slaves:1");
+        seen.succession = Succession::Sentinels;
+    });
+}
+
+#[test]
+fn a_master_that_goes_on_alone_is_dangerous_where_it_can_be_replaced() {
+    let alone = |seen: &mut Seen| {
+        inform(seen, "connected_slaves:2");
+        set(seen, "min-replicas-to-write", "0");
+    };
+    finds(Severity::Advice, "it has replicas, and min-replicas-to-write is 0", alone);
+    let remedy = finds(Severity::Danger, "min-replicas-to-write is 0", |seen| {
+        alone(seen);
+        seen.succession = Succession::Cluster;
+    });
+    assert_eq!(remedy, "CONFIG SET min-replicas-to-write 1");
+    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", |seen| {
+        inform(seen, "min_slaves_good_slaves:0");
+        seen.succession = Succession::Sentinels;
+    });
+    let nobody = |seen: &mut Seen| inform(seen, "connected_slaves:0");
+    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", nobody);
+    let alone = |seen: &mut Seen| {
+        nobody(seen);
+        set(seen, "min-replicas-to-write", "0");
+    };
+    assert_eq!(troubles(alone), [], "there is nobody who could take its place");
+}
+
+#[test]
+fn sentinels_that_the_address_does_not_name_are_dangerous() {
+    let what = "3 sentinels watch this server, and the address does not name them";
+    finds(Severity::Danger, what, |seen| seen.watchers = 3);
+    assert_eq!(
+        troubles(|seen| {
+            seen.watchers = 3;
+            seen.succession = Succession::Sentinels;
+        }),
+        []
+    );
+}
+
+#[test]
+fn connections_that_are_cut_or_never_missed_are_told() {
+    let remedy = finds(Severity::Advice, "connections that are idle for 300 s are closed", |seen| {
+        set(seen, "timeout", "300");
+    });
+    assert_eq!(remedy, "CONFIG SET timeout 0");
+    finds(Severity::Advice, "tcp-keepalive is 0", |seen| set(seen, "tcp-keepalive", "0"));
+    finds(Severity::Advice, "client-output-buffer-limit allows subscribers 1000 bytes", |seen| {
+        set(seen, "client-output-buffer-limit", "normal 0 0 0 slave 1 2 3 pubsub 1000 10 60");
+    });
+    finds(Severity::Advice, "8000 of 10000 clients are connected", |seen| {
+        inform(seen, "connected_clients:8000");
+    });
+}
+
+#[test]
+fn a_password_in_the_clear_is_told_unless_it_stays_on_this_machine() {
+    let plain = |seen: &mut Seen| seen.way = Way::PlainWithPassword;
+    finds(Severity::Advice, "the password goes over the network in the clear", plain);
+    finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |seen| {
+        seen.way = Way::Plain;
+    });
+    assert_eq!(
+        troubles(|seen| {
+            plain(seen);
+            seen.is_local = true;
+        }),
+        []
+    );
+}
+
+#[test]
+fn rights_that_are_missing_are_dangerous_if_locks_need_them() {
+    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |seen| {
+        seen.lacks = vec![Lack { rule: "+hset", purpose: Purpose::Locks }];
+    });
+    assert_eq!(remedy, "ACL SETUSER locks +hset");
+    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |seen| {
+        seen.lacks = vec![Lack { rule: "+scan", purpose: Purpose::Listing }];
+    });
+}
+
+#[test]
+fn a_server_that_is_slow_or_takes_no_lock_is_told() {
+    finds(Severity::Advice, "a round trip takes 300.0 ms", |seen| {
+        seen.round_trip = Duration::from_millis(300);
+    });
+    finds(Severity::Advice, "a lock and its release take it 2.0 ms", |seen| {
+        seen.cost = Some(Ok(Cost { pair: Duration::from_millis(2), source: Source::RoundTrips }));
+    });
+    finds(Severity::Danger, "a lock could not be taken and released", |seen| {
+        seen.cost = Some(Err("the server's memory is full".to_owned()));
+    });
+    let what = "2 of the slowest commands are leasehold's, the longest took 30.0 ms";
+    finds(Severity::Advice, what, |seen| seen.slow = Some((2, Duration::from_millis(30))));
+}
+
+#[test]
+fn a_clock_that_is_off_is_dangerous_and_a_slow_network_is_not() {
+    let clock = |ahead_micros, error_ms| {
+        move |seen: &mut Seen| {
+            seen.clock = Some(Clock { ahead_micros, error: Duration::from_millis(error_ms) });
+        }
+    };
+    finds(Severity::Danger, "its clock is 2.5 s behind this machine's", clock(-2_500_000, 1));
+    finds(Severity::Danger, "its clock is 600.0 ms ahead of this machine's", clock(600_000, 50));
+    assert_eq!(troubles(clock(600_000, 150)), [], "it may as well be the way there");
+}

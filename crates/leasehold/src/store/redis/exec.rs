@@ -1,0 +1,243 @@
+//! Commands on one connection.
+
+use std::sync::Arc;
+
+use leasehold_core::lua::Script;
+use leasehold_core::{Answer, Command, Failure, Resource, Token};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
+
+use super::codec::{self, Ballot, Dialect};
+use super::error::{Trouble, store_error};
+use super::keys;
+use crate::store::StoreError;
+
+/// One command, and whose.
+pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
+
+/// How commands go to a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way<'a> {
+    pub(super) dialect: Dialect,
+    pub(super) ballot: Ballot<'a>,
+    /// The node is about to get the slot, and has to be told that we know.
+    pub(super) is_asking: bool,
+    /// As one command: attempts at resources of one hash slot, all of which are granted, or none.
+    pub(super) is_together: bool,
+}
+
+/// So many renewals are one command at most: a server that runs it does nothing else meanwhile.
+const RENEWALS: usize = 128;
+
+/// All in one flight, but for renewals that turn out to be more than that.
+///
+/// Here, in `route.rs` and in `link.rs`, futures for what is rare are boxed: every command's would have room for all of them.
+pub(super) async fn run(
+    mut connection: MultiplexedConnection,
+    way: Way<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    if let ([call], false, false) = (calls, way.is_asking, way.is_together) {
+        return vec![run_one(&mut connection, way, call).await];
+    }
+    Box::pin(run_several(connection, way, calls)).await
+}
+
+async fn run_several(
+    mut connection: MultiplexedConnection,
+    way: Way<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, Trouble>> {
+    let sent = Sent::from_calls(way, calls);
+    let values = send(&mut connection, way, &sent).await;
+    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(way, value));
+    let mut answers: Vec<Option<Result<Answer, Trouble>>> = read.collect();
+    let alone: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
+    if !alone.is_empty() {
+        let sent: Vec<_> = alone.iter().map(|at| Sent::One(calls[*at])).collect();
+        let values = send(&mut connection, way, &sent).await;
+        for ((at, sent), value) in alone.into_iter().zip(&sent).zip(values) {
+            answers[at] = sent.read(way, value).pop().flatten();
+        }
+    }
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(not_ours()))).collect()
+}
+
+/// As [`run`], which nearly always has one command, without all that is for several.
+async fn run_one(
+    connection: &mut MultiplexedConnection,
+    way: Way<'_>,
+    (resource, command): Call<'_>,
+) -> Result<Answer, Trouble> {
+    let spelled = |is_in_full| way.dialect.spelled(resource, command, way.ballot, is_in_full);
+    let mut value = connection.send_packed_command(&spelled(false)).await.and_then(Value::extract_error);
+    if is_unknown(&value) {
+        value = connection.send_packed_command(&spelled(true)).await;
+    }
+    read(command, way.ballot.floor, value)
+}
+
+/// What goes to the server as one command.
+enum Sent<'a> {
+    One(Call<'a>),
+    /// All of which are granted, or none.
+    Attempts(&'a [Call<'a>]),
+    /// Each as if it were alone, if nothing is special about it.
+    Renewals(&'a [Call<'a>]),
+}
+
+impl<'a> Sent<'a> {
+    fn from_calls(way: Way<'_>, calls: &'a [Call<'a>]) -> Vec<Self> {
+        if way.is_together {
+            return vec![Self::Attempts(calls)];
+        }
+        // A command is for one hash slot.
+        if way.dialect.is_cluster {
+            return calls.iter().map(|call| Self::One(call)).collect();
+        }
+        let may_share =
+            |(_, command): &Call<'_>| matches!(command, Command::Renew(renew) if renew.reserve == 0);
+        let neighbours = calls.chunk_by(|one, next| may_share(one) && may_share(next));
+        let some = |calls: &'a [Call<'a>]| match calls {
+            [call] => Self::One(call),
+            calls => Self::Renewals(calls),
+        };
+        neighbours.flat_map(|calls| calls.chunks(RENEWALS)).map(some).collect()
+    }
+
+    fn script(&self) -> Script {
+        match self {
+            Self::One((_, command)) => codec::call(command).0,
+            Self::Attempts(_) => Script::AcquireTogether,
+            Self::Renewals(_) => Script::RenewTogether,
+        }
+    }
+
+    fn spelled(&self, way: Way<'_>, is_in_full: bool) -> redis::Cmd {
+        let Way { dialect, ballot, .. } = way;
+        match self {
+            Self::One((resource, command)) => dialect.spelled(resource, command, ballot, is_in_full),
+            Self::Attempts(calls) => {
+                let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
+                dialect.spelled_together(attempts, is_in_full)
+            }
+            Self::Renewals(calls) => {
+                let renewals = calls.iter().filter_map(|(resource, command)| match command {
+                    Command::Renew(renew) => Some((&**resource, renew)),
+                    _ => None,
+                });
+                dialect.spelled_renewals(&renewals.collect::<Vec<_>>(), ballot, is_in_full)
+            }
+        }
+    }
+
+    /// An answer to each of the calls, but to those that are to go alone.
+    fn read(&self, way: Way<'_>, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, Trouble>>> {
+        let floor = way.ballot.floor;
+        match self {
+            Self::One((_, command)) => vec![Some(read(command, floor, value))],
+            Self::Attempts(calls) => match value {
+                Ok(Value::Array(values)) if values.len() == calls.len() => {
+                    let pairs = calls.iter().zip(values);
+                    pairs.map(|((_, command), value)| Some(read(command, floor, Ok(value)))).collect()
+                }
+                // One answer to all of them: an error, or something that no script answers.
+                value => calls.iter().map(|(_, command)| Some(read(command, floor, value.clone()))).collect(),
+            },
+            Self::Renewals(calls) => {
+                let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error));
+                let commands = calls.iter().map(|(_, command)| command);
+                match value.map(|value| codec::renewals(commands, floor, &value)) {
+                    Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
+                    // One that fails is no reason why the others should.
+                    Ok(None) | Err(Trouble::Failed(_)) => calls.iter().map(|_| None).collect(),
+                    Err(trouble) => calls.iter().map(|_| Some(Err(trouble.clone()))).collect(),
+                }
+            }
+        }
+    }
+}
+
+/// A script that the server does not know (any more) is sent in full.
+async fn send(
+    connection: &mut MultiplexedConnection,
+    way: Way<'_>,
+    sent: &[Sent<'_>],
+) -> Vec<Result<Value, RedisError>> {
+    let commands = sent.iter().map(|sent| sent.spelled(way, false));
+    let mut values = flight(connection, commands.collect(), way.is_asking).await;
+    let unknown: Vec<usize> = (0..values.len()).filter(|at| is_unknown(&values[*at])).collect();
+    if !unknown.is_empty() {
+        // In full once, and then the server knows it for those behind.
+        let mut told = Vec::new();
+        let commands = unknown.iter().map(|at| {
+            let script = sent[*at].script();
+            let is_in_full = !told.contains(&script);
+            told.push(script);
+            sent[*at].spelled(way, is_in_full)
+        });
+        let again = flight(connection, commands.collect(), way.is_asking).await;
+        for (at, value) in unknown.into_iter().zip(again) {
+            values[at] = value;
+        }
+    }
+    values
+}
+
+/// Whether the server does not know the script (any more).
+pub(super) fn is_unknown(value: &Result<Value, RedisError>) -> bool {
+    value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
+}
+
+pub(super) async fn flight(
+    connection: &mut MultiplexedConnection,
+    commands: Vec<redis::Cmd>,
+    is_asking: bool,
+) -> Vec<Result<Value, RedisError>> {
+    let count = commands.len();
+    let mut pipeline = redis::pipe();
+    pipeline.ignore_errors();
+    for command in commands {
+        if is_asking {
+            pipeline.cmd("ASKING").ignore();
+        }
+        pipeline.add_command(command);
+    }
+    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
+        Ok(values) => values,
+        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
+    }
+}
+
+pub(super) fn read(
+    command: &Command,
+    floor: Option<Token>,
+    value: Result<Value, RedisError>,
+) -> Result<Answer, Trouble> {
+    let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
+    codec::answer(command, floor, &value).ok_or_else(not_ours)
+}
+
+fn not_ours() -> Trouble {
+    Trouble::Failed(StoreError {
+        failure: Failure::Unknown,
+        message: "the server answered what no script of this version answers".to_owned(),
+    })
+}
+
+/// Every resource that has a state on this server.
+pub(super) async fn scan(mut connection: MultiplexedConnection) -> Result<Vec<Resource>, StoreError> {
+    let mut resources = Vec::new();
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(keys::every_state()).arg("COUNT").arg(1_000);
+        let found: Result<(u64, Vec<Vec<u8>>), _> = scan.query_async(&mut connection).await;
+        let (next, keys) = found.map_err(|error| store_error(&error))?;
+        resources.extend(keys.iter().filter_map(|key| keys::resource_of(key)));
+        cursor = next;
+        if cursor == 0 {
+            return Ok(resources);
+        }
+    }
+}

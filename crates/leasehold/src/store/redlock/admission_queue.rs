@@ -1,0 +1,205 @@
+//! Whose turn it is to wait at the nodes: a queue for each lock, at one of them. What is had there is a turn and no lock.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, LocalTime, Reply, Resource};
+
+use super::Quorum;
+use crate::engine::clock;
+use crate::store::Answered;
+use crate::store::redis::slot_of;
+
+/// How long it is remembered at which node an attempt is, after it last asked there. Turns and places in their queue are over
+/// sooner, so a release that is never answered leaves nothing here.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// How often it is looked for what need not be remembered any more.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// At which node each of this client's attempts waits for its turn, or has it.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    nodes: HashMap<Acquisition, (usize, LocalTime)>,
+    swept_at: LocalTime,
+}
+
+impl Turns {
+    fn node_of(&self, acquisition: Acquisition) -> Option<usize> {
+        self.nodes.get(&acquisition).map(|(node, _)| *node)
+    }
+
+    /// What this node answered to a command of this attempt.
+    fn handle_answered(
+        &mut self,
+        acquisition: Acquisition,
+        node: usize,
+        command: &Command,
+        answered: &Answered,
+        now: LocalTime,
+    ) {
+        let is_there = match (command, answered) {
+            (_, Ok(Answer { reply, .. })) => {
+                matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Renewed { .. })
+            }
+            // It may have a place there; and what it was to give back there it has still.
+            (Command::Acquire(_), Err(error)) => error.failure == Failure::Unknown,
+            (_, Err(_)) => self.nodes.contains_key(&acquisition),
+        };
+        if is_there {
+            self.nodes.insert(acquisition, (node, now + REMEMBERED));
+        } else {
+            self.nodes.remove(&acquisition);
+        }
+        if now >= self.swept_at + SWEEP_EVERY {
+            self.nodes.retain(|_, (_, until)| *until > now);
+            self.swept_at = now;
+        }
+    }
+}
+
+/// How long it counts that this client has met others at a lock.
+const CONTENDED: Duration = Duration::from_secs(1);
+
+/// The locks at which this client has met others lately. It queues behind them for its turn then, and does not first try
+/// whether the lock is free: between two waiters it may be.
+#[derive(Debug, Default)]
+pub(super) struct Contended {
+    until: HashMap<Arc<Resource>, LocalTime>,
+    swept_at: LocalTime,
+}
+
+impl Contended {
+    fn note(&mut self, resource: &Arc<Resource>, now: LocalTime) {
+        self.until.insert(resource.clone(), now + CONTENDED);
+        if now >= self.swept_at + SWEEP_EVERY {
+            self.until.retain(|_, until| *until > now);
+            self.swept_at = now;
+        }
+    }
+
+    fn has(&self, resource: &Resource, now: LocalTime) -> bool {
+        self.until.get(resource).is_some_and(|until| *until > now)
+    }
+}
+
+impl Quorum {
+    /// Others have this lock, or may wait for it.
+    pub(super) fn note_contended(&self, resource: &Arc<Resource>) {
+        self.contended().note(resource, clock::local());
+    }
+
+    pub(super) fn is_contended(&self, resource: &Resource) -> bool {
+        self.contended().has(resource, clock::local())
+    }
+
+    fn contended(&self) -> MutexGuard<'_, Contended> {
+        self.contended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
+    pub(super) async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
+        let acquisition = match &command {
+            Command::Acquire(acquire) => Some(acquire.acquisition),
+            Command::Renew(renew) => Some(renew.acquisition),
+            Command::Release(release) => Some(release.acquisition),
+            Command::Inspect | Command::ForceRelease => None,
+        };
+        let known = acquisition.and_then(|acquisition| self.turns().node_of(acquisition));
+        // Whoever waits goes where the others are; what was given there is given back there.
+        let goes_on =
+            |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_up();
+        let node = known.filter(goes_on).unwrap_or_else(|| self.queue_node(&resource));
+        let answered = self.nodes[node].clone().call_one(resource, command.clone(), None).await;
+        if let Some(acquisition) = acquisition {
+            self.turns().handle_answered(acquisition, node, &command, &answered, clock::local());
+        }
+        answered
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn queue_node(&self, resource: &Resource) -> usize {
+        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
+        // Everybody goes by the addresses, in whatever order they were given.
+        order.sort_by(|a, b| self.nodes[*a].name.cmp(&self.nodes[*b].name));
+        let first = usize::from(slot_of(resource)) % order.len();
+        order.rotate_left(first);
+        order.iter().copied().find(|node| self.nodes[*node].store.is_up()).unwrap_or(order[0])
+    }
+}
+
+pub(super) fn is_queue(resource: &Resource) -> bool {
+    resource.kind == Kind::Queue
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquire, ClientId, Name, Queued, Release, StoreTime};
+
+    use super::*;
+    use crate::store::StoreError;
+
+    fn at(seconds: u64) -> LocalTime {
+        LocalTime::ZERO + Duration::from_secs(1_000 + seconds)
+    }
+
+    fn attempt(sequence: u64) -> (Acquisition, Command, Command) {
+        let acquisition = Acquisition { client: ClientId::new(1), sequence };
+        let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(3)));
+        (acquisition, acquire, Command::Release(Release::now(acquisition)))
+    }
+
+    fn answer(reply: Reply) -> Answered {
+        Ok(Answer { at: StoreTime::ZERO, reply })
+    }
+
+    fn queued() -> Answered {
+        answer(Reply::Queued(Queued { is_head: false, look_again_at: StoreTime::NEVER }))
+    }
+
+    fn failed(failure: Failure) -> Answered {
+        Err(StoreError { failure, message: String::new() })
+    }
+
+    #[test]
+    fn unanswered_release_goes_to_the_same_node_again_and_is_forgotten_in_the_end() {
+        let mut turns = Turns::default();
+        let (first, acquire, release) = attempt(1);
+        turns.handle_answered(first, 2, &acquire, &queued(), at(0));
+        for failure in [Failure::Unknown, Failure::NotSent] {
+            turns.handle_answered(first, 2, &release, &failed(failure), at(1));
+            assert_eq!(turns.node_of(first), Some(2));
+        }
+        let (other, acquire, release) = attempt(2);
+        turns.handle_answered(other, 0, &acquire, &failed(Failure::Unknown), at(59));
+        assert_eq!(turns.nodes.len(), 2);
+        turns.handle_answered(other, 0, &acquire, &queued(), at(70));
+        assert_eq!((turns.node_of(first), turns.node_of(other)), (None, Some(0)));
+        turns.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
+        assert!(turns.nodes.is_empty());
+    }
+
+    #[test]
+    fn contention_is_remembered_for_a_second_and_then_forgotten() {
+        let resource = |name| Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+        let mut contended = Contended::default();
+        contended.note(&resource("a"), at(0));
+        assert!(contended.has(&resource("a"), at(0)) && !contended.has(&resource("b"), at(0)));
+        assert!(!contended.has(&resource("a"), at(1)));
+        contended.note(&resource("b"), at(20));
+        assert_eq!(contended.until.len(), 1);
+    }
+
+    #[test]
+    fn attempt_that_was_not_sent_is_nowhere() {
+        let mut turns = Turns::default();
+        let (acquisition, acquire, _) = attempt(1);
+        turns.handle_answered(acquisition, 2, &acquire, &queued(), at(0));
+        turns.handle_answered(acquisition, 2, &acquire, &failed(Failure::NotSent), at(1));
+        assert_eq!(turns.node_of(acquisition), None);
+    }
+}

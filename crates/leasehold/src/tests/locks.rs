@@ -1,0 +1,401 @@
+//! Kinds of lock over a store that does its worst.
+
+use super::*;
+use crate::MutexSet;
+use leasehold_core::Push;
+
+struct Deaf;
+impl Inbox for Deaf {
+    fn deliver(&self, _push: Push) {}
+    fn reconnected(&self, _concerns: &dyn Fn(&Resource) -> bool) {}
+}
+
+fn until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is_true() {
+        assert!(Instant::now() < give_up, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_that_is_not_held() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let lock = stage.client.rw_lock("a");
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut future = Box::pin(guard.upgrade_timeout(Duration::from_millis(300)));
+    assert!(poll_once(future.as_mut()).is_pending());
+    // The push is still under way when the deadline comes.
+    let deaf: Arc<dyn Inbox> = Arc::new(Deaf);
+    stage.store.inner.join(stage.client.handle.session.id, Arc::downgrade(&deaf));
+    stage.other_gives_it_back();
+    match block_on(future) {
+        Ok(Err(guard)) => {
+            let held = stage.view().holders.len();
+            assert!(!guard.is_held() || held == 1, "it says that it is held, and {held} hold it");
+        }
+        Ok(Ok(_)) => {}
+        Err(error) => assert!(error.is_lost(), "{error}"),
+    }
+}
+
+#[test]
+fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let hold = Duration::from_millis(1_500);
+    let lock = stage.client.rw_lock("a").longest_hold(hold);
+    let began = Instant::now();
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut future = Box::pin(guard.upgrade());
+    assert!(poll_once(future.as_mut()).is_pending());
+    thread::sleep(Duration::from_millis(1_000));
+    stage.other_gives_it_back();
+    let guard = block_on(future).unwrap();
+    let ends = began.elapsed() + guard.remaining();
+    assert!(ends <= hold + Duration::from_millis(50), "the hold of {hold:?} ends after {ends:?}");
+}
+
+#[test]
+fn an_upgrade_does_not_lose_the_lock_to_a_full_queue() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let lock = stage.client.rw_lock("a").max_waiters(1);
+    let guard = block_on(lock.upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    let mut writer = Box::pin(lock.write());
+    assert!(poll_once(writer.as_mut()).is_pending());
+    let mut future = Box::pin(guard.upgrade());
+    let ended = poll_once(future.as_mut());
+    assert!(ended.is_pending(), "{ended:?}");
+}
+
+#[test]
+fn a_count_that_is_repeated_after_an_error_is_counted() {
+    let stage = Stage::of(Kind::Latch);
+    let latch = stage.client.latch("a", 2);
+    // The store grants, but its answer does not come; the caller gives up, and the release is lost.
+    stage.script(&[Fate::NeverAnswered, Fate::NeverDone]);
+    let mut future = Box::pin(latch.count_down_as("w"));
+    assert!(poll_once(future.as_mut()).is_pending());
+    drop(future);
+    until("the release is sent", || stage.store.script.lock().unwrap().is_empty());
+    let left = block_on(latch.count_down_as("w")).unwrap();
+    assert_eq!(left, 1, "it was told that it counted");
+    until("it never settled", || stage.client.is_settled());
+    assert_eq!(block_on(latch.remaining()).unwrap(), 1, "the count is gone again");
+}
+
+#[test]
+fn a_latch_that_has_opened_stays_open() {
+    let stage = Stage::of(Kind::Latch);
+    let latch = stage.client.latch("a", 1);
+    stage.script(&[Fate::NeverAnswered]);
+    let mut future = Box::pin(latch.count_down());
+    assert!(poll_once(future.as_mut()).is_pending());
+    let was_open = block_on(latch.remaining()).unwrap() == 0;
+    drop(future);
+    until("it never settled", || stage.client.is_settled());
+    let is_open = block_on(latch.remaining()).unwrap() == 0;
+    assert_eq!(was_open, is_open, "it let somebody through, and is closed again");
+}
+
+#[test]
+fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let hour = Duration::from_secs(3_600);
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).at_least(hour)));
+    let guard = block_on(client.mutex("b").lock()).unwrap();
+    assert!(block_on(set.try_lock()).unwrap().is_none());
+    let view = block_on(client.mutex("a").inspect()).unwrap();
+    assert!(view.holders.is_empty(), "{:?}", view.holders);
+    // Nor if the future is dropped.
+    let mut future = Box::pin(set.lock());
+    assert!(poll_once(future.as_mut()).is_pending());
+    drop(future);
+    let view = block_on(client.mutex("a").inspect()).unwrap();
+    assert!(view.holders.is_empty(), "{:?}", view.holders);
+    block_on(guard.release()).unwrap();
+}
+
+/// Polls the taking of a set this often and drops it, while somebody has one of its mutexes, gives it back, or never had
+/// it.
+fn drop_set(scene: Scene, taken: &str, fates: [Fate; 2], polls: u32) {
+    let mut stage = Stage::new();
+    stage.resource.name = Name::new(taken).unwrap();
+    if !matches!(scene, Scene::Free) {
+        stage.other_takes_it();
+    }
+    let set = MutexSet::new(["b", "a"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
+    stage.script(&fates);
+    {
+        let mut future = pin!(async {
+            match scene {
+                Scene::Busy => set.try_lock().await,
+                _ => set.lock().await.map(Some),
+            }
+        });
+        for poll in 0..polls {
+            if poll == 2 && matches!(scene, Scene::HandedOver) {
+                stage.other_gives_it_back();
+            }
+            if poll_once(future.as_mut()).is_ready() {
+                // A guard is dropped here too.
+                break;
+            }
+        }
+    }
+    let case = format!("{scene:?} at {taken}, {fates:?}, dropped after {polls} polls");
+    stage.assert_nothing_is_left(&case);
+    for name in ["a", "b"] {
+        stage.resource.name = Name::new(name).unwrap();
+        assert!(stage.is_clean(), "{case}: {:?} was left of {name}", stage.view());
+    }
+}
+
+#[test]
+fn a_set_dropped_at_any_await_point_leaves_nothing() {
+    let scenes = [Scene::Free, Scene::Busy, Scene::Held, Scene::HandedOver];
+    let mut cases = Vec::new();
+    for (scene, taken) in scenes.into_iter().flat_map(|scene| ["a", "b"].map(|taken| (scene, taken))) {
+        cases.extend(every_pair().flat_map(|fates| (0..5).map(move |polls| (scene, taken, fates, polls))));
+    }
+    run_together(&cases, |(scene, taken, fates, polls)| drop_set(scene, taken, fates, polls));
+}
+
+#[test]
+fn the_release_of_a_set_dropped_at_any_await_point_leaves_nothing() {
+    let cases: Vec<_> = every_pair().flat_map(|fates| (0..4).map(move |polls| (fates, polls))).collect();
+    run_together(&cases, |(fates, polls)| {
+        let mut stage = Stage::new();
+        let set = MutexSet::new(["b", "a"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
+        let guard = block_on(set.lock()).unwrap();
+        stage.script(&fates);
+        {
+            let mut future = pin!(guard.release());
+            for _ in 0..polls {
+                if poll_once(future.as_mut()).is_ready() {
+                    break;
+                }
+            }
+        }
+        for name in ["a", "b"] {
+            stage.resource.name = Name::new(name).unwrap();
+            stage.assert_nothing_is_left(&format!("release with {fates:?}, dropped after {polls} polls"));
+        }
+    });
+}
+
+#[test]
+fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
+    let stage = Stage::new();
+    let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name)));
+    // It is lost on its way, so that each asks again for itself; meanwhile somebody takes one.
+    stage.script(&[Fate::CommandLost]);
+    stage.other_takes_it();
+    assert!(block_on(set.try_lock()).unwrap().is_none());
+    until("it never settled", || stage.client.is_settled());
+    assert!(block_on(stage.client.mutex("b").inspect()).unwrap().holders.is_empty());
+    stage.assert_nothing_is_left("a part of a set");
+}
+
+#[test]
+fn at_most_once_holds_with_a_longest_hold_too() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let hold = Duration::from_millis(200);
+    let lottery = client.once_per("a", Duration::from_secs(3_600)).longest_hold(hold);
+    let guard = block_on(lottery.start()).unwrap().unwrap();
+    // The host dies.
+    std::mem::forget(guard);
+    thread::sleep(hold * 2);
+    assert!(block_on(lottery.start()).unwrap().is_none(), "it starts twice in one period");
+}
+
+#[test]
+fn a_barrier_is_passed_again_and_again() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let barrier = client.barrier("a", 1);
+    for round in 0..4_200 {
+        let began = Instant::now();
+        let passed = block_on(barrier.wait_timeout(Duration::from_secs(2)));
+        assert!(matches!(passed, Ok(Some(true))), "round {round}: {passed:?} after {:?}", began.elapsed());
+    }
+}
+
+#[test]
+fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let barrier = client.barrier("a", 2).ttl(Duration::from_secs(1));
+    for round in 0..110 {
+        // The second one is late at once, and so the first to know; the first sees it when it looks the next time.
+        let mut first = Box::pin(barrier.wait_timeout(Duration::from_secs(10)));
+        assert!(poll_once(first.as_mut()).is_pending());
+        let second = block_on(barrier.wait_timeout(Duration::ZERO));
+        let passed = (block_on(first), second);
+        assert!(matches!(passed, (Ok(Some(true)), Ok(Some(false)))), "round {round}: {passed:?}");
+    }
+    let view = block_on(client.inspect(Kind::Barrier, "a")).unwrap();
+    assert!(view.rounds < 110, "they are forgotten in time: {}", view.rounds);
+}
+
+#[test]
+fn what_a_dropped_future_never_handed_out_is_not_kept() {
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let mutex = stage.mutex().at_least(Duration::from_secs(3_600));
+    let mut future = Box::pin(mutex.lock());
+    assert!(poll_once(future.as_mut()).is_pending());
+    stage.other_gives_it_back();
+    drop(future);
+    stage.assert_nothing_is_left("granted, and never taken");
+}
+
+/// Two of three pass, and the third is told that not all have come.
+#[test]
+fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
+    let stage = Stage::of(Kind::Barrier);
+    let late = stage.client.barrier("a", 2);
+    let other = block_on(Client::with_store("memory:".to_owned(), {
+        let store = stage.store.inner.clone();
+        |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+            store.join(id, inbox);
+            Ok::<_, Error>(store as Arc<dyn Store>)
+        }
+    }))
+    .unwrap()
+    .barrier("a", 2);
+    let mut future = Box::pin(late.wait_timeout(Duration::from_millis(50)));
+    assert!(poll_once(future.as_mut()).is_pending());
+    // The answer to its last look is on the way while the other comes.
+    stage.script(&[Fate::Later]);
+    until("it looks", || {
+        assert!(poll_once(future.as_mut()).is_pending());
+        stage.store.script.lock().unwrap().is_empty()
+    });
+    let passed = block_on(other.wait_timeout(Duration::from_secs(2))).unwrap();
+    let left = block_on(future).unwrap();
+    assert_eq!(passed.is_some(), left.is_some(), "one has passed, the other has not come");
+}
+
+/// A client's way to a shared memory store on which each command is under way before it runs, and its answer after that.
+struct Distant(Arc<Memory>);
+
+impl Store for Distant {
+    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+        None
+    }
+
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+        let memory = self.0.clone();
+        Box::pin(async move {
+            yield_once().await;
+            let answers = memory.call(batch).await;
+            yield_once().await;
+            answers
+        })
+    }
+
+    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+        self.0.list()
+    }
+
+    fn rhythm(&self) -> Rhythm {
+        EMBEDDED_RHYTHM
+    }
+
+    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+        self.0.examine()
+    }
+}
+
+/// A small generator of numbers, so that a seed names a schedule.
+fn next_random(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// Polls parties in a random order, each of which gives up after one look. If `drops` says so, one is dropped under way, and
+/// is not among those that are answered for.
+fn run_round(barriers: &[crate::Barrier], seed: &mut u64, mut drops: Option<u64>) -> Vec<Option<bool>> {
+    let wait = |barrier: &crate::Barrier| {
+        let barrier = barrier.clone();
+        Box::pin(async move { barrier.wait_timeout(Duration::ZERO).await.unwrap() })
+    };
+    let mut parties: Vec<_> = barriers.iter().map(|barrier| Some(wait(barrier))).collect();
+    let mut ended = vec![None; parties.len()];
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while parties.iter().any(Option::is_some) {
+        assert!(Instant::now() < give_up, "the round does not end");
+        let at = usize::try_from(next_random(seed) % parties.len() as u64).unwrap();
+        // A burst lets one party do several steps between two of another.
+        for _ in 0..1 + next_random(seed) % 6 {
+            let Some(party) = &mut parties[at] else { break };
+            if let Poll::Ready(passed) = poll_once(party.as_mut()) {
+                ended[at] = passed;
+                parties[at] = None;
+            }
+        }
+        drops = drops.and_then(|left| left.checked_sub(1));
+        if drops == Some(0) && parties[at].is_some() {
+            drop(parties.remove(at));
+            ended.remove(at);
+        }
+    }
+    ended
+}
+
+#[test]
+fn all_parties_of_a_round_pass_or_none_in_any_schedule() {
+    let mut seed = 0x9E37_79B9_7F4A_7C15;
+    let (mut passed, mut failed) = (0, 0);
+    for (parties, comers) in [(2, 2), (2, 3), (3, 3), (3, 4), (4, 4)] {
+        let memory = Memory::open("");
+        let clients: Vec<_> = (0..comers).map(|_| distant_client(&memory)).collect();
+        for round in 0..400 {
+            // A name of its own, since the store may still be told of what the last round left.
+            let name = format!("{parties}-{round}");
+            let barriers: Vec<_> = clients.iter().map(|client| client.barrier(&name, parties)).collect();
+            let first = seed;
+            let drops = next_random(&mut seed).is_multiple_of(3).then(|| next_random(&mut seed) % 40);
+            let ended = run_round(&barriers, &mut seed, drops);
+            let through = u32::try_from(ended.iter().flatten().count()).unwrap();
+            let leaders = ended.iter().filter(|passed| **passed == Some(true)).count();
+            // One that was dropped may have passed, and have been the leader.
+            let missing = u32::from(ended.len() < barriers.len());
+            let is_whole = through <= parties && through + missing >= parties;
+            let is_led = leaders == 1 || (leaders == 0 && missing == 1);
+            let case = format!("schedule {first:#x}, {parties} of {comers} parties: {ended:?}");
+            assert!(through == 0 || (is_whole && is_led), "{case}");
+            *(if through == 0 { &mut failed } else { &mut passed }) += 1;
+        }
+    }
+    // Schedules that all end alike would show nothing.
+    assert!(passed > 100 && failed > 100, "{passed} rounds passed, {failed} did not");
+}
+
+fn distant_client(memory: &Arc<Memory>) -> Client {
+    let store = Arc::new(Distant(memory.clone()));
+    let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+        store.0.join(id, inbox);
+        Ok::<_, Error>(store as Arc<dyn Store>)
+    };
+    block_on(Client::with_store("memory:".to_owned(), open)).unwrap()
+}
+
+#[test]
+fn rounds_are_counted_once_however_many_parties_mark_them() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let lock = |note: String| {
+        let mut lock = crate::locks::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
+        lock.at_least = Duration::from_secs(60);
+        lock.set_note(note);
+        lock
+    };
+    for (first, last) in [(10, 12), (10, 12), (11, 13), (20, 22)] {
+        let mark = block_on(lock(format!("passed {first} {last}")).try_lock(1)).unwrap().unwrap();
+        block_on(mark.release()).unwrap();
+    }
+    assert_eq!(block_on(client.inspect(Kind::Barrier, "a")).unwrap().rounds, 2);
+}

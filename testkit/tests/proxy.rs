@@ -1,0 +1,181 @@
+//! The proxy: that it delays each way by as much as it is told, and loses what it is told to lose and nothing else.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_testkit::{Proxy, Server, wait_until};
+use redis::{Commands as _, Connection, RedisResult};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn try_connect(proxy: &Proxy) -> RedisResult<Connection> {
+    let connection = redis::Client::open(proxy.url())?.get_connection_with_timeout(PATIENCE)?;
+    connection.set_read_timeout(Some(PATIENCE))?;
+    Ok(connection)
+}
+
+fn ping(connection: &mut Connection) -> RedisResult<String> {
+    redis::cmd("PING").query(connection)
+}
+
+/// The shortest of many round trips, so that what a busy machine adds to most of them does not count.
+fn round_trip(connection: &mut Connection) -> Duration {
+    let trip = |_| {
+        let began = Instant::now();
+        ping(connection).unwrap();
+        began.elapsed()
+    };
+    (0..60).map(trip).min().unwrap()
+}
+
+#[test]
+fn without_orders_everything_passes_both_ways() {
+    let server = Server::builder().password("s3cret").start();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    let value = vec![b'x'; 3_000_000];
+    let _: () = connection.set("a", &value).unwrap();
+    let found: Vec<u8> = connection.get("a").unwrap();
+    assert!(found == value && proxy.swallowed() == 0);
+    drop(connection);
+    wait_until("the connection is over", || proxy.connections() == 0);
+}
+
+#[test]
+fn each_way_is_delayed_by_what_was_asked_for_and_hardly_more() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    let bare = round_trip(&mut connection);
+    let (there, back) = (Duration::from_millis(3), Duration::from_millis(5));
+    proxy.delay_requests(there);
+    let one_way = round_trip(&mut connection);
+    proxy.delay_replies(back);
+    let both_ways = round_trip(&mut connection);
+    for (trip, delay) in [(one_way, there), (both_ways, there + back)] {
+        assert!(trip >= delay, "{trip:?} is less than {delay:?}");
+        assert!(trip < bare + delay + Duration::from_micros(400), "{trip:?} is much more than {delay:?}");
+    }
+}
+
+#[test]
+fn delayed_pieces_travel_at_the_same_time() {
+    const COUNT: i64 = 300;
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    proxy.delay_requests(Duration::from_millis(20));
+    let began = Instant::now();
+    for _ in 0..COUNT {
+        connection.send_packed_command(&redis::cmd("INCR").arg("a").get_packed_command()).unwrap();
+        // So that each is a piece of its own.
+        thread::yield_now();
+    }
+    for expected in 1..=COUNT {
+        assert_eq!(connection.recv_response().unwrap(), redis::Value::Int(expected));
+    }
+    // One after the other they would take six seconds.
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[test]
+fn swallowed_replies_never_come_though_their_commands_are_carried_out() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    proxy.swallow_replies(true);
+    connection.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(connection.set::<_, _, ()>("a", 1).unwrap_err().is_timeout());
+    wait_until("the reply is lost", || proxy.swallowed() == 1);
+    assert_eq!(server.admin().get::<_, i64>("a").unwrap(), 1);
+    proxy.cut();
+    proxy.swallow_replies(false);
+    assert_eq!(ping(&mut try_connect(&proxy).unwrap()).unwrap(), "PONG");
+}
+
+#[test]
+fn swallowed_requests_are_never_carried_out() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    proxy.swallow_requests(true);
+    connection.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(connection.set::<_, _, ()>("a", 1).unwrap_err().is_timeout());
+    wait_until("the request is lost", || proxy.swallowed() == 1);
+    assert_eq!(server.admin().get::<_, Option<i64>>("a").unwrap(), None);
+}
+
+#[test]
+fn cut_connections_break_at_once_even_with_much_on_the_way_and_new_ones_are_fine() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connections: Vec<Connection> = (0..5).map(|_| try_connect(&proxy).unwrap()).collect();
+    assert_eq!(proxy.connections(), 5);
+    proxy.delay_requests(Duration::from_secs(3600));
+    connections[0].send_packed_command(&redis::cmd("PING").get_packed_command()).unwrap();
+    let began = Instant::now();
+    proxy.cut();
+    for connection in &mut connections {
+        assert!(ping(connection).is_err());
+    }
+    assert!(began.elapsed() < Duration::from_secs(5) && proxy.connections() == 0);
+    proxy.delay_requests(Duration::ZERO);
+    assert_eq!(ping(&mut try_connect(&proxy).unwrap()).unwrap(), "PONG");
+}
+
+#[test]
+fn refused_clients_hear_so_and_those_that_are_connected_stay() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    for _ in 0..3 {
+        proxy.refuse(true);
+        let Err(error) = try_connect(&proxy) else { panic!("it was let in") };
+        assert!(error.is_connection_refusal(), "{error}");
+        assert_eq!(ping(&mut connection).unwrap(), "PONG");
+        proxy.refuse(false);
+        assert_eq!(ping(&mut try_connect(&proxy).unwrap()).unwrap(), "PONG");
+    }
+    let url = proxy.url();
+    drop(proxy);
+    assert!(ping(&mut connection).is_err());
+    assert!(redis::Client::open(url).unwrap().get_connection().is_err());
+}
+
+#[test]
+fn unwanted_messages_are_lost_and_their_neighbours_are_not() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    for protocol in ["", "?protocol=resp3"] {
+        let swallowed = proxy.swallowed();
+        let client = redis::Client::open(format!("{}{protocol}", proxy.url())).unwrap();
+        let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
+        let mut inbox = connection.as_pubsub();
+        inbox.set_read_timeout(Some(PATIENCE)).unwrap();
+        inbox.subscribe("letters").unwrap();
+        proxy.swallow_messages(Some(b"grant"));
+        for letter in ["one", "a grant", "two", "granted", "three"] {
+            let heard: i64 = server.admin().publish("letters", letter).unwrap();
+            assert_eq!(heard, 1);
+        }
+        for expected in ["one", "two", "three"] {
+            assert_eq!(inbox.get_message().unwrap().get_payload::<String>().unwrap(), expected);
+        }
+        assert_eq!(proxy.swallowed() - swallowed, 2);
+        proxy.swallow_messages(None);
+        let _: i64 = server.admin().publish("letters", "granted").unwrap();
+        assert_eq!(inbox.get_message().unwrap().get_payload::<String>().unwrap(), "granted");
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_and_started_again_is_found_again() {
+    let mut server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let mut connection = try_connect(&proxy).unwrap();
+    server.stop();
+    assert!(ping(&mut connection).is_err());
+    assert!(try_connect(&proxy).and_then(|mut connection| ping(&mut connection)).is_err());
+    server.start();
+    assert_eq!(ping(&mut try_connect(&proxy).unwrap()).unwrap(), "PONG");
+}
