@@ -14,19 +14,19 @@
 //! ```
 
 mod guards;
-mod kinds;
+mod locks;
 
 use std::time::Duration;
 
 use leasehold_core::Kind;
 use pollster::block_on;
 
+use crate::diagnostics::Examination;
 use crate::error::Error;
-use crate::examination::Examination;
-use crate::view::{HolderView, LockView};
+use crate::inspect::{HolderView, LockView};
 
 pub use guards::{Guard, SetGuard, UpgradableGuard, WriteGuard};
-pub use kinds::{Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, Reentrant, RwLock, Semaphore};
+pub use locks::{Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, Reentrant, RwLock, Semaphore};
 
 /// Something async, or what an async call has come to, as it is here.
 trait Face {

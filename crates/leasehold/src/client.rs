@@ -12,23 +12,23 @@ use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Rep
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::about::About;
-use crate::barrier::Barrier;
-use crate::clock;
-use crate::driver;
-use crate::election::Election;
+use crate::diagnostics::Examination;
+use crate::engine::clock;
+use crate::engine::driver;
+use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::examination::Examination;
-use crate::latch::Latch;
-use crate::mutex::Mutex;
-use crate::once::OncePer;
-use crate::reentrant::Reentrant;
-use crate::rw::RwLock;
-use crate::semaphore::Semaphore;
-use crate::session::{Session, Sleep};
+use crate::inspect::{HolderView, LockView};
+use crate::locks::barrier::Barrier;
+use crate::locks::election::Election;
+use crate::locks::latch::Latch;
+use crate::locks::mutex::Mutex;
+use crate::locks::once_per::OncePer;
+use crate::locks::reentrant::Reentrant;
+use crate::locks::rw::RwLock;
+use crate::locks::semaphore::Semaphore;
+use crate::metadata::About;
 use crate::store::{self, Inbox, Store, StoreError};
 use crate::url::StoreUrl;
-use crate::view::{HolderView, LockView};
 
 /// One process's connection to a store. Cloning is cheap, and all clones are one client.
 ///

@@ -10,10 +10,10 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::client::{Handle, unanswered};
-use crate::clock;
+use crate::engine::clock;
+use crate::engine::{Errand, Given, Renewal, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::lock::MAX_TTL;
-use crate::session::{Errand, Given, Renewal, Sleep};
+use crate::locks::lock::MAX_TTL;
 use crate::store::{Answered, Pending};
 
 /// A held lease. It is renewed while the guard lives, and given back when the guard is released or dropped.

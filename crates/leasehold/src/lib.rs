@@ -38,60 +38,45 @@
 
 #![forbid(unsafe_code)]
 
-mod about;
-mod barrier;
 pub mod blocking;
 mod client;
-mod clock;
-mod driver;
-mod election;
+mod diagnostics;
+mod engine;
 mod error;
-mod examination;
 pub mod fence;
 mod guard;
-mod in_turn;
-mod latch;
-mod local;
-mod lock;
-mod mutex;
-mod once;
+mod inspect;
+mod locks;
+mod metadata;
+mod options;
 mod redlock;
-mod reentrant;
-mod rw;
-mod semaphore;
-mod session;
-mod set;
-mod settings;
 #[doc(hidden)]
 pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
-mod timer;
-mod together;
 mod url;
-mod view;
 
-pub use about::{About, MAX_NOTE_BYTES};
-pub use barrier::Barrier;
 pub use client::Client;
-pub use election::{Election, Observer};
+pub use diagnostics::{Examination, FINDING_IDS, Fact, Finding, Severity, Subject};
 pub use error::Error;
-pub use examination::{Examination, FINDING_IDS, Fact, Finding, Severity, Subject};
 pub use guard::Guard;
-pub use latch::Latch;
+pub use inspect::{HolderView, LockView, Mode, WaiterView};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
-pub use lock::{MAX_TTL, MIN_TTL};
-pub use mutex::Mutex;
-pub use once::OncePer;
+pub use locks::barrier::Barrier;
+pub use locks::election::{Election, Observer};
+pub use locks::latch::Latch;
+pub use locks::lock::{MAX_TTL, MIN_TTL};
+pub use locks::mutex::Mutex;
+pub use locks::mutex_set::{MutexSet, SetGuard};
+pub use locks::once_per::OncePer;
+pub use locks::reentrant::Reentrant;
+pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
+pub use locks::semaphore::Semaphore;
+pub use metadata::{About, MAX_NOTE_BYTES};
 pub use redis;
 pub use redlock::{Redlock, RedlockBuilder};
-pub use reentrant::Reentrant;
-pub use rw::{RwLock, UpgradableGuard, WriteGuard};
-pub use semaphore::Semaphore;
-pub use set::{MutexSet, SetGuard};
 pub use url::SCHEMES;
-pub use view::{HolderView, LockView, Mode, WaiterView};
 
 /// The README's example is a test too.
 #[cfg(doctest)]

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::runtime;
 
 use crate::client::Client;
-use crate::election::Election;
+use crate::diagnostics::Examination;
 use crate::error::Error;
-use crate::examination::Examination;
-use crate::mutex::Mutex;
-use crate::once::OncePer;
+use crate::locks::election::Election;
+use crate::locks::mutex::Mutex;
+use crate::locks::once_per::OncePer;
 use crate::url::{RedisUrl, RedlockUrl};
 
 /// Locks of several Redis servers that know nothing of each other: a lock is held by whoever more than half of them have

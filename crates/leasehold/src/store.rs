@@ -16,8 +16,8 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
+use crate::diagnostics::Examination;
 use crate::error::Error;
-use crate::examination::Examination;
 use crate::url::StoreUrl;
 
 /// What a store says when it could not decide.

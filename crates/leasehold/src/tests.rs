@@ -1,7 +1,7 @@
 //! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
 
-mod kinds;
 mod leases;
+mod locks;
 mod silence;
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
-use crate::examination::Examination;
+use crate::diagnostics::Examination;
 use crate::store::memory::Memory;
 use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
 use crate::{Error, Guard};

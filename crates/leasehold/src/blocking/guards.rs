@@ -12,7 +12,7 @@ use pollster::block_on;
 
 use super::{Face, calls};
 use crate::error::Error;
-use crate::lock::Lock;
+use crate::locks::lock::Lock;
 
 /// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
 /// of the work, or let another thread wait with [`Self::lost_within`].

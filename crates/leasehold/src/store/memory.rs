@@ -17,8 +17,8 @@ use leasehold_core::model::{REMEMBER_TOKEN, Table, Turn, apply, apply_together, 
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::clock;
-use crate::examination::{Check, Examination, Subject};
+use crate::diagnostics::{Check, Examination, Subject};
+use crate::engine::clock;
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;

@@ -37,8 +37,8 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::diagnostics::Examination;
 use crate::error::{Error, ErrorKind};
-use crate::examination::Examination;
 use crate::url::{Place, RedisUrl};
 use caller_conn::CallersRuntime;
 use cluster::Cluster;

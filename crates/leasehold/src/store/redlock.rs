@@ -34,9 +34,9 @@ use tokio::task::AbortHandle;
 
 use super::redis::{Redis, Voting, slot_of};
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::clock;
+use crate::diagnostics::Examination;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
-use crate::examination::Examination;
 use crate::url::RedlockUrl;
 use admission_queue::{Contended, Turns, is_queue};
 use attempts::Leases;

@@ -48,9 +48,9 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::clock;
+use crate::diagnostics::Examination;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
-use crate::examination::Examination;
 use files::Files;
 use mailbox::{Letterbox, Mailboxes, Reached};
 use rows::SqliteRows;

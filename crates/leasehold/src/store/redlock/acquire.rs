@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use super::attempts::{Asked, Try};
 use super::{LATE_BY, Quorum, answer};
-use crate::clock;
+use crate::engine::clock;
 use crate::store::{Answered, Pending, StoreError};
 
 /// The pauses between tries: random, up to the first, and then up to twice as much, and so on.

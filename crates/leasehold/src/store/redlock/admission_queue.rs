@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, LocalTime, Reply, Resource};
 
 use super::Quorum;
-use crate::clock;
+use crate::engine::clock;
 use crate::store::Answered;
 use crate::store::redis::slot_of;
 

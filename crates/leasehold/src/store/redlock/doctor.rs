@@ -1,7 +1,7 @@
 //! What an operator should know about servers that vote.
 
 use super::Quorum;
-use crate::examination::Examination;
+use crate::diagnostics::Examination;
 use crate::store::redis::{Redis, examine_voters};
 
 impl Quorum {

@@ -11,7 +11,7 @@ use leasehold_core::{
 use tokio::time::timeout;
 
 use super::SHORTEST_LIMIT;
-use crate::clock;
+use crate::engine::clock;
 use crate::store::redis::Redis;
 use crate::store::{Answered, Store as _, StoreError};
 

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::attempts::{Asks, Try};
 use super::{LATE_BY, Quorum, answer};
-use crate::clock;
+use crate::engine::clock;
 use crate::store::{Answered, StoreError};
 
 /// How long a tombstone stands at a node: longer than any delayed command can be under way.

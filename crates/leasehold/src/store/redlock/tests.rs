@@ -144,7 +144,7 @@ async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
         until(async || lab.holding().await == 0).await;
     }
     // Nor are they remembered for longer than they must.
-    let long_after = crate::clock::local() + 2 * tombstone;
+    let long_after = crate::engine::clock::local() + 2 * tombstone;
     lab.quorum().leases.sweep(long_after);
     assert!(!lab.quorum().leases.is_to_be_swept());
 }

@@ -9,7 +9,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::{self, SUFFIXES};
 use super::{BUSY_LIMIT, checkpoint, not_sent, schema};
-use crate::examination::{Check, Examination, Subject};
+use crate::diagnostics::{Check, Examination, Subject};
 use crate::store::StoreError;
 
 /// How large the log may be while its users move it into the file as they should.
@@ -194,7 +194,7 @@ fn file_system(_path: &Path) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examination::Severity;
+    use crate::diagnostics::Severity;
 
     fn sound() -> Seen {
         Seen {

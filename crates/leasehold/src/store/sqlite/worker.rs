@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
 use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, checkpoint, files, not_sent, schema};
-use crate::clock;
+use crate::engine::clock;
 use crate::store::{Answered, StoreError};
 
 /// The most jobs that wait.

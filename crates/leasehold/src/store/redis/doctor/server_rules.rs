@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::ANSWER_LIMIT;
 use super::acl_check::{Cost, Lack, Source};
 use super::probe::{Clock, Seen, Succession, Way};
-use crate::examination::{Check, Subject};
+use crate::diagnostics::{Check, Subject};
 
 /// A clock that differs by more than this may end a lease while its holder works.
 const CLOCK_LIMIT: Duration = Duration::from_millis(500);

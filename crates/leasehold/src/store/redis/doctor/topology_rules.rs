@@ -8,7 +8,7 @@ use redis::Value;
 
 use super::probe::{Opinion, Seen};
 use super::server_rules::{differ, span};
-use crate::examination::{Check, Subject};
+use crate::diagnostics::{Check, Subject};
 use crate::url::Host;
 
 const SLOTS: u32 = 16_384;
@@ -304,7 +304,7 @@ pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Subject> {
 mod tests {
     use super::super::probe::Clock;
     use super::*;
-    use crate::examination::Severity;
+    use crate::diagnostics::Severity;
 
     fn findings(subject: &Subject) -> Vec<(Severity, &str)> {
         subject.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()

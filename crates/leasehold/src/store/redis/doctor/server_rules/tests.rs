@@ -2,7 +2,7 @@
 
 use super::super::acl_check::{Lack, Purpose};
 use super::*;
-use crate::examination::Severity;
+use crate::diagnostics::Severity;
 
 /// A server as it should be.
 fn sound() -> Seen {

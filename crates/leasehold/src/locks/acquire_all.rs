@@ -12,11 +12,11 @@ use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::clock;
+use crate::engine::{Ended, Errand, Sleep};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Attempt, CANCEL_LIMIT, Lock, withdrawn};
-use crate::session::{Ended, Errand, Sleep};
+use crate::locks::lock::{Attempt, CANCEL_LIMIT, Lock, withdrawn};
 use crate::store::{Answered, Pending, StoreError};
 
 /// What came of it.

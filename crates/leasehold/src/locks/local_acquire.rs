@@ -10,13 +10,13 @@ use std::task::Poll;
 use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
 
 use crate::client::{Handle, unanswered};
-use crate::clock;
+use crate::engine::clock;
+use crate::engine::{Errand, Left, NoPlace, Place, Sleep, Turned, Wish};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
-use crate::session::{Errand, Left, NoPlace, Place, Sleep, Turned, Wish};
+use crate::locks::acquire_all::within;
+use crate::locks::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
 use crate::store::{Answered, Pending, StoreError};
-use crate::together::within;
 
 impl Lock {
     /// How leases are handed on within the client, if they are: a hold with an end or a beginning of its own can't be

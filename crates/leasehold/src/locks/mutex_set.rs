@@ -14,12 +14,12 @@ use futures_util::future::join_all;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
-use crate::mutex::Mutex;
-use crate::together::{Together, take_together};
+use crate::locks::acquire_all::{Together, take_together};
+use crate::locks::lock::{Lock, Wait};
+use crate::locks::mutex::Mutex;
 
 /// Several mutexes of one client that are taken together: all of them or none.
 ///

@@ -8,8 +8,8 @@ use leasehold_core::Kind;
 use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::Lock;
-use crate::settings::settings;
+use crate::locks::lock::Lock;
+use crate::options::settings;
 
 /// A number of permits, and how to take some of them. Made by [`Client::semaphore`](crate::Client::semaphore).
 ///

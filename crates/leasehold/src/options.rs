@@ -15,7 +15,7 @@ macro_rules! settings {
             }
         }
 
-        $crate::settings::lease_settings!($kind);
+        $crate::options::lease_settings!($kind);
     };
 }
 pub(crate) use settings;
@@ -56,7 +56,7 @@ macro_rules! lease_settings {
             }
         }
 
-        $crate::settings::looking!($kind);
+        $crate::options::looking!($kind);
     };
 }
 pub(crate) use lease_settings;

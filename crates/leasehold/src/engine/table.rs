@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use leasehold_core::{ClientId, Command, LocalTime, Owner, Resource};
 
-use super::Errand;
 use super::entry::{Entry, Given, News};
-use super::line::Lines;
+use super::local_queue::Lines;
+use super::session::Errand;
 
 /// The largest number of commands in one batch.
 const BATCH: usize = 512;

@@ -388,7 +388,7 @@ fn distant_client(memory: &Arc<Memory>) -> Client {
 fn rounds_are_counted_once_however_many_parties_mark_them() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let lock = |note: String| {
-        let mut lock = crate::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
+        let mut lock = crate::locks::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
         lock.at_least = Duration::from_secs(60);
         lock.set_note(note);
         lock

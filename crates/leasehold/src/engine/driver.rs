@@ -15,10 +15,10 @@ use tokio::runtime::Builder;
 use leasehold_core::Resource;
 use tokio::sync::Semaphore;
 
-use crate::clock;
-use crate::session::{Errand, Session};
+use crate::engine::clock;
+use crate::engine::timer::Timer;
+use crate::engine::{Errand, Session};
 use crate::store::Store;
-use crate::timer::Timer;
 
 /// How many batches may be on their way to one place. After a new connection all leases are renewed: if a server was
 /// given more than it can answer in time, that would be taken for a lost connection.

@@ -6,13 +6,13 @@ use std::time::Duration;
 use leasehold_core::{Command, Holder, Kind, Owner, Push, PushKind, Release, Reply, Resource, Token};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
-use crate::session::Inbox as _;
-use crate::settings::settings;
-use crate::view::HolderView;
+use crate::inspect::HolderView;
+use crate::locks::lock::{Lock, Wait};
+use crate::options::settings;
+use crate::store::Inbox as _;
 
 /// A mutex for an owner whom the caller names. Made by [`Client::reentrant`](crate::Client::reentrant).
 ///

@@ -15,13 +15,13 @@ use leasehold_core::{
 };
 use tracing::Instrument as _;
 
-use crate::about::MAX_NOTE_BYTES;
 use crate::client::{Handle, resource_of, unanswered};
-use crate::clock;
+use crate::engine::clock;
+use crate::engine::{Closed, Ended, Errand, Given, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::session::{Closed, Ended, Errand, Given, Sleep};
-use crate::view::{HolderView, LockView};
+use crate::inspect::{HolderView, LockView};
+use crate::metadata::MAX_NOTE_BYTES;
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
@@ -374,7 +374,7 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     let unit = unit(kind);
     match refusal {
         Refusal::Capacity { in_use } => {
-            let in_use = if kind == Kind::Barrier { crate::barrier::parties(in_use) } else { in_use };
+            let in_use = if kind == Kind::Barrier { crate::locks::barrier::parties(in_use) } else { in_use };
             format!("it is in use with {in_use} {unit}: everybody must name the same number")
         }
         Refusal::Weight { capacity } => format!("more than its {capacity} {unit}, or none, can't be had"),

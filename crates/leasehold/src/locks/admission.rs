@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use leasehold_core::{LocalTime, Resource};
 
-use crate::clock;
+use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
+use crate::locks::lock::{Lock, Wait};
 use crate::store::queue_of;
 
 /// The ttl of a turn: as long as a single store waits for a waiter that is frozen. A client that dies in its turn delays the

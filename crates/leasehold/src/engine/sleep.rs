@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 
 use leasehold_core::LocalTime;
 
-use super::{After, Session};
-use crate::clock;
+use super::session::Session;
+use super::table::After;
+use crate::engine::clock;
 
 /// Ends when the local clock reaches a point, or with the client.
 pub(crate) struct Sleep {

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 
-use super::Session;
 use super::entry::Entry;
+use super::session::Session;
 
 /// A future's way to be woken when an entry changes. Its waker goes with it.
 pub(crate) struct Watch<'a> {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
 
-use crate::about::About;
-use crate::barrier;
-use crate::rw::mode_of;
+use crate::locks::barrier;
+use crate::locks::rw::mode_of;
+use crate::metadata::About;
 
 /// Who holds a lock and who waits for it, at one moment of the store's clock.
 #[derive(Clone, Debug)]

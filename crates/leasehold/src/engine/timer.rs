@@ -66,7 +66,7 @@ mod imp {
         use std::time::Duration;
 
         use super::*;
-        use crate::clock;
+        use crate::engine::clock;
 
         /// What the kernel says about a timer, by the name of the line.
         fn field(timer: &Timer, name: &str) -> String {
@@ -99,7 +99,7 @@ mod imp {
 
     use leasehold_core::LocalTime;
 
-    use crate::clock;
+    use crate::engine::clock;
 
     /// Sleeps in steps short enough that a suspend is noticed soon after it.
     pub(crate) struct Timer;

@@ -6,7 +6,7 @@ use pollster::block_on;
 
 use super::{Face, Guard, SetGuard, UpgradableGuard, WriteGuard, calls};
 use crate::error::Error;
-use crate::view::{HolderView, LockView};
+use crate::inspect::{HolderView, LockView};
 
 /// The settings of a lock.
 macro_rules! settings {

@@ -23,12 +23,12 @@ use std::time::Duration;
 use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::Sleep;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::lock::{Lock, MAX_TTL, Wait};
-use crate::session::Sleep;
-use crate::settings::lease_settings;
+use crate::locks::lock::{Lock, MAX_TTL, Wait};
+use crate::options::lease_settings;
 use round::Round;
 
 pub(crate) use round::{parties, passed_rounds};

@@ -15,7 +15,9 @@ use leasehold_core::{
     Resource, Token, Turn, WaitFor,
 };
 
-use super::{After, Ended, Entry, Errand, Session, State};
+use super::entry::Entry;
+use super::session::{Ended, Errand, Session};
+use super::table::{After, State};
 
 /// What the tasks of one line ask the store for.
 #[derive(Clone, Debug, PartialEq, Eq)]

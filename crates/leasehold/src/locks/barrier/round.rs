@@ -3,7 +3,7 @@
 use leasehold_core::{Holder, Token, View};
 
 use super::{ARRIVAL, CLAIM, MARK, RETURNED};
-use crate::about::About;
+use crate::metadata::About;
 
 /// For how many parties this capacity is, or how many have come with this weight.
 pub(crate) fn parties(weight: u32) -> u32 {

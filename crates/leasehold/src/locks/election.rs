@@ -11,13 +11,13 @@ use futures_core::Stream;
 use leasehold_core::{Acquisition, Kind};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::Sleep;
+use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::Lock;
-use crate::session::Sleep;
-use crate::settings::settings;
-use crate::view::HolderView;
+use crate::inspect::HolderView;
+use crate::locks::lock::Lock;
+use crate::options::settings;
 
 /// How often an observer looks unless it is told otherwise.
 const LOOK: Duration = Duration::from_secs(1);

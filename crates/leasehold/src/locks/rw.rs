@@ -12,9 +12,9 @@ use leasehold_core::Kind;
 use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
-use crate::settings::settings;
-use crate::view::Mode;
+use crate::inspect::Mode;
+use crate::locks::lock::{Lock, Wait};
+use crate::options::settings;
 
 /// What a reader weighs.
 pub const READER: u32 = 1;

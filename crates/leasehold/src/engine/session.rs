@@ -7,12 +7,6 @@
 //! Nothing here is a queue: what an ended attempt or a dropped guard owes stays in its own entry until
 //! the store has answered, or has let go by itself.
 
-mod entry;
-mod line;
-mod sleep;
-mod state;
-mod watch;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -24,23 +18,18 @@ use leasehold_core::{
 };
 use tokio::sync::Notify;
 
-use crate::clock;
+use super::clock;
+use super::entry::{Entry, Given, News, Renewal};
+use super::table::{After, Due, State};
+use super::watch::Watch;
 use crate::store::Answered;
-pub(crate) use crate::store::Inbox;
-use entry::{Entry, News};
-
-pub(crate) use entry::{Given, Renewal};
-pub(crate) use line::{Left, NoPlace, Place, Turned, Wish};
-pub(crate) use sleep::Sleep;
-pub(crate) use state::Due;
-use state::{After, State};
-pub(crate) use watch::Watch;
+use crate::store::Inbox;
 
 /// Everything that one client has under way.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     state: Mutex<State>,
-    sequence: Arc<AtomicU64>,
+    pub(super) sequence: Arc<AtomicU64>,
     /// Wakes the driver when it would otherwise sleep past something.
     pub(crate) alarm: Notify,
 }
@@ -68,7 +57,7 @@ impl Session {
         Self { id, state: Mutex::new(state), sequence, alarm: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // A panic in a machine leaves one entry half stepped at worst.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,7 +79,7 @@ impl Session {
         Some(result)
     }
 
-    fn tell(&self, after: After) {
+    pub(super) fn tell(&self, after: After) {
         after.wakers.into_iter().for_each(Waker::wake);
         if after.is_sooner {
             self.alarm.notify_one();

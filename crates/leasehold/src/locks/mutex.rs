@@ -8,8 +8,8 @@ use leasehold_core::{HandOff, Kind};
 use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::lock::Lock;
-use crate::settings::settings;
+use crate::locks::lock::Lock;
+use crate::options::settings;
 
 /// A lock with one holder at a time, and how to take it. Made by [`Client::mutex`](crate::Client::mutex).
 ///

@@ -9,12 +9,12 @@ use std::time::Duration;
 use leasehold_core::{Kind, Owner};
 
 use crate::client::Handle;
-use crate::clock;
+use crate::engine::Sleep;
+use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{Lock, Wait};
-use crate::session::Sleep;
-use crate::settings::looking;
-use crate::view::{HolderView, LockView};
+use crate::inspect::{HolderView, LockView};
+use crate::locks::lock::{Lock, Wait};
+use crate::options::looking;
 
 /// How long a count is remembered unless something else is said.
 const KEEP: Duration = Duration::from_secs(24 * 3_600);

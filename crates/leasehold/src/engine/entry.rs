@@ -9,7 +9,7 @@ use leasehold_core::{
     Owner, Push, PushKind, Release, Reply, Resource, Token, Turn, drift_margin,
 };
 
-use super::Errand;
+use super::session::Errand;
 use crate::store::Answered;
 
 /// How soon a release that failed is tried again; the pause doubles up to [`OWED_SELDOM`].

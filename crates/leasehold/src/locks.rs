@@ -1,0 +1,18 @@
+//! The kinds of lock, and what they are built from: one attempt to acquire a lease.
+//!
+//! [`lock`] has the options that all kinds share and their validation. A kind only says which resource it uses, how much
+//! capacity that has, and how much of it an attempt takes.
+
+mod acquire_all;
+mod admission;
+pub(crate) mod barrier;
+pub(crate) mod election;
+pub(crate) mod latch;
+mod local_acquire;
+pub(crate) mod lock;
+pub(crate) mod mutex;
+pub(crate) mod mutex_set;
+pub(crate) mod once_per;
+pub(crate) mod reentrant;
+pub(crate) mod rw;
+pub(crate) mod semaphore;
