@@ -178,7 +178,7 @@ fn holder_line(kind: Kind, holder: &HolderView) -> String {
         (None, None) => "held by".to_owned(),
     };
     let who = who(&holder.about, &holder.client);
-    let state = if holder.kept { "given back, kept for" } else { "ends unless renewed in" };
+    let state = if holder.retained { "given back, kept for" } else { "ends unless renewed in" };
     format!(
         "{what} {who} for {}, token {}, {state} {}",
         span(holder.held_for),
@@ -189,7 +189,7 @@ fn holder_line(kind: Kind, holder: &HolderView) -> String {
 
 fn waiter_line(waiter: &WaiterView) -> String {
     let who = who(&waiter.about, &waiter.client);
-    let absent = if waiter.passed_over { ", absent" } else { "" };
+    let absent = if waiter.skipped { ", absent" } else { "" };
     let what = match waiter.mode {
         Some(mode) => format!(" to {}", mode_word(mode)),
         None if waiter.weight > 1 => format!(" for {} permits", waiter.weight),
@@ -284,7 +284,7 @@ fn holder_json(holder: &HolderView) -> Value {
         "owner": holder.owner,
         "held_for_ms": millis(holder.held_for),
         "expires_in_ms": millis(holder.expires_in),
-        "kept": holder.kept,
+        "kept": holder.retained,
         "about": about_json(&holder.about),
     })
 }
@@ -296,7 +296,7 @@ fn waiter_json(waiter: &WaiterView) -> Value {
         "weight": waiter.weight,
         "mode": mode_json(waiter.mode),
         "waiting_for_ms": millis(waiter.waiting_for),
-        "passed_over": waiter.passed_over,
+        "passed_over": waiter.skipped,
         "about": about_json(&waiter.about),
     })
 }

@@ -33,7 +33,7 @@ pub(crate) async fn until_waiting_for_itself(lock: &Lock) -> Stop {
     let tokens = enclosing();
     let is_own = |holder: &HolderView| {
         // The variable may have been passed on to a process that the holder does not wait for, by `at` for instance.
-        !holder.kept && tokens.contains(&holder.token.get()) && holder.about.pid.is_some_and(is_ancestor)
+        !holder.retained && tokens.contains(&holder.token.get()) && holder.about.pid.is_some_and(is_ancestor)
     };
     while !tokens.is_empty() && lock.waits() {
         // A store that does not answer is reported by the attempt.

@@ -158,7 +158,7 @@ impl<'a> Supervision<'a> {
 
     /// Somebody else may hold the lock already, or the command was asked before.
     fn is_too_late_to_ask(&self, event: &Event) -> bool {
-        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::LongestHold));
+        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold));
         ran_out || self.ending != Ending::NotYet
     }
 

@@ -132,7 +132,7 @@ fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> Stri
 }
 
 fn describe_briefly(holder: &HolderView) -> String {
-    if holder.kept {
+    if holder.retained {
         return format!("given back, and kept for {}", span(holder.expires_in));
     }
     format!("held by {} for {}", who(&holder.about, &holder.client), span(holder.held_for))
@@ -140,7 +140,7 @@ fn describe_briefly(holder: &HolderView) -> String {
 
 fn describe_fully(holder: &HolderView) -> String {
     let text = describe_briefly(holder);
-    if holder.kept {
+    if holder.retained {
         return text;
     }
     format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))

@@ -72,7 +72,7 @@ impl Handle {
     /// What this command came to, without any attempt or lease of this client being concerned.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
-        let answered = match self.store.call_now(&resource, &command) {
+        let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
             None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
         };
@@ -121,7 +121,7 @@ impl Handle {
 }
 
 /// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
-pub(crate) fn unanswered() -> store::Answered {
+pub(crate) fn unanswered() -> store::CallResult {
     let message = "the store gave no answer".to_owned();
     Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }

@@ -14,7 +14,7 @@ use crate::engine::clock;
 use crate::engine::{Errand, Given, Renewal, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::locks::lock::MAX_TTL;
-use crate::store::{Answered, Pending};
+use crate::store::{BoxFuture, CallResult};
 
 /// A held lease. It is renewed while the guard lives, and given back when the guard is released or dropped.
 ///
@@ -74,7 +74,7 @@ impl Guard {
     ///
     /// `is_invalid` for more than 30 days, or than the `longest_ttl` of servers that vote. Then nothing was changed.
     pub fn set_at_least(&self, at_least: Duration) -> Result<(), Error> {
-        let longest = self.handle.store.longest_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
+        let longest = self.handle.store.max_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
         if at_least > longest {
             let what = format!("it can be kept for at most {longest:?}, not {at_least:?}");
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
@@ -161,12 +161,12 @@ impl Guard {
     pub async fn renew(&self) -> Result<(), Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         if let Some(errand) = session.begin_renewal(self.sequence, clock::local()) {
-            let answered = match store.call_now(&self.resource, &errand.command) {
+            let answered = match store.try_call_inline(&self.resource, &errand.command) {
                 Some(answered) => answered,
                 None => {
                     let unheard = Unheard(self);
                     let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let mut answers = store.call_durably(batch, errand.replicas).await;
+                    let mut answers = store.call_replicated(batch, errand.replicas).await;
                     std::mem::forget(unheard);
                     answers.pop().unwrap_or_else(unanswered)
                 }
@@ -254,10 +254,10 @@ impl Guard {
         deadline: Option<LocalTime>,
     ) -> Result<Given, Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
-        let mut call: Option<(Errand, Pending<Vec<Answered>>)> = None;
+        let mut call: Option<(Errand, BoxFuture<Vec<CallResult>>)> = None;
         let mut error = None;
         if let Some(errand) = errand {
-            match store.call_now(&self.resource, &errand.command) {
+            match store.try_call_inline(&self.resource, &errand.command) {
                 Some(answered) => match session.absorb_release(&errand, &answered) {
                     Some(given) => return Ok(given),
                     None => error = answered.err(),
@@ -337,7 +337,7 @@ impl Handle {
     /// the driver.
     pub(crate) fn let_go(&self, resource: &Resource, sequence: u64) {
         let Some(errand) = self.session.forget(sequence, clock::local()) else { return };
-        match self.store.call_now(resource, &errand.command) {
+        match self.store.try_call_inline(resource, &errand.command) {
             Some(answered) => drop(self.session.absorb_release(&errand, &answered)),
             None => self.session.postpone(sequence, clock::local()),
         }

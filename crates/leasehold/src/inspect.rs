@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
 use crate::locks::barrier;
 use crate::locks::rw::mode_of;
@@ -50,7 +50,7 @@ pub struct HolderView {
     /// How much longer, unless it renews.
     pub expires_in: Duration,
     /// It has given the lock back, and others are kept out until `expires_in` has passed.
-    pub kept: bool,
+    pub retained: bool,
     /// What it says about itself.
     pub about: About,
     /// It is a guard of the client that asked.
@@ -74,7 +74,7 @@ pub struct WaiterView {
     /// How long it has waited.
     pub waiting_for: Duration,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
-    pub passed_over: bool,
+    pub skipped: bool,
     /// What it says about itself.
     pub about: About,
     /// It is an attempt of the client that asked.
@@ -143,7 +143,7 @@ impl HolderView {
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
-            kept: holder.kept,
+            retained: holder.retained,
             about: About::decode(&holder.metadata),
             is_ours: holder.acquisition.client == asker,
             acquisition: holder.acquisition,
@@ -164,14 +164,14 @@ impl HolderView {
 }
 
 impl WaiterView {
-    fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+    fn new(kind: Kind, place: usize, waiter: &QueueEntry, at: StoreTime, asker: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
             place,
             weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
-            passed_over: waiter.passed_over,
+            skipped: waiter.skipped,
             about: About::decode(&waiter.metadata),
             is_ours: waiter.acquisition.client == asker,
         }

@@ -43,8 +43,8 @@ macro_rules! lease_settings {
 
             /// Ends the lease this long after the grant, however well renewals go: for work that may hang.
             #[must_use]
-            pub fn longest_hold(mut self, hold: std::time::Duration) -> Self {
-                self.0.terms.longest_hold = Some(hold);
+            pub fn max_hold(mut self, hold: std::time::Duration) -> Self {
+                self.0.terms.max_hold = Some(hold);
                 self
             }
 

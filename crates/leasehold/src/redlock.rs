@@ -168,8 +168,8 @@ impl RedlockBuilder {
     ///
     /// Without it servers that restart vote at once: let them write each change to disk (`appendfsync always`), or don't start
     /// them again before that time is over.
-    pub fn longest_ttl(mut self, ttl: Duration) -> Self {
-        self.url.longest_ttl = Some(ttl);
+    pub fn max_ttl(mut self, ttl: Duration) -> Self {
+        self.url.max_ttl = Some(ttl);
         self
     }
 

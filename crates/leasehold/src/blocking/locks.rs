@@ -39,10 +39,10 @@ macro_rules! lease_settings {
                 Self(self.0.auto_renew(renews))
             }
 
-            #[doc = concat!("As [`crate::", stringify!($kind), "::longest_hold`].")]
+            #[doc = concat!("As [`crate::", stringify!($kind), "::max_hold`].")]
             #[must_use]
-            pub fn longest_hold(self, hold: Duration) -> Self {
-                Self(self.0.longest_hold(hold))
+            pub fn max_hold(self, hold: Duration) -> Self {
+                Self(self.0.max_hold(hold))
             }
 
             #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]

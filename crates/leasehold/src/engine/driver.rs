@@ -115,7 +115,8 @@ async fn send(
 ) {
     let _turn = turn.acquire().await;
     let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
-    let answers = store.call_durably(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
+    let answers =
+        store.call_replicated(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
     debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
     let now = clock::local();
     for ((_, errand), answered) in errands.iter().zip(&answers) {

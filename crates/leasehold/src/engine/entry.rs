@@ -5,12 +5,13 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandOff, HandOn, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome,
-    Owner, Push, PushKind, Release, Reply, Resource, Token, Turn, drift_margin,
+    AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    drift_margin,
 };
 
 use super::session::Errand;
-use crate::store::Answered;
+use crate::store::CallResult;
 
 /// How soon a release that failed is tried again; the pause doubles up to [`OWED_SELDOM`].
 const OWED_AGAIN: Duration = Duration::from_millis(100);
@@ -62,7 +63,7 @@ pub(super) struct Entry {
     /// Another lease is to take the place of this one, which then ends without being lost.
     pub(super) is_replacing: bool,
     /// The line that it belongs to, and how that hands it on.
-    pub(super) line: Option<(u64, HandOff)>,
+    pub(super) line: Option<(u64, HandoffLimits)>,
     /// What the log is to hear of.
     pub(super) news: Vec<News>,
     /// As it stands in the session's timers.
@@ -190,7 +191,7 @@ impl Entry {
 
     // --- What comes in ---------------------------------------------------------------------------
 
-    pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
+    pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
             self.trouble = Some(error.message.clone());
             self.is_changed = true;
@@ -244,7 +245,7 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Wanted => machine.handle_wanted(now),
+            Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
             // A grant that an answer has told already, or something that is being given back.
             Stage::Lease { .. } | Stage::Owed { .. } | Stage::Over(_) => {}
         }
@@ -284,7 +285,7 @@ impl Entry {
             Stage::Lease { machine, tombstone, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
-                let release = Release { acquisition, at_least: self.at_least, tombstone };
+                let release = Release { acquisition, min_hold: self.at_least, tombstone };
                 self.owe(release, Duration::ZERO, remaining, now);
             }
             Stage::Owed { .. } => self.send_again(now),
@@ -352,21 +353,21 @@ impl Entry {
             let acquisition = machine.acquisition();
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
-            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
             if let Some((_, bound)) = self.line {
-                let mut turn = Turn::new(bound, grant.tokens);
+                let mut turn = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {
                     // Others may wait as well, until the store says that they don't.
-                    turn.handle_wanted(now);
+                    turn.handle_contended(now);
                 }
-                lease = lease.with_turn(turn);
+                lease = lease.with_handoff_budget(turn);
             }
-            if machine.was_hinted() {
+            if machine.recheck_pending() {
                 lease.handle_hint(now);
             }
             self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
-            let place = machine.place_lasts();
+            let place = machine.queue_entry_ttl();
             self.owe(release, place, Duration::ZERO, now);
         } else {
             self.end(Given::Back);
@@ -396,9 +397,9 @@ impl Entry {
     // --- Looking ---------------------------------------------------------------------------------
 
     /// Whether the store may know of it, so that it has something to say about its end.
-    pub(super) fn may_be_known(&self) -> bool {
+    pub(super) fn may_be_in_store(&self) -> bool {
         match &self.stage {
-            Stage::Attempt(machine) => machine.may_be_known(),
+            Stage::Attempt(machine) => machine.may_be_in_store(),
             Stage::Lease { .. } | Stage::Owed { .. } => true,
             Stage::Over(_) => false,
         }
@@ -425,14 +426,13 @@ impl Entry {
         let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
         match machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Released => Err(Loss::Closed),
             LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
         }
     }
 
     pub(super) fn ends_at(&self) -> LocalTime {
         match &self.stage {
-            Stage::Lease { machine, .. } => machine.ends_at(),
+            Stage::Lease { machine, .. } => machine.hold_ends_at(),
             _ => LocalTime::NEVER,
         }
     }
@@ -489,11 +489,11 @@ impl Entry {
     }
 
     /// What becomes of the lease now that a task is done with it and another one waits.
-    pub(super) fn hand_on(&mut self, now: LocalTime) -> HandOn {
+    pub(super) fn hand_on(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
             // One that is to be kept goes back to the store, which keeps it.
-            Stage::Lease { machine, .. } if self.at_least.is_zero() => machine.hand_on(now),
-            _ => HandOn::Over,
+            Stage::Lease { machine, .. } if self.at_least.is_zero() => machine.hand_off(now),
+            _ => HandoffDecision::Release,
         }
     }
 

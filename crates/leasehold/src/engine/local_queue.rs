@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, HandOff, HandOn, LeaseTerms, LocalTime, Outcome, Patience,
-    Resource, Token, Turn, WaitFor,
+    Acquire, AcquireMachine, Acquisition, HandoffBudget, HandoffDecision, HandoffLimits, LeaseTerms,
+    LocalTime, Outcome, Resource, Token, WaitFor, WaitPolicy,
 };
 
 use super::entry::Entry;
@@ -26,9 +26,9 @@ pub(crate) struct Wish {
     pub(crate) terms: LeaseTerms,
     pub(crate) wait: WaitFor,
     /// That of the line: its tasks have deadlines of their own.
-    pub(crate) patience: Patience,
+    pub(crate) patience: WaitPolicy,
     pub(crate) metadata: Arc<str>,
-    pub(crate) hand_off: HandOff,
+    pub(crate) hand_off: HandoffLimits,
 }
 
 /// A task's place in a line.
@@ -58,7 +58,7 @@ pub(crate) enum Left {
     /// Others stand in the line, which goes on asking for them.
     Asking,
     /// What nobody stands for now, and is to be given back; and whether the store may know of it.
-    Last { sequence: u64, may_be_known: bool },
+    Last { sequence: u64, may_be_in_store: bool },
 }
 
 /// All lines of a client.
@@ -261,13 +261,14 @@ impl State {
             Stage::Called { lease, number, .. } if number == place.number => {
                 let is_handed_on = self.hand_on(place.line, lease, now, after);
                 self.settle(lease, now, after);
-                if is_handed_on { Left::Held } else { Left::Last { sequence: lease, may_be_known: true } }
+                if is_handed_on { Left::Held } else { Left::Last { sequence: lease, may_be_in_store: true } }
             }
             Stage::Called { .. } | Stage::Held(_) => Left::Held,
             Stage::Asking(sequence) | Stage::Between(sequence) if line.waiting.is_empty() => {
                 line.stage = Stage::Idle;
-                let may_be_known = self.entries.get(&sequence).is_some_and(|entry| entry.may_be_known());
-                Left::Last { sequence, may_be_known }
+                let may_be_in_store =
+                    self.entries.get(&sequence).is_some_and(|entry| entry.may_be_in_store());
+                Left::Last { sequence, may_be_in_store }
             }
             Stage::Idle | Stage::Asking(_) | Stage::Between(_) => Left::Asking,
         };
@@ -281,14 +282,14 @@ impl State {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let wish = &line.wish;
         // Who is alone has nobody to hand it on to. Tokens that nobody uses would make the clock run ahead.
-        let reserve = if line.waiting.len() > 1 { Turn::reserve_at_first(wish.hand_off) } else { 0 };
+        let reserve = if line.waiting.len() > 1 { HandoffBudget::initial_reserve(wish.hand_off) } else { 0 };
         let command = Acquire {
             reserve,
             wait: Some(wish.wait),
             metadata: wish.metadata.clone(),
             ..Acquire::exclusive(
                 Acquisition { client: self.id, sequence },
-                wish.terms.ttl.max(wish.terms.outlives),
+                wish.terms.ttl.max(wish.terms.min_lifetime),
             )
         };
         let machine = AcquireMachine::new(command, Some(wish.patience), now);
@@ -313,14 +314,14 @@ impl State {
             self.lines.prune(id);
             return false;
         }
-        match self.entries.get_mut(&lease).map_or(HandOn::Over, |entry| entry.hand_on(now)) {
-            HandOn::Next(token) => line.call(lease, token, after),
-            HandOn::Soon => line.stage = Stage::Between(lease),
-            HandOn::Over if self.is_closed => {
+        match self.entries.get_mut(&lease).map_or(HandoffDecision::Release, |entry| entry.hand_on(now)) {
+            HandoffDecision::Next(token) => line.call(lease, token, after),
+            HandoffDecision::AwaitTokens => line.stage = Stage::Between(lease),
+            HandoffDecision::Release if self.is_closed => {
                 line.end(Outcome::Cancelled, None, after);
                 return false;
             }
-            HandOn::Over => {
+            HandoffDecision::Release => {
                 if let Some((sequence, entry)) = self.attempt_of(id, now) {
                     // The driver sends it.
                     self.insert(sequence, entry, now, after);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Owner,
-    Patience, Push, Resource, Token,
+    Push, Resource, Token, WaitPolicy,
 };
 use tokio::sync::Notify;
 
@@ -22,7 +22,7 @@ use super::clock;
 use super::entry::{Entry, Given, News, Renewal};
 use super::table::{After, Due, State};
 use super::watch::Watch;
-use crate::store::Answered;
+use crate::store::CallResult;
 use crate::store::Inbox;
 
 /// Everything that one client has under way.
@@ -110,7 +110,7 @@ impl Session {
         terms: LeaseTerms,
         at_least: Duration,
         command: Acquire,
-        patience: Option<Patience>,
+        patience: Option<WaitPolicy>,
         now: LocalTime,
     ) -> Result<Option<Errand>, Closed> {
         let sequence = command.acquisition.sequence;
@@ -134,7 +134,7 @@ impl Session {
     }
 
     /// How an errand went. Says how the attempt stands now, which saves whoever waits for that a look.
-    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &Answered) -> Option<Outcome> {
+    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &CallResult) -> Option<Outcome> {
         self.step(errand.sequence, now, |entry| {
             entry.handle_answered(errand, now, answered);
             entry.outcome(now)
@@ -142,7 +142,7 @@ impl Session {
     }
 
     /// How a release went. Where that is the end, nobody stands for the entry any more.
-    pub(crate) fn absorb_release(&self, errand: &Errand, answered: &Answered) -> Option<Given> {
+    pub(crate) fn absorb_release(&self, errand: &Errand, answered: &CallResult) -> Option<Given> {
         // Only a release that failed is concerned with the time.
         let now = if answered.is_ok() { errand.sent_at } else { clock::local() };
         self.step(errand.sequence, now, |entry| {

@@ -17,7 +17,7 @@ use crate::engine::{Ended, Errand, Sleep};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Attempt, CANCEL_LIMIT, Lock, withdrawn};
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// What came of it.
 pub(crate) enum Together {
@@ -73,7 +73,7 @@ pub(crate) async fn take_together(locks: &[&Lock], deadline: Option<LocalTime>) 
 }
 
 /// Others were in the way, who can be waited for.
-fn is_busy(answered: &Answered) -> bool {
+fn is_busy(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Busy)
 }
 
@@ -112,13 +112,13 @@ impl<'a> Flight<'a> {
     }
 
     /// Nothing where the store can't do that with these.
-    fn send(&self) -> Option<Pending<Vec<Answered>>> {
+    fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
         let said = |(_, attempt, errand): &(&Lock, Attempt<'_>, Errand)| match &errand.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
             _ => None,
         };
         let said: Vec<_> = self.attempts.iter().filter_map(said).collect();
-        let sent = self.handle.store.call_together(&said);
+        let sent = self.handle.store.acquire_all(&said);
         if sent.is_none() {
             let message = "they can't be taken together".to_owned();
             let not_sent = Err(StoreError { failure: Failure::NotSent, message });
@@ -130,7 +130,7 @@ impl<'a> Flight<'a> {
     }
 
     /// Says how each attempt ended. One whose answer was lost asks once more, for itself.
-    async fn absorb(&self, answers: &[Answered]) -> Vec<Ended> {
+    async fn absorb(&self, answers: &[CallResult]) -> Vec<Ended> {
         let now = clock::local();
         for ((_, _, errand), answered) in self.attempts.iter().zip(answers) {
             self.handle.session.absorb(errand, now, answered);

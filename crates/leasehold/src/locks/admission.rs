@@ -10,7 +10,7 @@ use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, Wait};
-use crate::store::queue_of;
+use crate::store::admission_queue_of;
 
 /// The ttl of a turn: as long as a single store waits for a waiter that is frozen. A client that dies in its turn delays the
 /// others by no more than this, whatever the lock's own ttl is.
@@ -39,7 +39,7 @@ impl Lock {
                     tried if deadline.is_none() => return tried,
                     Ok(None) => true,
                     // Those who may vote soon are waited for.
-                    Err(_) if self.handle.store.is_young() => false,
+                    Err(_) if self.handle.store.in_restart_grace() => false,
                     // The nodes that answer do not agree: that is a reason to wait, as long as a quorum answers.
                     Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
                     Err(error) => return Err(error),
@@ -84,12 +84,12 @@ impl Lock {
 
     /// The queue of those who wait for this resource, where it has one.
     fn turn(&self, resource: &Resource) -> Option<Self> {
-        let queue = queue_of(resource)?;
+        let queue = admission_queue_of(resource)?;
         let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
         // The first of those who wait has the turn.
         turn.max_waiters = self.max_waiters.saturating_sub(1);
         // Nothing may be held for longer than the longest that was named.
-        turn.terms.ttl = self.handle.store.longest_ttl().map_or(TURN_TTL, |longest| longest.min(TURN_TTL));
+        turn.terms.ttl = self.handle.store.max_ttl().map_or(TURN_TTL, |longest| longest.min(TURN_TTL));
         turn.about = self.about.clone();
         Some(turn)
     }

@@ -96,7 +96,7 @@ impl Election {
     ///
     /// `is_invalid` for the name; `is_unavailable`.
     pub async fn leader(&self) -> Result<Option<HolderView>, Error> {
-        Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.kept))
+        Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.retained))
     }
 
     /// Who leads once that is not what was seen.

@@ -102,7 +102,7 @@ impl Latch {
             let view = self.view().await?;
             if let Some(owner) = &lock.owner {
                 let is_theirs = |holder: &HolderView| holder.owner.as_deref() == Some(owner.as_str());
-                has_counted = view.holders.iter().any(|holder| holder.kept && is_theirs(holder));
+                has_counted = view.holders.iter().any(|holder| holder.retained && is_theirs(holder));
             }
             let left = self.left(&view);
             if has_counted || left == 0 {
@@ -124,7 +124,7 @@ impl Latch {
     }
 
     fn left(&self, view: &LockView) -> u32 {
-        let kept = view.holders.iter().filter(|holder| holder.kept).count();
+        let kept = view.holders.iter().filter(|holder| holder.retained).count();
         self.0.capacity.saturating_sub(u32::try_from(kept).unwrap_or(u32::MAX))
     }
 

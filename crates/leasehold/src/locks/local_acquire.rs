@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
+use leasehold_core::{Failure, HandoffLimits, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
 
 use crate::client::{Handle, unanswered};
 use crate::engine::clock;
@@ -16,29 +16,29 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::acquire_all::within;
 use crate::locks::lock::{CANCEL_LIMIT, Lock, Wait, withdrawn};
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 impl Lock {
     /// How leases are handed on within the client, if they are: a hold with an end or a beginning of its own can't be
     /// handed on, and a lease that is not renewed would have little left for the next one.
-    pub(crate) fn handed_on(&self) -> Option<HandOff> {
+    pub(crate) fn handed_on(&self) -> Option<HandoffLimits> {
         let is_plain = self.owner.is_none()
             && self.terms.renews
-            && self.terms.longest_hold.is_none()
-            && self.terms.outlives.is_zero()
+            && self.terms.max_hold.is_none()
+            && self.terms.min_lifetime.is_zero()
             && self.at_least.is_zero();
         self.hand_off.filter(|_| is_plain)
     }
 
-    pub(crate) fn wish(&self, resource: &Arc<Resource>, hand_off: HandOff) -> Wish {
-        let rhythm = self.handle.store.rhythm();
+    pub(crate) fn wish(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> Wish {
+        let poll_intervals = self.handle.store.poll_intervals();
         Wish {
             resource: resource.clone(),
             terms: self.terms,
-            wait: WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters },
-            patience: Patience {
+            wait: WaitFor { entry_ttl: poll_intervals.entry_ttl, max_queue: self.max_waiters },
+            patience: WaitPolicy {
                 deadline: LocalTime::NEVER,
-                look_again: rhythm.look_again,
+                repoll_interval: poll_intervals.repoll_interval,
                 confirms_pushes: self.terms.replicas > 0,
             },
             metadata: self.about.clone(),
@@ -86,8 +86,8 @@ impl Lock {
         match waiting.leave() {
             Left::Held => Ok(None),
             // The attempt ends with this task, and that is confirmed.
-            Left::Last { sequence, may_be_known } => {
-                if withdrawn(&self.handle, sequence, until).await && may_be_known {
+            Left::Last { sequence, may_be_in_store } => {
+                if withdrawn(&self.handle, sequence, until).await && may_be_in_store {
                     Ok(None)
                 } else {
                     unknown()
@@ -109,7 +109,7 @@ struct Waiting<'a> {
     resource: &'a Arc<Resource>,
     place: Place,
     /// What the first of the line sends in its name.
-    call: Option<(Errand, Pending<Vec<Answered>>)>,
+    call: Option<(Errand, BoxFuture<Vec<CallResult>>)>,
     is_over: bool,
 }
 
@@ -117,11 +117,11 @@ impl Waiting<'_> {
     async fn turn(&mut self, errand: Option<Errand>, deadline: LocalTime) -> Option<Turned> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         if let Some(errand) = errand {
-            match store.call_now(self.resource, &errand.command) {
+            match store.try_call_inline(self.resource, &errand.command) {
                 Some(answered) => drop(session.absorb(&errand, clock::local(), &answered)),
                 None => {
                     let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let sent = store.call_durably(batch, errand.replicas);
+                    let sent = store.call_replicated(batch, errand.replicas);
                     self.call = Some((errand, sent));
                 }
             }

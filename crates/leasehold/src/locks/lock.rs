@@ -10,8 +10,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, HandOff, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome, Owner,
-    Patience, Refusal, Resource, Token, WaitFor,
+    Acquire, HandoffLimits, Kind, LeaseTerms, LocalTime, Loss, MAX_NAME_BYTES, Name, NameError, Outcome,
+    Owner, Refusal, Resource, Token, WaitFor, WaitPolicy,
 };
 use tracing::Instrument as _;
 
@@ -47,7 +47,7 @@ pub(crate) struct Lock {
     pub(crate) at_least: Duration,
     pub(crate) max_waiters: u32,
     /// Whether the client's tasks hand a lease on among themselves, and for how long.
-    pub(crate) hand_off: Option<HandOff>,
+    pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) about: Arc<str>,
     note_bytes: usize,
 }
@@ -94,8 +94,8 @@ impl Lock {
             terms: LeaseTerms {
                 ttl: DEFAULT_TTL,
                 renews: true,
-                longest_hold: None,
-                outlives: Duration::ZERO,
+                max_hold: None,
+                min_lifetime: Duration::ZERO,
                 replicas: 0,
             },
             at_least: Duration::ZERO,
@@ -184,7 +184,7 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        if self.handle.store.has_turns() && resource.kind != Kind::Queue {
+        if self.handle.store.needs_admission_queue() && resource.kind != Kind::Admission {
             return self.acquire_in_turn(weight, wait).instrument(span).await;
         }
         if let Some(hand_off) = self.handed_on().filter(|_| replaces.is_none()) {
@@ -266,7 +266,7 @@ impl Lock {
         deadline: Option<LocalTime>,
     ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
         let session = &self.handle.session;
-        let rhythm = self.handle.store.rhythm();
+        let poll_intervals = self.handle.store.poll_intervals();
         let terms = self.terms(replaces, clock::local());
         let acquisition = session.next_acquisition();
         let command = Acquire {
@@ -274,15 +274,19 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl.max(terms.outlives),
+            ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
-            wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
+            wait: deadline
+                .map(|_| WaitFor { entry_ttl: poll_intervals.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
             metadata: self.about.clone(),
         };
         let confirms_pushes = terms.replicas > 0;
-        let patience =
-            deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again, confirms_pushes });
+        let patience = deadline.map(|deadline| WaitPolicy {
+            deadline,
+            repoll_interval: poll_intervals.repoll_interval,
+            confirms_pushes,
+        });
         let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
         let errand = began.map_err(|Closed| self.handle.closed())?;
         Ok((
@@ -294,10 +298,10 @@ impl Lock {
     /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
     fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
         let mut terms = self.terms;
-        if let (Some(held), Some(_)) = (replaces, terms.longest_hold) {
-            terms.longest_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
+            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
         }
-        terms.ttl = terms.longest_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
         terms
     }
 
@@ -322,12 +326,12 @@ impl Lock {
             })?;
         }
         let store = &self.handle.store;
-        if !store.bears(resource.kind, self.owner.is_some()) {
+        if !store.supports(resource.kind, self.owner.is_some()) {
             let what = "a quorum of servers has mutexes and elections only";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.at_least);
-        if let Some(longest) = store.longest_ttl()
+        let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.at_least);
+        if let Some(longest) = store.max_ttl()
             && ttl > longest
         {
             return invalid(format!(
@@ -338,7 +342,7 @@ impl Lock {
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
             return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {ttl:?}"));
         }
-        if let Some(hold) = self.terms.longest_hold
+        if let Some(hold) = self.terms.max_hold
             && hold < MIN_TTL
         {
             return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
@@ -410,7 +414,7 @@ impl Attempt<'_> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
         if let Some(errand) = errand {
-            match store.call_now(self.resource, &errand.command) {
+            match store.try_call_inline(self.resource, &errand.command) {
                 Some(answered) => {
                     let outcome = session.absorb(&errand, clock::local(), &answered);
                     if let Some(granted @ Outcome::Granted { .. }) = outcome {
@@ -419,7 +423,7 @@ impl Attempt<'_> {
                 }
                 None => {
                     let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let sent = store.call_durably(batch, errand.replicas);
+                    let sent = store.call_replicated(batch, errand.replicas);
                     call = Some((errand, sent));
                 }
             }

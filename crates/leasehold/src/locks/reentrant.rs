@@ -123,7 +123,7 @@ impl Reentrant {
         }
         for holder in &theirs {
             let acquisition = holder.acquisition;
-            let release = Release { acquisition, at_least: self.0.at_least, tombstone: Duration::ZERO };
+            let release = Release { acquisition, min_hold: self.0.at_least, tombstone: Duration::ZERO };
             let answer = handle.ask((*resource).clone(), Command::Release(release)).await?;
             if acquisition.client == handle.session.id {
                 handle.session.deliver(Push { acquisition, at: answer.at, kind: PushKind::Revoked });
@@ -157,7 +157,7 @@ impl Reentrant {
         let handle = &self.0.handle;
         let answer = handle.ask(resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Err(handle.unexpected(resource, &answer.reply)) };
-        let live = view.holders.into_iter().filter(|holder| !holder.kept);
+        let live = view.holders.into_iter().filter(|holder| !holder.retained);
         let (theirs, others): (Vec<_>, Vec<_>) = live.partition(|holder| holder.owner == self.0.owner);
         let show = |holder| HolderView::new(resource.kind, holder, answer.at, handle.session.id);
         Ok((theirs, others.iter().map(show).collect()))

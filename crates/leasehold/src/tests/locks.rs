@@ -44,7 +44,7 @@ fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_tha
 fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
     let stage = Stage::of(Kind::ReadWrite);
     let hold = Duration::from_millis(1_500);
-    let lock = stage.client.rw_lock("a").longest_hold(hold);
+    let lock = stage.client.rw_lock("a").max_hold(hold);
     let began = Instant::now();
     let guard = block_on(lock.upgradable_read()).unwrap();
     stage.other_takes(u32::MAX, 1);
@@ -203,7 +203,7 @@ fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
 fn at_most_once_holds_with_a_longest_hold_too() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hold = Duration::from_millis(200);
-    let lottery = client.once_per("a", Duration::from_secs(3_600)).longest_hold(hold);
+    let lottery = client.once_per("a", Duration::from_secs(3_600)).max_hold(hold);
     let guard = block_on(lottery.start()).unwrap().unwrap();
     // The host dies.
     std::mem::forget(guard);
@@ -281,11 +281,11 @@ fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
         Box::pin(async move {
             yield_once().await;
@@ -295,15 +295,15 @@ impl Store for Distant {
         })
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.0.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
         self.0.examine()
     }
 }

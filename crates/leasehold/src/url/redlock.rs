@@ -19,14 +19,14 @@ pub(crate) struct RedlockUrl {
     /// How long a node may take to answer, where that is said.
     pub(crate) node_limit: Option<Duration>,
     /// The longest ttl: for so long a node abstains that may have forgotten something.
-    pub(crate) longest_ttl: Option<Duration>,
+    pub(crate) max_ttl: Option<Duration>,
     /// The list of hosts, where it was written as one.
     hosts: Option<String>,
 }
 
 impl RedlockUrl {
     pub(crate) fn new(nodes: Vec<RedisUrl>) -> Self {
-        Self { nodes, is_fenced: true, node_limit: None, longest_ttl: None, hosts: None }
+        Self { nodes, is_fenced: true, node_limit: None, max_ttl: None, hosts: None }
     }
 
     /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
@@ -89,7 +89,7 @@ impl RedlockUrl {
                 };
             }
             "node_limit_ms" => self.node_limit = Some(milliseconds(name, value)?),
-            "longest_ttl_ms" => self.longest_ttl = Some(milliseconds(name, value)?),
+            "longest_ttl_ms" => self.max_ttl = Some(milliseconds(name, value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(url.to_string(), "redlock://a,b:7000,[::1]/2");
         assert_eq!(url.nodes[0].to_string(), "rediss://a/2");
         assert_eq!(url.node_limit, Some(Duration::from_millis(80)));
-        assert_eq!(url.longest_ttl, Some(Duration::from_secs(30)));
+        assert_eq!(url.max_ttl, Some(Duration::from_secs(30)));
         assert!(url.is_fenced && !parsed("redlock://a,b,c?unfenced").is_fenced);
     }
 

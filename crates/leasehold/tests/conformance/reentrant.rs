@@ -144,14 +144,14 @@ pub(crate) async fn the_longest_hold_of_an_owner_ends_each_acquisition(store: St
     let (one, other) = pair(&store).await;
     let hold = Duration::from_millis(1_500);
     let began = Instant::now();
-    let lock = one.reentrant("a", "us").ttl(Duration::from_secs(1)).longest_hold(hold);
+    let lock = one.reentrant("a", "us").ttl(Duration::from_secs(1)).max_hold(hold);
     let outer = lock.lock().await.unwrap();
     let waiting = queue(&other, KIND, "a", {
         let mutex = other.mutex("a");
         async move { mutex.lock().await }
     })
     .await;
-    assert_eq!(outer.lost().await, Loss::LongestHold);
+    assert_eq!(outer.lost().await, Loss::MaxHold);
     assert!(waiting.await.unwrap().is_held());
     assert!(began.elapsed() >= hold - Duration::from_millis(50), "it ended after {:?}", began.elapsed());
 }

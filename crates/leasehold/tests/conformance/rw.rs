@@ -242,10 +242,10 @@ pub(crate) async fn the_longest_hold_goes_on_over_an_exchange(store: Store) {
     let client = store.client().await;
     let hold = Duration::from_secs(3);
     let began = Instant::now();
-    let writer = client.rw_lock("a").longest_hold(hold).write().await.unwrap();
+    let writer = client.rw_lock("a").max_hold(hold).write().await.unwrap();
     assert!(tokio::time::timeout(hold / 2, writer.lost()).await.is_err());
     let reader = writer.downgrade().await.unwrap();
-    assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::LongestHold);
+    assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::MaxHold);
     assert!(began.elapsed() < hold / 10 * 14, "it ended after {:?}", began.elapsed());
 }
 

@@ -230,10 +230,10 @@ pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
 
 pub(crate) async fn the_longest_hold_ends_a_lease_that_is_renewed(store: Store) {
     let (one, other) = pair(&store).await;
-    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).longest_hold(Duration::from_secs(3));
+    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).max_hold(Duration::from_secs(3));
     let guard = mutex.lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
-    assert_eq!(guard.lost().await, Loss::LongestHold);
+    assert_eq!(guard.lost().await, Loss::MaxHold);
     assert!(waiting.await.unwrap().is_held());
 }
 
@@ -260,13 +260,13 @@ pub(crate) async fn at_least_keeps_others_out_after_the_release(store: Store) {
     let guard = one.mutex("a").at_least(at_least).lock().await.unwrap();
     guard.release().await.unwrap();
     let view = other.mutex("a").inspect().await.unwrap();
-    assert!(view.holders.len() == 1 && view.holders[0].kept, "{view:?}");
+    assert!(view.holders.len() == 1 && view.holders[0].retained, "{view:?}");
     assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "nor may the same client");
     let guard = other.mutex("a").lock().await.unwrap();
     assert!(began.elapsed() >= at_least - Duration::from_millis(20), "it took {:?}", began.elapsed());
     guard.release().await.unwrap();
     drop(other.mutex("a").at_least(at_least).lock().await.unwrap());
-    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.kept)).await;
+    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.retained)).await;
     assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "a drop keeps it as well");
 }
 
@@ -330,7 +330,7 @@ pub(crate) async fn bad_input_is_refused_and_leaves_nothing(store: Store) {
         mutex.clone().ttl(Duration::ZERO),
         mutex.clone().ttl(Duration::from_millis(99)),
         mutex.clone().ttl(Duration::MAX),
-        mutex.clone().longest_hold(Duration::ZERO),
+        mutex.clone().max_hold(Duration::ZERO),
         mutex.clone().at_least(Duration::MAX),
         mutex.clone().note("x".repeat(1025)),
     ] {
@@ -366,7 +366,7 @@ pub(crate) async fn who_holds_and_who_waits_can_be_seen(store: Store) {
     assert_eq!((view.name.as_str(), view.capacity, view.in_use), ("a", 1, 1));
     assert_eq!(view.last_token, Some(guard.token()));
     let [holder] = &view.holders[..] else { panic!("{view:?}") };
-    assert!(holder.is_ours && !holder.kept && holder.token == guard.token());
+    assert!(holder.is_ours && !holder.retained && holder.token == guard.token());
     assert_eq!(holder.about.note.as_deref(), Some("nightly"));
     assert_eq!(holder.about.pid, Some(std::process::id()));
     assert!(holder.about.host.is_some() && holder.about.program.is_some());
