@@ -103,7 +103,7 @@ pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
     /// Keep the resource taken until this long after the grant, though nobody holds it any more.
-    pub at_least: Duration,
+    pub min_hold: Duration,
     /// An `Acquire` of this attempt may still be under way: leave a tombstone for this long, so that it
     /// answers `Cancelled` instead of taking a lease that nobody holds. Zero leaves none.
     pub tombstone: Duration,
@@ -113,7 +113,7 @@ impl Release {
     /// At once, of an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
-        Self { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO }
+        Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO }
     }
 }
 

@@ -43,8 +43,8 @@ impl World {
     }
 
     fn give_back(&mut self, at: usize, acquire: &Acquire, tombstone: Duration) -> Reply {
-        let (acquisition, at_least) = (acquire.acquisition, Duration::ZERO);
-        self.run(at, &Command::Release(Release { acquisition, at_least, tombstone }))
+        let (acquisition, min_hold) = (acquire.acquisition, Duration::ZERO);
+        self.run(at, &Command::Release(Release { acquisition, min_hold, tombstone }))
     }
 
     fn take_together(&mut self, acquire: &Acquire) -> Vec<Reply> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
@@ -109,7 +109,7 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// The longest ttl that it lets a lease have, where it has been told one.
-    fn longest_ttl(&self) -> Option<Duration> {
+    fn max_ttl(&self) -> Option<Duration> {
         None
     }
 
@@ -125,7 +125,7 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Looks at everything that locks depend on. It changes nothing, and leaves nothing behind.
-    fn examine(&self) -> Pending<Result<Examination, StoreError>>;
+    fn diagnose(&self) -> Pending<Result<Diagnosis, StoreError>>;
 
     /// What an operator should know.
     fn warnings(&self) -> Vec<String> {

@@ -227,7 +227,7 @@ impl Recipe for Leasehold {
         let outcome = self.stand(attempt).await?;
         let Outcome::Granted { grant, since, trusted_until } = outcome else { return Ok(None) };
         let terms =
-            LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 };
+            LeaseTerms { ttl: TTL, renews: true, max_hold: None, outlives: Duration::ZERO, replicas: 0 };
         self.held.push(LeaseMachine::new(acquisition, terms, since, grant.lasts, trusted_until));
         Ok(Some(self.hold(Some(grant.tokens.first.get()))))
     }

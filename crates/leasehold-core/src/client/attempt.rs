@@ -190,7 +190,7 @@ impl AcquireMachine {
                 self.owes_release = false;
                 let acquisition = self.command.acquisition;
                 let tombstone = self.tombstone();
-                Some(Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone }))
+                Some(Command::Release(Release { acquisition, min_hold: Duration::ZERO, tombstone }))
             }
             _ => None,
         }

@@ -24,7 +24,7 @@ pub struct LeaseTerms {
     /// Whether to renew it. A lease that was pushed is claimed once in any case.
     pub renews: bool,
     /// The hold ends this long after the grant, however well renewals go.
-    pub longest_hold: Option<Duration>,
+    pub max_hold: Option<Duration>,
     /// The lease runs until this long after the grant, though its holder should die before.
     pub outlives: Duration,
     /// How many of the store's replicas must have the lease, and each renewal, before it counts.
@@ -53,7 +53,7 @@ pub enum Loss {
     /// The store says that the lease is gone: taken away, expired there, or forgotten.
     Gone,
     /// The longest hold is over.
-    LongestHold,
+    MaxHold,
     /// The client was closed, which gave it back.
     Closed,
 }
@@ -63,7 +63,7 @@ impl fmt::Display for Loss {
         f.write_str(match self {
             Self::Expired => "it ran out before a renewal succeeded",
             Self::Gone => "the store says that it is gone: it was taken away, or expired there",
-            Self::LongestHold => "its longest hold is over",
+            Self::MaxHold => "its longest hold is over",
             Self::Closed => "the client was closed",
         })
     }
@@ -101,7 +101,7 @@ impl LeaseMachine {
         lasts: Duration,
         trusted_until: LocalTime,
     ) -> Self {
-        let ends_at = terms.longest_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
+        let ends_at = terms.max_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
         let needs_claim = lasts < terms.ttl;
         let renew_at = if terms.renews || needs_claim { granted_at + lasts / 3 } else { LocalTime::NEVER };
         Self {
@@ -313,7 +313,7 @@ impl LeaseMachine {
     fn loss_by_time(&self) -> Loss {
         // The last renewal ends with the hold, and is trusted for a margin less than that.
         let is_over = self.trusted_until + drift_margin(self.terms.ttl) >= self.ends_at;
-        if is_over { Loss::LongestHold } else { Loss::Expired }
+        if is_over { Loss::MaxHold } else { Loss::Expired }
     }
 }
 

@@ -31,7 +31,7 @@ impl<R: Rows> Step<'_, '_, R> {
             self.bury(release)?;
         }
         if let Some(lease) = self.held_lease(release.acquisition)? {
-            self.give_back(lease, release.at_least)?;
+            self.give_back(lease, release.min_hold)?;
         } else if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(release.acquisition)?
         {
@@ -43,12 +43,12 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(Reply::Released)
     }
 
-    /// Ends a lease. It stays as a *kept* one where `at_least` has not passed yet, unless its owner holds
+    /// Ends a lease. It stays as a *kept* one where `min_hold` has not passed yet, unless its owner holds
     /// the resource through another acquisition: then the last release decides.
-    fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
+    fn give_back(&mut self, mut lease: Lease, min_hold: Duration) -> Result<(), R::Error> {
         self.remove_lease(&lease)?;
-        // No longer than `at_least` from now, though the clock may have been set back since the grant.
-        let keep_for = at_least.saturating_sub(self.now().since(lease.granted_at));
+        // No longer than `min_hold` from now, though the clock may have been set back since the grant.
+        let keep_for = min_hold.saturating_sub(self.now().since(lease.granted_at));
         if keep_for.is_zero() || self.weight_of(lease.owner.as_ref())? > 0 {
             return Ok(());
         }

@@ -94,7 +94,7 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
         }
         Op::Release { client, sequence, at_least_s, tombstone_s } => Command::Release(Release {
             acquisition: id(client, sequence),
-            at_least: Duration::from_secs(at_least_s),
+            min_hold: Duration::from_secs(at_least_s),
             tombstone: Duration::from_secs(tombstone_s),
         }),
         Op::Force => Command::ForceRelease,
@@ -215,7 +215,7 @@ fn a_release_keeps_no_longer_than_asked<R>(
     let (Command::Release(release), Reply::Released) = said else { return Ok(()) };
     let kept = after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.kept);
     match kept {
-        Some(kept) if kept.expires_at > world.now + release.at_least => {
+        Some(kept) if kept.expires_at > world.now + release.min_hold => {
             Err(format!("{release:?} keeps it until {:?}, and it is {:?}", kept.expires_at, world.now))
         }
         _ => Ok(()),

@@ -88,7 +88,7 @@ fn a_delayed_acquire_that_arrives_after_its_release_takes_nothing() {
     let mut world = World::new();
     let cancel = Command::Release(Release {
         acquisition: id(0, 0),
-        at_least: Duration::ZERO,
+        min_hold: Duration::ZERO,
         tombstone: Duration::from_secs(60),
     });
     assert_eq!(world.run(&cancel), Reply::NotHeld);
@@ -172,7 +172,7 @@ fn a_release_with_a_least_time_keeps_everybody_out_until_then_and_tells_the_head
     world.run(&acquire(id(1, 0), 1, 1, true));
     world.pass(Duration::from_secs(1));
     let keep =
-        Release { acquisition: id(0, 0), at_least: Duration::from_secs(25), tombstone: Duration::ZERO };
+        Release { acquisition: id(0, 0), min_hold: Duration::from_secs(25), tombstone: Duration::ZERO };
     assert_eq!(world.run(&Command::Release(keep)), Reply::Released);
     assert!(matches!(world.pushes[..], [Push { kind: PushKind::Next(head), .. }]
         if head.look_again_at == START + Duration::from_secs(25)));

@@ -37,7 +37,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
 use caller_conn::CallersRuntime;
@@ -397,9 +397,9 @@ impl Store for Redis {
         hasher.finish()
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> Pending<Result<Diagnosis, StoreError>> {
         let (nodes, address) = (self.nodes.clone(), self.address.clone());
-        self.perform(async move { doctor::examine(&nodes, &address).await }, || Err(ended()))
+        self.perform(async move { doctor::diagnose(&nodes, &address).await }, || Err(ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

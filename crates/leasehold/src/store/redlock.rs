@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 
 use super::redis::{Redis, Voting, slot_of};
 use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
@@ -80,9 +80,9 @@ struct Quorum {
     /// Whether a token has to be known to a quorum before it counts.
     is_fenced: bool,
     /// How long a node may take, where the caller has said that.
-    node_limit: Option<Duration>,
+    node_timeout: Option<Duration>,
     /// The longest ttl, where nodes abstain after they may have forgotten something.
-    longest_ttl: Option<Duration>,
+    max_ttl: Option<Duration>,
     inbox: Weak<dyn Inbox>,
     /// The client's own.
     runtime: Handle,
@@ -114,7 +114,7 @@ impl Redlock {
             let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
             for (index, place) in url.nodes.iter().enumerate() {
                 let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node: index });
-                let voting = Voting { abstains_for: url.longest_ttl };
+                let voting = Voting { abstains_for: url.max_ttl };
                 let weak = Arc::downgrade(&inbox);
                 inboxes.push(inbox);
                 match Redis::open_voter(place, voting, client, weak, caller.clone()) {
@@ -127,8 +127,8 @@ impl Redlock {
                 nodes,
                 _inboxes: inboxes,
                 is_fenced: url.is_fenced,
-                node_limit: url.node_limit,
-                longest_ttl: url.longest_ttl,
+                node_timeout: url.node_timeout,
+                max_ttl: url.max_ttl,
                 inbox,
                 runtime: Handle::current(),
                 turns: Mutex::default(),
@@ -250,7 +250,7 @@ impl Quorum {
 
     /// How long the nodes are waited for.
     fn limit(&self, ttl: Duration) -> Duration {
-        self.node_limit.unwrap_or_else(|| {
+        self.node_timeout.unwrap_or_else(|| {
             let usual = self.round_trip() * ROUND_TRIPS;
             let share = (ttl / 10).clamp(SHORTEST_LIMIT, LONGEST_LIMIT);
             share.max(usual).min(ttl / 3)
@@ -287,7 +287,7 @@ impl Quorum {
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::unanswered)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::missing_response)).collect()
     }
 
     async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
@@ -296,9 +296,11 @@ impl Quorum {
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => {
-                self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::handle::unanswered)
-            }
+            Command::Renew(_) => self
+                .renew(vec![(resource, command)])
+                .await
+                .pop()
+                .unwrap_or_else(crate::handle::missing_response),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -387,8 +389,8 @@ impl Store for Redlock {
         matches!(kind, Kind::Mutex | Kind::Election | Kind::Queue) && !is_owned
     }
 
-    fn longest_ttl(&self) -> Option<Duration> {
-        self.quorum.longest_ttl
+    fn max_ttl(&self) -> Option<Duration> {
+        self.quorum.max_ttl
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {
@@ -400,9 +402,9 @@ impl Store for Redlock {
         }
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> Pending<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.perform(async move { Ok(quorum.examine().await) }, || {
+        self.quorum.nodes[0].store.perform(async move { Ok(quorum.diagnose().await) }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             Err(StoreError { failure: Failure::Unknown, message })
         })

@@ -18,7 +18,7 @@ fn lease(terms: LeaseTerms, lasts: Duration) -> LeaseMachine {
 }
 
 fn terms() -> LeaseTerms {
-    LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 }
+    LeaseTerms { ttl: TTL, renews: true, max_hold: None, outlives: Duration::ZERO, replicas: 0 }
 }
 
 fn renewed(lasts: Duration) -> Reply {
@@ -179,14 +179,14 @@ fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
 #[test]
 fn the_longest_hold_caps_the_last_renewal_and_ends_it() {
     let hold = Some(Duration::from_secs(10));
-    let mut lease = lease(LeaseTerms { longest_hold: hold, ..terms() }, TTL);
+    let mut lease = lease(LeaseTerms { max_hold: hold, ..terms() }, TTL);
     let Some(Command::Renew(renew)) = lease.poll_transmit(at(3_000)) else { panic!() };
     assert_eq!(renew.ttl, Duration::from_secs(7));
     lease.handle_reply(at(3_000), at(3_000), &renewed(renew.ttl));
     assert_eq!(lease.renew_at, LocalTime::NEVER);
     let end = lease.poll_timeout().unwrap();
     assert!(end <= at(10_000));
-    assert_eq!(lease.state(end), LeaseState::Lost(Loss::LongestHold));
+    assert_eq!(lease.state(end), LeaseState::Lost(Loss::MaxHold));
 }
 
 #[test]

@@ -165,8 +165,8 @@ pub(super) fn call(command: &Command) -> (lua::Script, Vec<u8>) {
         }
         Command::Release(release) => {
             let mut said = id(release.acquisition, 16);
-            if !(release.at_least.is_zero() && release.tombstone.is_zero()) {
-                said.extend(micros(release.at_least).to_be_bytes());
+            if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
+                said.extend(micros(release.min_hold).to_be_bytes());
                 said.extend(micros(release.tombstone).to_be_bytes());
             }
             (lua::Script::Release, said)

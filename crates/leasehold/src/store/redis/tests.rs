@@ -376,8 +376,8 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     let id = |client, sequence| Acquisition { client: client_id(client), sequence };
     let renew = |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
     let release = |acquisition, at_least_s| {
-        let at_least = Duration::from_secs(at_least_s);
-        Command::Release(Release { acquisition, at_least, tombstone: Duration::ZERO })
+        let min_hold = Duration::from_secs(at_least_s);
+        Command::Release(Release { acquisition, min_hold, tombstone: Duration::ZERO })
     };
     let kept_until = |twins: &mut Twins<'_, '_>| match twins.run(0, &Command::Inspect) {
         Reply::View(view) => view.holders.first().map(|holder| holder.expires_at),

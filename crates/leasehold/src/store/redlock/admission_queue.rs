@@ -71,7 +71,7 @@ pub(super) struct Contended {
 }
 
 impl Contended {
-    fn note(&mut self, resource: &Arc<Resource>, now: LocalTime) {
+    fn label(&mut self, resource: &Arc<Resource>, now: LocalTime) {
         self.until.insert(resource.clone(), now + CONTENDED);
         if now >= self.swept_at + SWEEP_EVERY {
             self.until.retain(|_, until| *until > now);
@@ -87,7 +87,7 @@ impl Contended {
 impl Quorum {
     /// Others have this lock, or may wait for it.
     pub(super) fn note_contended(&self, resource: &Arc<Resource>) {
-        self.contended().note(resource, clock::local());
+        self.contended().label(resource, clock::local());
     }
 
     pub(super) fn is_contended(&self, resource: &Resource) -> bool {
@@ -187,10 +187,10 @@ mod tests {
     fn contention_is_remembered_for_a_second_and_then_forgotten() {
         let resource = |name| Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
         let mut contended = Contended::default();
-        contended.note(&resource("a"), at(0));
+        contended.label(&resource("a"), at(0));
         assert!(contended.has(&resource("a"), at(0)) && !contended.has(&resource("b"), at(0)));
         assert!(!contended.has(&resource("a"), at(1)));
-        contended.note(&resource("b"), at(20));
+        contended.label(&resource("b"), at(20));
         assert_eq!(contended.until.len(), 1);
     }
 

@@ -87,7 +87,7 @@ impl Quorum {
         // A renewal in between may have had a node join again that had let go already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
-            let release = Release { acquisition, at_least: Duration::ZERO, tombstone: TOMBSTONE };
+            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE };
             self.ask_all(&resource, Command::Release(release)).await?;
         }
         Ok(Answer { at, reply: Reply::Forced(self.agreed(taken.into_iter(), answered)) })

@@ -89,7 +89,7 @@ impl Quorum {
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::handle::unanswered),
+                Some(_) => answers.next().unwrap_or_else(crate::handle::missing_response),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()
@@ -131,7 +131,7 @@ impl Quorum {
         let mut words = Words::new(self.nodes.len());
         let mut hearing = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
-            let giving = self.clone().give_back(node, &known, release.at_least, false);
+            let giving = self.clone().give_back(node, &known, release.min_hold, false);
             hearing.push(async move { (node, giving.await) });
         }
         let mut limit = pin!(sleep(self.limit(known.wanted.ttl)));
@@ -166,11 +166,11 @@ impl Quorum {
         self: Arc<Self>,
         node: usize,
         known: &Try,
-        at_least: Duration,
+        min_hold: Duration,
         may_have_nothing: bool,
     ) -> impl Future<Output = Word> + Send + use<> {
         let (resource, asked) = (known.resource.clone(), known.asked.clone());
-        let release = Release { acquisition: known.acquisition, at_least, tombstone: Duration::ZERO };
+        let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
         // Nothing that was asked for before can last longer.
         let until = clock::local() + known.wanted.ttl + TOMBSTONE;
         // Dropped before it is answered, it is owed too.

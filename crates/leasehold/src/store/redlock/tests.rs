@@ -40,7 +40,7 @@ impl Lab {
 
     async fn at(nodes: &[String], client: u128) -> Self {
         let StoreUrl::Redlock(url) =
-            StoreUrl::parse(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" "))).unwrap()
+            StoreUrl::parse(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))).unwrap()
         else {
             panic!("it is one")
         };
@@ -72,7 +72,7 @@ impl Lab {
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
-        let release = Release { acquisition: self.attempt(sequence), at_least: Duration::ZERO, tombstone };
+        let release = Release { acquisition: self.attempt(sequence), min_hold: Duration::ZERO, tombstone };
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
