@@ -8,26 +8,27 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Answer, ClientId, Command, Kind, Loss, Name, NameError, Reply, Resource};
+use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::engine::driver;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::inspect::{HolderView, LockView};
+use crate::handle::{Handle, resource_of};
+use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
 use crate::locks::latch::Latch;
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
-use crate::locks::reentrant::Reentrant;
+use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::metadata::About;
-use crate::store::{self, Inbox, Store, StoreError};
+use crate::metadata::HolderMetadata;
+use crate::store::{self, Inbox, Store};
 use crate::url::StoreUrl;
 
 /// One process's connection to a store. Cloning is cheap, and all clones are one client.
@@ -49,81 +50,6 @@ use crate::url::StoreUrl;
 #[derive(Clone)]
 pub struct Client {
     pub(crate) handle: Arc<Handle>,
-}
-
-/// What everything that belongs to one client shares.
-pub(crate) struct Handle {
-    pub(crate) session: Arc<Session>,
-    pub(crate) store: Arc<dyn Store>,
-    /// Its address, without what may be secret.
-    pub(crate) url: String,
-    /// What its holders and waiters say about themselves, and the same as it is stored.
-    pub(crate) about: About,
-    pub(crate) encoded_about: Arc<str>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.session.orphan();
-    }
-}
-
-impl Handle {
-    /// What this command came to, without any attempt or lease of this client being concerned.
-    pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
-        let resource = Arc::new(resource);
-        let answered = match self.store.try_call_inline(&resource, &command) {
-            Some(answered) => answered,
-            None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
-        };
-        answered.map_err(|error| self.unavailable(&resource, &error.message))
-    }
-
-    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockView, Error> {
-        let answer = self.ask(resource.clone(), Command::Inspect).await?;
-        match answer.reply {
-            Reply::View(view) => Ok(LockView::new(&resource, view, answer.at, self.session.id)),
-            reply => Err(self.unexpected(&resource, &reply)),
-        }
-    }
-
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
-        let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
-        match answer.reply {
-            Reply::Forced(holders) => {
-                tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
-                Ok(holders.iter().map(view).collect())
-            }
-            reply => Err(self.unexpected(&resource, &reply)),
-        }
-    }
-
-    pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {
-        Error::new(kind, format!("{resource} on {}: {what}", self.url))
-    }
-
-    pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
-        self.error(ErrorKind::Unavailable, resource, message)
-    }
-
-    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
-        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
-    }
-
-    pub(crate) fn closed(&self) -> Error {
-        Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
-    }
-
-    pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
-        self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
-    }
-}
-
-/// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
-pub(crate) fn unanswered() -> store::CallResult {
-    let message = "the store gave no answer".to_owned();
-    Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }
 
 impl Client {
@@ -157,7 +83,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// Nothing is left when it is dropped early.
-    pub async fn connect_with(redis: redis::Client) -> Result<Self, Error> {
+    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         let caller = runtime::Handle::try_current().ok();
         let shown = format!("redis://{}", redis.get_connection_info().addr());
         let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
@@ -187,7 +113,7 @@ impl Client {
     /// ```
     /// # leasehold::doc_test(async {
     /// let client = leasehold::Client::connect("memory:").await?;
-    /// assert!(!client.examine().await?.is_dangerous());
+    /// assert!(!client.diagnose().await?.is_dangerous());
     /// # Ok(()) });
     /// ```
     ///
@@ -199,11 +125,11 @@ impl Client {
     ///
     /// It changes no setting. On a Redis server it takes and releases a lock of its own, whose few bytes are deleted in the
     /// end; dropped before that, they expire within an hour.
-    pub async fn examine(&self) -> Result<Examination, Error> {
+    pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle
             .store
-            .examine()
+            .diagnose()
             .await
             .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
     }
@@ -231,9 +157,9 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let about = About::this_process();
-        let encoded_about = about.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, about, encoded_about }) })
+        let metadata = HolderMetadata::this_process();
+        let encoded_metadata = metadata.encode();
+        Ok(Self { handle: Arc::new(Handle { session, store, url, metadata, encoded_metadata }) })
     }
 
     /// A lock with one holder at a time. Nothing is sent; a name that can't be one (empty, more than 512 bytes,
@@ -244,8 +170,8 @@ impl Client {
 
     /// The mutex of that name for somebody who may hold it more than once, from several tasks or processes. As
     /// [`Self::mutex`], nothing is sent.
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
-        Reentrant::new(self.handle.clone(), name.as_ref(), owner.as_ref())
+    pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
+        ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
     /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
@@ -287,7 +213,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn list(&self) -> Result<Vec<LockView>, Error> {
+    pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         let resources = handle.store.list().await;
         let resources = resources.map_err(|error| {
@@ -312,7 +238,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockInfo, Error> {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
@@ -321,7 +247,7 @@ impl Client {
     /// # Errors
     ///
     /// As [`Self::inspect`].
-    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderInfo>, Error> {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
@@ -390,11 +316,6 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
     }
-}
-
-/// What is locked, when the name can be one.
-pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
-    Ok(Resource { kind, name: Name::new(name)? })
 }
 
 fn random_id() -> Result<ClientId, Error> {

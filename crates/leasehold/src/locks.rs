@@ -3,6 +3,7 @@
 //! [`lock`] has the options that all kinds share and their validation. A kind only says which resource it uses, how much
 //! capacity that has, and how much of it an attempt takes.
 
+mod acquire;
 mod acquire_all;
 mod admission;
 pub(crate) mod barrier;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
@@ -129,7 +129,7 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Looks at everything that locks depend on. It changes nothing, and leaves nothing behind.
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>>;
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
 
     /// What an operator should know.
     fn warnings(&self) -> Vec<String> {

@@ -18,7 +18,7 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
 use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
 use crate::{Error, Guard};
@@ -160,8 +160,8 @@ impl Store for Scripted {
         EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
-        self.inner.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.inner.diagnose()
     }
 }
 
@@ -376,7 +376,7 @@ fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
         let mut future = pin!(async {
             match limit {
                 None => guard.release().await,
-                Some(limit) => guard.release_within(limit).await,
+                Some(limit) => guard.release_timeout(limit).await,
             }
         });
         for _ in 0..polls {
@@ -498,7 +498,7 @@ fn a_dropped_future_takes_its_waker_along() {
         let mut context = Context::from_waker(&waker);
         let mut lost = pin!(guard.lost());
         assert!(lost.as_mut().poll(&mut context).is_pending());
-        let mut expires = pin!(guard.expires_within(Duration::ZERO));
+        let mut expires = pin!(guard.wait_until_expiring(Duration::ZERO));
         assert!(expires.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(Arc::strong_count(&alive), 1, "nobody holds a waker of a future that is gone");

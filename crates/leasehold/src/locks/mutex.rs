@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use leasehold_core::{HandoffLimits, Kind};
 
-use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
@@ -20,7 +20,7 @@ use crate::options::settings;
 /// gets a token of its own, higher than the ones before, also across clients. While no other client waits this has no end;
 /// once one does, the lease goes back after 64 further hand-overs or 10 ms, whichever comes first (and the critical section
 /// that is under way). So one client waits for another for at most 10 ms and one critical section. See
-/// [`Self::local_handoff`] and [`Self::strict`]. With [`Self::at_least`], with [`Self::max_hold`], and without renewal,
+/// [`Self::local_handoff`] and [`Self::global_fifo`]. With [`Self::min_hold`], with [`Self::max_hold`], and without renewal,
 /// leases are not handed on.
 ///
 /// A task that gets the lease handed on gets what is left of it, three quarters of a second at least, or a quarter of a
@@ -54,7 +54,7 @@ impl Mutex {
     /// First come, first served over the tasks of all clients: each waits in the store's queue on its own, and each release
     /// goes to the store.
     #[must_use]
-    pub fn strict(mut self) -> Self {
+    pub fn global_fifo(mut self) -> Self {
         self.0.hand_off = None;
         self
     }

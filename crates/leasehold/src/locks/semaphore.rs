@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use leasehold_core::Kind;
 
-use crate::client::Handle;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::handle::Handle;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 

@@ -17,7 +17,7 @@ use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
 use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
-use crate::diagnostics::{Check, Examination, Subject};
+use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::engine::clock;
 
 /// After this many commands, as many resources are swept.
@@ -251,15 +251,15 @@ impl Store for Memory {
         super::EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
-        let mut subject = Subject::new("the memory of this process");
-        subject.fact("locks in use", self.in_use().len());
-        subject.fine(
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        let mut component = Component::new("the memory of this process");
+        component.fact("locks in use", self.in_use().len());
+        component.fine(
             Check::InProcess,
             "the locks are in this process",
             "they end with it, and no other process sees them: sqlite: is for all processes of a machine",
         );
-        Box::pin(std::future::ready(Ok(Examination { subjects: vec![subject] })))
+        Box::pin(std::future::ready(Ok(Diagnosis { components: vec![component] })))
     }
 }
 

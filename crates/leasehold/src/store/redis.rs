@@ -37,7 +37,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
 use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
 use caller_conn::CallerRuntime;
@@ -405,9 +405,9 @@ impl Store for Redis {
         hasher.finish()
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (nodes, address) = (self.nodes.clone(), self.address.clone());
-        self.run_on_runtime(async move { doctor::examine(&nodes, &address).await }, || Err(runtime_ended()))
+        self.run_on_runtime(async move { doctor::diagnose(&nodes, &address).await }, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -34,7 +34,7 @@ use tokio::task::AbortHandle;
 
 use super::redis::{Redis, Voting, slot_of};
 use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
@@ -128,7 +128,7 @@ impl Redlock {
                 nodes,
                 _inboxes: inboxes,
                 is_fenced: url.is_fenced,
-                node_timeout: url.node_limit,
+                node_timeout: url.node_timeout,
                 max_ttl: url.max_ttl,
                 inbox,
                 runtime: Handle::current(),
@@ -288,7 +288,7 @@ impl Quorum {
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::client::unanswered)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::missing_response)).collect()
     }
 
     async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> CallResult {
@@ -297,9 +297,11 @@ impl Quorum {
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => {
-                self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::client::unanswered)
-            }
+            Command::Renew(_) => self
+                .renew(vec![(resource, command)])
+                .await
+                .pop()
+                .unwrap_or_else(crate::handle::missing_response),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -402,9 +404,9 @@ impl Store for Redlock {
         }
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.examine().await) }, || {
+        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             Err(StoreError { failure: Failure::Unknown, message })
         })

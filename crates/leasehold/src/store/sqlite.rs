@@ -48,7 +48,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use files::Files;
@@ -210,13 +210,13 @@ impl Store for Sqlite {
         EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
         // It reads the whole file: that is no work for the worker, whom others wait for.
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
-            .spawn(move || tell.send(doctor::examine(&path, is_durable)));
+            .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
         Box::pin(async move {
             started.map_err(|error| not_sent(format!("no thread could be started: {error}")))?;
             told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))

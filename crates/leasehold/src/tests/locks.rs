@@ -41,7 +41,7 @@ fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_tha
 }
 
 #[test]
-fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
+fn max_hold_goes_on_over_an_upgrade_that_waits() {
     let stage = Stage::of(Kind::ReadWrite);
     let hold = Duration::from_millis(1_500);
     let lock = stage.client.rw_lock("a").max_hold(hold);
@@ -104,7 +104,7 @@ fn a_latch_that_has_opened_stays_open() {
 fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hour = Duration::from_secs(3_600);
-    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).at_least(hour)));
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).min_hold(hour)));
     let guard = block_on(client.mutex("b").lock()).unwrap();
     assert!(block_on(set.try_lock()).unwrap().is_none());
     let view = block_on(client.mutex("a").inspect()).unwrap();
@@ -242,7 +242,7 @@ fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
 fn what_a_dropped_future_never_handed_out_is_not_kept() {
     let stage = Stage::new();
     stage.other_takes_it();
-    let mutex = stage.mutex().at_least(Duration::from_secs(3_600));
+    let mutex = stage.mutex().min_hold(Duration::from_secs(3_600));
     let mut future = Box::pin(mutex.lock());
     assert!(poll_once(future.as_mut()).is_pending());
     stage.other_gives_it_back();
@@ -303,8 +303,8 @@ impl Store for Distant {
         EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> BoxFuture<Result<Examination, StoreError>> {
-        self.0.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.0.diagnose()
     }
 }
 
@@ -387,10 +387,10 @@ fn distant_client(memory: &Arc<Memory>) -> Client {
 #[test]
 fn rounds_are_counted_once_however_many_parties_mark_them() {
     let client = block_on(Client::connect("memory:")).unwrap();
-    let lock = |note: String| {
+    let lock = |label: String| {
         let mut lock = crate::locks::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
-        lock.at_least = Duration::from_secs(60);
-        lock.set_note(note);
+        lock.min_hold = Duration::from_secs(60);
+        lock.set_label(label);
         lock
     };
     for (first, last) in [(10, 12), (10, 12), (11, 13), (20, 22)] {

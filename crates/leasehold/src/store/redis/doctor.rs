@@ -21,7 +21,7 @@ use super::connect::Credentials;
 use super::error::AddressState;
 use super::sentinel::Sentinels;
 use super::{Nodes, Redis};
-use crate::diagnostics::{Examination, Subject};
+use crate::diagnostics::{Component, Diagnosis};
 use crate::error::Error;
 use crate::store::StoreError;
 use crate::url::{Place, RedisUrl};
@@ -35,8 +35,8 @@ pub(super) enum Address {
 }
 
 /// Looks at every server of this store.
-pub(super) async fn examine(nodes: &Nodes, address: &Address) -> Result<Examination, StoreError> {
-    let mut doctor = Doctor { seen: Vec::new(), subjects: Vec::new() };
+pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnosis, StoreError> {
+    let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     match address {
         Address::Own(info) => {
             doctor.see(target_for((**info).clone(), FailoverMode::ByHand, false)).await.map_err(failed)?;
@@ -47,18 +47,15 @@ pub(super) async fn examine(nodes: &Nodes, address: &Address) -> Result<Examinat
 }
 
 /// Looks at several servers that vote, and whether they are independent of each other.
-pub(crate) async fn diagnose_voters(
-    voters: &[(&str, &Redis)],
-    abstains_for: Option<Duration>,
-) -> Examination {
-    let mut doctor = Doctor { seen: Vec::new(), subjects: Vec::new() };
+pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
+    let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     let mut places = Vec::new();
     for (name, voter) in voters {
         let first = doctor.seen.len();
         let Address::Url(url) = &*voter.address else { continue };
         let error = doctor.probe_all(&voter.nodes, url).await.err();
         if let Some(error) = error {
-            doctor.subjects.push(topology_rules::unreachable((*name).to_owned(), &error.message));
+            doctor.components.push(topology_rules::unreachable((*name).to_owned(), &error.message));
         }
         // Of several, the master is seen first.
         places.push((*name, (doctor.seen.len() > first).then_some(first)));
@@ -70,18 +67,18 @@ pub(crate) async fn diagnose_voters(
     let seen: Vec<topology_rules::Voter<'_>> =
         places.iter().map(|(name, place)| (*name, place.map(|place| &doctor.seen[place]))).collect();
     let quorum = topology_rules::check_voters(&seen, abstains_for);
-    let mut subjects = vec![quorum];
-    subjects.extend(doctor.seen.iter().map(server_rules::check_server));
-    subjects.append(&mut doctor.subjects);
-    subjects.extend(topology_rules::check_clocks(&doctor.seen, true));
-    Examination { subjects }
+    let mut components = vec![quorum];
+    components.extend(doctor.seen.iter().map(server_rules::check_server));
+    components.append(&mut doctor.components);
+    components.extend(topology_rules::check_clocks(&doctor.seen, true));
+    Diagnosis { components }
 }
 
 /// Goes from server to server, one after the other, so that no look at one disturbs the measurements at another.
 struct Doctor {
     seen: Vec<Snapshot>,
     /// What is no server, and servers that could not be seen.
-    subjects: Vec<Subject>,
+    components: Vec<Component>,
 }
 
 impl Doctor {
@@ -119,7 +116,7 @@ impl Doctor {
             Err(error) => ("a server".to_owned(), Some(error.to_string())),
         };
         if let Some(error) = error {
-            self.subjects.push(topology_rules::unreachable(name, &error));
+            self.components.push(topology_rules::unreachable(name, &error));
         }
     }
 
@@ -137,7 +134,7 @@ impl Doctor {
             let opinion = probe::at_sentinel(sentinel, &sentinels.service).await;
             opinions.push((sentinel.addr().to_string(), opinion));
         }
-        self.subjects.push(topology_rules::check_sentinels(&sentinels.service, &opinions));
+        self.components.push(topology_rules::check_sentinels(&sentinels.service, &opinions));
         Ok(())
     }
 
@@ -162,7 +159,7 @@ impl Doctor {
                         });
                         self.try_probe(target).await;
                     }
-                    self.subjects.push(topology_rules::check_cluster(&nodes, &self.seen));
+                    self.components.push(topology_rules::check_cluster(&nodes, &self.seen));
                     return Ok(());
                 }
             }
@@ -170,11 +167,11 @@ impl Doctor {
         Err(error)
     }
 
-    fn conclude(mut self) -> Examination {
-        let mut subjects: Vec<Subject> = self.seen.iter().map(server_rules::check_server).collect();
-        subjects.append(&mut self.subjects);
-        subjects.extend(topology_rules::check_clocks(&self.seen, false));
-        Examination { subjects }
+    fn conclude(mut self) -> Diagnosis {
+        let mut components: Vec<Component> = self.seen.iter().map(server_rules::check_server).collect();
+        components.append(&mut self.components);
+        components.extend(topology_rules::check_clocks(&self.seen, false));
+        Diagnosis { components }
     }
 }
 

@@ -117,7 +117,10 @@ impl Node {
         command: Command,
         floor: Option<Token>,
     ) -> CallResult {
-        self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::client::unanswered)
+        self.call(vec![(resource, command)], floor)
+            .await
+            .pop()
+            .unwrap_or_else(crate::handle::missing_response)
     }
 
     /// RequestCounts about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.

@@ -92,7 +92,7 @@ impl Quorum {
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::client::unanswered),
+                Some(_) => answers.next().unwrap_or_else(crate::handle::missing_response),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()

@@ -40,7 +40,7 @@ impl Lab {
 
     async fn at(nodes: &[String], client: u128) -> Self {
         let StoreUrl::Redlock(url) =
-            StoreUrl::parse(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" "))).unwrap()
+            StoreUrl::parse(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))).unwrap()
         else {
             panic!("it is one")
         };

@@ -61,7 +61,7 @@ fn holder_and_waiter_whose_log_was_removed_are_told_before_the_lease_ends() {
     let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| client.mutex("a").strict().lock());
+        let waits = scope.spawn(|| client.mutex("a").global_fifo().lock());
         let give_up = Instant::now() + Duration::from_secs(10);
         while client.mutex("a").inspect().unwrap().waiters.is_empty() {
             assert!(Instant::now() < give_up, "it does not wait");

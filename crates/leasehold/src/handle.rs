@@ -1,0 +1,97 @@
+//! What every lock and guard of one client shares: its table, its store, and the errors that name both.
+
+use std::fmt;
+use std::sync::Arc;
+
+use leasehold_core::{Answer, Command, Kind, Loss, Name, NameError, Reply, Resource};
+
+use crate::engine::Session;
+use crate::error::{Error, ErrorKind};
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::metadata::HolderMetadata;
+use crate::store::{self, Store, StoreError};
+
+/// What everything that belongs to one client shares.
+pub(crate) struct Handle {
+    pub(crate) session: Arc<Session>,
+    pub(crate) store: Arc<dyn Store>,
+    /// Its address, without what may be secret.
+    pub(crate) url: String,
+    /// What its holders and waiters say about themselves, and the same as it is stored.
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) encoded_metadata: Arc<str>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.session.on_handles_dropped();
+    }
+}
+
+impl Handle {
+    /// What this command came to, without any attempt or lease of this client being concerned.
+    pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
+        let resource = Arc::new(resource);
+        let answered = match self.store.try_call_inline(&resource, &command) {
+            Some(answered) => answered,
+            None => self
+                .store
+                .call(vec![(resource.clone(), command)])
+                .await
+                .pop()
+                .unwrap_or_else(missing_response),
+        };
+        answered.map_err(|error| self.unavailable(&resource, &error.message))
+    }
+
+    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
+        let answer = self.ask(resource.clone(), Command::Inspect).await?;
+        match answer.reply {
+            Reply::View(view) => Ok(LockInfo::new(&resource, view, answer.at, self.session.id)),
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderInfo>, Error> {
+        let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
+        match answer.reply {
+            Reply::Forced(holders) => {
+                tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
+                let view = |holder| HolderInfo::new(resource.kind, holder, answer.at, self.session.id);
+                Ok(holders.iter().map(view).collect())
+            }
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {
+        Error::new(kind, format!("{resource} on {}: {what}", self.url))
+    }
+
+    pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
+        self.error(ErrorKind::Unavailable, resource, message)
+    }
+
+    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
+        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
+    }
+
+    pub(crate) fn closed(&self) -> Error {
+        Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
+    }
+
+    pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
+        self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
+    }
+}
+
+/// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
+pub(crate) fn missing_response() -> store::CallResult {
+    let message = "the store gave no answer".to_owned();
+    Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
+}
+
+/// What is locked, when the name can be one.
+pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
+    Ok(Resource { kind, name: Name::new(name)? })
+}
