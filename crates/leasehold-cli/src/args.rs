@@ -100,7 +100,7 @@ command anew (--at-least-once): what was half done is done again.
 
 The lock is given back as soon as the command ends, also if it leaves
 processes behind. Its command line is shown to everybody who can see the
-store; --note shows something else instead.";
+store; --label shows something else instead.";
 
 const ELECT: &str = "\
 Start it on every host that may run the command. One of them is elected and
@@ -122,7 +122,7 @@ INT and TERM are passed on to the command; when it has ended, leasehold resigns
 and exits with the command's code. HUP, QUIT and the others are passed on too,
 and leasehold goes on: if the command ends, it is as if it had ended by itself,
 and without a command they do nothing. Where leasehold's input is a terminal,
-HUP and QUIT end it as well. --note is what others are told about the leader:
+HUP and QUIT end it as well. --label is what others are told about the leader:
 see leasehold show --kind election NAME.";
 
 const SHOW: &str = "\
@@ -148,7 +148,7 @@ With --json it is one value, with these keys, to which later versions only add:
                     held_for_ms    how long it has held the lock
                     expires_in_ms  how much longer, unless it renews
                     kept           true: given back, but kept until then
-                                   (run --at-least)
+                                   (run --min-hold)
                     about          host, pid, program and note, each of them
                                    a value or null
   waiters           a list, the next one first; each has client, weight,
@@ -182,7 +182,7 @@ add:
   store       the store's address, without its password
   dangerous   whether there is a danger that was not accepted; the exit code
               is 1 then
-  subjects    a list: servers, sentinels, cluster, clocks, or a file. Each has
+  components    a list: servers, sentinels, cluster, clocks, or a file. Each has
               name
               facts     what was seen: an object of texts
               findings  a list; each has
@@ -278,7 +278,7 @@ pub(crate) struct RunArgs {
     /// leasehold is killed, only the ttl counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
-    pub(crate) at_least: Duration,
+    pub(crate) min_hold: Duration,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
@@ -310,7 +310,7 @@ pub(crate) struct KindArgs {
     pub(crate) semaphore: Option<u32>,
     /// Start the command on one host only in each period, of 1h for instance; the others exit with 1 at once
     #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
-          conflicts_with_all = ["no_wait", "wait", "at_least"])]
+          conflicts_with_all = ["no_wait", "wait", "min_hold"])]
     pub(crate) once_per: Option<Duration>,
     /// Enter at once if this owner holds the lock already, from here or elsewhere
     #[arg(long, value_name = "ID")]
@@ -332,7 +332,7 @@ pub(crate) struct WorkArgs {
     pub(crate) grace: Option<Duration>,
     /// What others are shown instead of the command line
     #[arg(long, value_name = "TEXT")]
-    pub(crate) note: Option<String>,
+    pub(crate) label: Option<String>,
     /// Say what is going on, also when stderr is no terminal
     #[arg(short, long)]
     pub(crate) verbose: bool,

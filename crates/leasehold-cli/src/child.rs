@@ -40,7 +40,7 @@ impl Child {
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .process_group(0);
         let parent = getpid();
-        let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_ours());
+        let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_own());
         let is_given = given.is_some();
         let bind = move || {
             bind(parent, given.as_ref(), &mask)?;
@@ -127,7 +127,7 @@ impl Child {
     /// Lets it go on, in the foreground if that is where we are and it wants the terminal.
     pub(crate) fn resume(&self) {
         if self.wants_terminal.get()
-            && let Some(terminal) = Terminal::open().filter(Terminal::is_ours)
+            && let Some(terminal) = Terminal::open().filter(Terminal::is_own)
         {
             terminal.give(self.pid);
         }

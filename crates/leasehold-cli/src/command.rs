@@ -61,7 +61,7 @@ impl Command {
     }
 
     /// What others are shown: the command line, as a shell would need it.
-    pub(crate) fn note(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         let words = std::iter::once(&self.program).chain(&self.args).map(|word| quote(word));
         let line = words.collect::<Vec<_>>().join(" ");
         match line.char_indices().nth(NOTE) {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_note_is_the_command_line_and_not_endless() {
-        assert_eq!(command("echo", &["a b", "$x"]).note(), "echo 'a b' '$x'");
-        assert_eq!(command("echo", &[&"ä".repeat(500)]).note().chars().count(), NOTE + 1);
+        assert_eq!(command("echo", &["a b", "$x"]).label(), "echo 'a b' '$x'");
+        assert_eq!(command("echo", &[&"ä".repeat(500)]).label().chars().count(), NOTE + 1);
     }
 }

@@ -28,8 +28,8 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
-    let note = work.note.clone().unwrap_or_else(|| command.note());
-    let lock = Lock::leadership(&client, work, &note)?;
+    let label = work.label.clone().unwrap_or_else(|| command.label());
+    let lock = Lock::leadership(&client, work, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let exit = stand_again_and_again(&lock, &job, &args, &mut signals).await;
     leave(client).await;

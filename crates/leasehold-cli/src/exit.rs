@@ -70,7 +70,7 @@ impl Exit {
     /// script or loop calls it gives up then, and would go on after an exit code.
     pub(crate) fn end(self) -> ExitCode {
         say::flush();
-        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
+        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_own()) {
             // It does not return unless the signal is not to be had; the code says the same then.
             let _ = emulate_default_handler(Signal::SIGINT as i32);
         }

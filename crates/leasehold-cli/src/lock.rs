@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{
-    Client, Election, Error, Guard, Kind, LockView, Mutex, OncePer, Reentrant, RwLock, Semaphore,
+    Client, Election, Error, Guard, Kind, LockInfo, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore,
 };
 
 use crate::args::{RunArgs, WorkArgs, name};
@@ -21,7 +21,7 @@ pub(crate) struct Lock {
 
 enum Way {
     Mutex(Mutex),
-    Owner(Reentrant),
+    Owner(ReentrantMutex),
     Shared(RwLock),
     Exclusive(RwLock),
     Permit(Semaphore),
@@ -31,21 +31,21 @@ enum Way {
 
 impl Lock {
     /// What the arguments ask for. Others are shown the note.
-    pub(crate) fn new(client: &Client, args: &RunArgs, note: &str) -> Result<Self, Stop> {
+    pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
         macro_rules! set {
             ($lock:expr) => {
-                $lock.ttl(args.work.ttl).at_least(args.at_least).note(note)
+                $lock.ttl(args.work.ttl).min_hold(args.min_hold).label(label)
             };
         }
         let (name, kind) = (name(&args.work.name)?.to_owned(), &args.kind);
         if let Some(period) = kind.once_per {
-            let once = client.once_per(&name, period).ttl(args.work.ttl).note(note);
+            let once = client.once_per(&name, period).ttl(args.work.ttl).label(label);
             let once = if args.at_least_once { once.at_least_once() } else { once };
             let waits = args.at_least_once;
             return Ok(Self { client: client.clone(), name, owner: None, waits, way: Way::Once(once) });
         }
         let way = match (&kind.owner, kind.semaphore) {
-            (Some(owner), _) => Way::Owner(set!(client.reentrant(&name, owner))),
+            (Some(owner), _) => Way::Owner(set!(client.reentrant_mutex(&name, owner))),
             (_, Some(permits)) => Way::Permit(set!(client.semaphore(&name, permits))),
             _ if kind.shared => Way::Shared(set!(client.rw_lock(&name))),
             _ if kind.exclusive => Way::Exclusive(set!(client.rw_lock(&name))),
@@ -56,9 +56,9 @@ impl Lock {
     }
 
     /// The leadership that `elect` is about.
-    pub(crate) fn leadership(client: &Client, work: &WorkArgs, note: &str) -> Result<Self, Stop> {
+    pub(crate) fn leadership(client: &Client, work: &WorkArgs, label: &str) -> Result<Self, Stop> {
         let name = name(&work.name)?.to_owned();
-        let way = Way::Leadership(client.election(&name).ttl(work.ttl).note(note));
+        let way = Way::Leadership(client.election(&name).ttl(work.ttl).label(label));
         Ok(Self { client: client.clone(), name, owner: None, waits: true, way })
     }
 
@@ -90,7 +90,7 @@ impl Lock {
         self.owner.is_some() && self.owner.as_deref() == holder
     }
 
-    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+    pub(crate) async fn inspect(&self) -> Result<LockInfo, Error> {
         self.client.inspect(self.kind(), &self.name).await
     }
 
@@ -108,7 +108,7 @@ impl Lock {
         let guard = taken?;
         if let Some(guard) = &guard {
             // What is refused does nothing that others must be kept from.
-            self.refuse_mixture().await.inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))?;
+            self.refuse_mixture().await.inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))?;
         }
         Ok(guard)
     }

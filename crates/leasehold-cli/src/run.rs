@@ -48,8 +48,8 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
-    let note = work.note.clone().unwrap_or_else(|| command.note());
-    let lock = Lock::new(&client, &args, &note)?;
+    let label = work.label.clone().unwrap_or_else(|| command.label());
+    let lock = Lock::new(&client, &args, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let left = limit.saturating_sub(began.elapsed());
     let exit = match take(&lock, left, work, &mut signals).await {
@@ -79,7 +79,7 @@ pub(crate) struct Job<'a> {
 impl Job<'_> {
     pub(crate) async fn run_and_give_back(&self, guard: Guard, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
-        let is_lost = give_back(guard, self.work.verbose).await;
+        let is_lost = release_and_report(guard, self.work.verbose).await;
         exit.map(|exit| if is_lost { Exit::Lost } else { exit })
     }
 
@@ -91,7 +91,7 @@ impl Job<'_> {
         say::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
             // What was never started need not be kept from others.
-            .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))
+            .inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))
             .map_err(|error| cannot_start(self.command, &error))?;
         Supervision::new(&child, guard, self.work.on_lost, self.grace).until_ended(signals).await
     }
@@ -202,9 +202,9 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 
 /// Whether it turns out only now that the lease was lost. Otherwise the command's code stays what it is, whatever happens
 /// here.
-async fn give_back(guard: Guard, is_verbose: bool) -> bool {
+async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
     let name = printable(guard.name());
-    let Err(error) = guard.release_within(RELEASE_LIMIT).await else {
+    let Err(error) = guard.release_timeout(RELEASE_LIMIT).await else {
         if is_verbose {
             say(format_args!("released \"{name}\""));
         }

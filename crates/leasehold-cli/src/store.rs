@@ -165,7 +165,7 @@ mod tests {
                 "redis-sentinel://me:hunter2@a,b/service?sentinel_user=you&sentinel_password=hunter2",
                 "redis-sentinel://me@a,b/service?sentinel_user=you",
             ),
-            ("redlock://:hunter2@a,b,c?longest_ttl_ms=5", "redlock://a,b,c?longest_ttl_ms=5"),
+            ("redlock://:hunter2@a,b,c?max_ttl_ms=5", "redlock://a,b,c?max_ttl_ms=5"),
             (
                 "redlock:redis://:hunter2@a rediss://me:hunter2@b ?unfenced",
                 "redlock:redis://a rediss://me@b ?unfenced",

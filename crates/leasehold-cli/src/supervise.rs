@@ -115,7 +115,7 @@ impl<'a> Supervision<'a> {
         match self.ending {
             Ending::NotYet if self.on_lost == OnLost::Ignore => Event::Lost(self.guard.lost().await),
             Ending::NotYet => {
-                self.guard.expires_within(self.grace).await;
+                self.guard.wait_until_expiring(self.grace).await;
                 if self.guard.is_held() { Event::RunningOut } else { Event::Lost(self.guard.lost().await) }
             }
             Ending::Asked => Event::Lost(self.guard.lost().await),
@@ -158,7 +158,7 @@ impl<'a> Supervision<'a> {
 
     /// Somebody else may hold the lock already, or the command was asked before.
     fn is_too_late_to_ask(&self, event: &Event) -> bool {
-        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::LongestHold));
+        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold));
         ran_out || self.ending != Ending::NotYet
     }
 

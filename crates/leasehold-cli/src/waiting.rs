@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use leasehold::{HolderView, LockView, Token};
+use leasehold::{HolderInfo, LockInfo, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
@@ -86,9 +86,9 @@ pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
 }
 
 /// What is told anew when it changes: the own place in the queue, and the first holder's token.
-fn state(view: &LockView) -> (Option<usize>, Option<Token>) {
-    let own = view.waiters.iter().find(|waiter| waiter.is_ours);
-    (own.map(|waiter| waiter.place), view.holders.first().map(|holder| holder.token))
+fn state(view: &LockInfo) -> (Option<usize>, Option<Token>) {
+    let own = view.waiters.iter().find(|waiter| waiter.is_own);
+    (own.map(|waiter| waiter.position), view.holders.first().map(|holder| holder.token))
 }
 
 /// Tells, if asked to, why the lock was not to be had.
@@ -104,26 +104,26 @@ pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
 
 /// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
 /// that the place in the queue and the time it takes are always seen.
-fn describe_within(view: &LockView, room: usize) -> String {
+fn describe_within(view: &LockInfo, room: usize) -> String {
     let whole = describe(view, describe_fully);
     if whole.chars().count() <= room {
         return whole;
     }
     let mut view = view.clone();
     let excess = describe(&view, describe_briefly).chars().count().saturating_sub(room);
-    if let Some(note) = view.holders.first_mut().and_then(|holder| holder.about.note.as_mut())
+    if let Some(label) = view.holders.first_mut().and_then(|holder| holder.metadata.label.as_mut())
         && excess > 0
     {
-        let rest = note.chars().count().saturating_sub(excess + 1);
-        *note = note.chars().take(rest).chain(['…']).collect();
+        let rest = label.chars().count().saturating_sub(excess + 1);
+        *label = label.chars().take(rest).chain(['…']).collect();
     }
     describe(&view, describe_briefly).chars().take(room).collect()
 }
 
-fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> String {
+fn describe(view: &LockInfo, describe_holder: fn(&HolderInfo) -> String) -> String {
     let mut text = format!("waiting for \"{}\"", printable(&view.name));
-    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_ours) {
-        text += &format!(": {} in the queue", ordinal(own.place));
+    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_own) {
+        text += &format!(": {} in the queue", ordinal(own.position));
     }
     if let Some(holder) = view.holders.first() {
         text += &format!("; {}", describe_holder(holder));
@@ -131,16 +131,16 @@ fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> Stri
     text
 }
 
-fn describe_briefly(holder: &HolderView) -> String {
-    if holder.kept {
+fn describe_briefly(holder: &HolderInfo) -> String {
+    if holder.retained {
         return format!("given back, and kept for {}", span(holder.expires_in));
     }
-    format!("held by {} for {}", who(&holder.about, &holder.client), span(holder.held_for))
+    format!("held by {} for {}", who(&holder.metadata, &holder.client), span(holder.held_for))
 }
 
-fn describe_fully(holder: &HolderView) -> String {
+fn describe_fully(holder: &HolderInfo) -> String {
     let text = describe_briefly(holder);
-    if holder.kept {
+    if holder.retained {
         return text;
     }
     format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))

@@ -45,11 +45,11 @@ fn dangers_come_first_with_what_to_set_and_exit_code_1() {
     let (code, said, _) = doctor(&place, &server.url(), &["--json"]);
     let value: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &value["dangerous"]), (1, &Value::Bool(true)));
-    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let findings = value["components"][0]["findings"].as_array().unwrap();
     let policy =
         findings.iter().find(|finding| finding["remedy"] == "CONFIG SET maxmemory-policy noeviction");
     assert_eq!(policy.unwrap()["severity"], "danger");
-    assert_eq!(value["subjects"][0]["facts"]["maxmemory-policy"], "allkeys-lru");
+    assert_eq!(value["components"][0]["facts"]["maxmemory-policy"], "allkeys-lru");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
     let (code, said, _) = doctor(&place, &server.url(), &[&accept[..], &["--json"]].concat());
     let value: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &value["dangerous"]), (0, &Value::Bool(false)));
-    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let findings = value["components"][0]["findings"].as_array().unwrap();
     let eviction = findings.iter().find(|finding| finding["id"] == "eviction").unwrap();
     assert_eq!((&eviction["severity"], &eviction["accepted"]), (&"danger".into(), &true.into()));
 
@@ -104,8 +104,8 @@ fn every_key_of_doctor_s_json_is_in_its_help() {
     let (_, said, _) = doctor(&place, &place.store(), &["--json"]);
     let help = String::from_utf8(place.output(&["doctor", "--help"]).stdout).unwrap();
     let value: Value = serde_json::from_str(&said).unwrap();
-    let subject = &value["subjects"][0];
-    let keys = [&value, subject, &subject["findings"][0]].map(|value| value.as_object().unwrap().keys());
+    let component = &value["components"][0];
+    let keys = [&value, component, &component["findings"][0]].map(|value| value.as_object().unwrap().keys());
     let keys: Vec<&String> = keys.into_iter().flatten().collect();
     assert_eq!(keys.len(), 12, "{keys:?}");
     for key in keys {

@@ -112,7 +112,7 @@ fn a_command_is_started_once_in_a_period_and_its_end_is_the_end_of_it() {
     assert_eq!(place.code(&["run", "-E", "0", "--once-per", "1h", "a", "--", "false"]).0, 0);
     let (code, said) = place.code(&["run", "-v", "--once-per", "1h", "a", "--", "true"]);
     assert!(code == 1 && said.contains("kept for 53m"), "{said}");
-    for args in [&["-n"][..], &["--at-least", "1s"], &["-s"]] {
+    for args in [&["-n"][..], &["--min-hold", "1s"], &["-s"]] {
         assert_eq!(place.code(&[&["run", "--once-per", "1h"], args, &["a", "--", "true"]].concat()).0, 2);
     }
     let (code, said) = place.code(&["run", "--once-per", "40d", "a", "--", "true"]);
@@ -136,7 +136,7 @@ fn a_host_that_dies_half_way_costs_the_period_or_is_followed_by_another() {
     let mut next = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "sleep", "60"]);
     until(|| {
         let view = place.show("b");
-        (view["holders"][0]["about"]["pid"].as_u64() == Some(next.0.id().into())).then_some(())
+        (view["holders"][0]["metadata"]["pid"].as_u64() == Some(next.0.id().into())).then_some(())
     });
     // Others wait for its end, and do not start then.
     let mut third = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "echo", "no"]);

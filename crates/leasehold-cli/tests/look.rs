@@ -11,7 +11,7 @@ fn holders_and_waiters_are_listed() {
     assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
-    let mut waiter = place.start(&["run", "--note", "the \x1b[31m second", "a", "--", "true"]);
+    let mut waiter = place.start(&["run", "--label", "the \x1b[31m second", "a", "--", "true"]);
     place.until_waiting("a", 1);
 
     let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
@@ -27,11 +27,11 @@ fn holders_and_waiters_are_listed() {
 
     let view = place.show("a");
     assert_eq!(view["kind"], "mutex");
-    assert_eq!(view["holders"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(view["holders"][0]["metadata"]["pid"], holder.0.id());
     assert_eq!(view["holders"][0]["token"], view["last_token"]);
     assert!(view["holders"][0]["expires_in_ms"].as_u64().unwrap() <= 10_000);
-    assert_eq!(view["waiters"][0]["place"], 1);
-    assert_eq!(view["waiters"][0]["about"]["pid"], waiter.0.id());
+    assert_eq!(view["waiters"][0]["position"], 1);
+    assert_eq!(view["waiters"][0]["metadata"]["pid"], waiter.0.id());
     let listed = place.locks()[0].clone();
     let keys = |value: &serde_json::Value| {
         let keys = value.as_object().unwrap().keys().filter(|key| *key != "store");
@@ -42,7 +42,7 @@ fn holders_and_waiters_are_listed() {
 
     let output = place.output(&["release", "--force", "a", "--json"]);
     let released: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(released["released"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(released["released"][0]["metadata"]["pid"], holder.0.id());
     assert_eq!(waiter.end(), 0, "it is its turn");
     assert_eq!(holder.end(), 124);
     let output = place.output(&["release", "--force", "a", "--json"]);
@@ -135,7 +135,7 @@ fn the_help_teaches_and_names_every_exit_code() {
     }
     for shell in ["bash", "zsh", "fish"] {
         let text = String::from_utf8(place.output(&["completions", shell]).stdout).unwrap();
-        assert!(text.contains("at-least"), "{shell}");
+        assert!(text.contains("min-hold"), "{shell}");
     }
     assert!(place.output(&["--version"]).stdout.starts_with(b"leasehold "));
 }

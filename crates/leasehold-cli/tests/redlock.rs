@@ -18,7 +18,7 @@ impl Nodes {
         let servers: Vec<Server> =
             (0..3).map(|number| Server::builder().password(&format!("s3cret{number}")).start()).collect();
         let nodes: Vec<String> = servers.iter().map(Server::url).collect();
-        let place = Place::on(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" ")));
+        let place = Place::on(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" ")));
         Self { servers, place }
     }
 }

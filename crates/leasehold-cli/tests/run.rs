@@ -87,14 +87,14 @@ fn bad_input_is_one_line_and_leaves_nothing() {
         (&["run", "--ttl", "0", "a", "--", "true"], "--ttl is between"),
         (&["run", "--ttl", "1ms", "a", "--", "true"], "--ttl is between"),
         (&["run", "--ttl", "1000d", "a", "--", "true"], "--ttl is between"),
-        (&["run", "--at-least", "1000d", "a", "--", "true"], "at most 30 days"),
+        (&["run", "--min-hold", "1000d", "a", "--", "true"], "at most 30 days"),
         (&["run", "--ttl", "3s", "--grace", "2s", "a", "--", "true"], "does not fit"),
         (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store is called pigeon:"),
         (
-            &["run", "--store", "redlock://:hunter2@h?longest_ttl_ms=1s", "a", "--", "true"],
+            &["run", "--store", "redlock://:hunter2@h?max_ttl_ms=1s", "a", "--", "true"],
             "a number of milliseconds",
         ),
-        (&["run", "--note", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
+        (&["run", "--label", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
         (&["run", "a", "--", ""], "no command"),
         (&["release", "a"], "--force"),
         (&["show", ""], "can't be empty"),
@@ -191,10 +191,10 @@ fn many_may_make_the_store_at_once() {
 fn at_least_keeps_the_lock_after_the_program_has_ended() {
     let place = Place::new();
     let began = Instant::now();
-    assert_eq!(place.code(&["run", "--at-least", "1.5", "a", "--", "true"]).0, 0);
+    assert_eq!(place.code(&["run", "--min-hold", "1.5", "a", "--", "true"]).0, 0);
     assert!(began.elapsed() < Duration::from_millis(1_400), "the program does not wait for it");
     assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 1);
-    assert_eq!(place.show("a")["holders"][0]["kept"], true);
+    assert_eq!(place.show("a")["holders"][0]["retained"], true);
     assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0);
     assert!(began.elapsed() >= Duration::from_millis(1_480), "the next one waited for it");
 }

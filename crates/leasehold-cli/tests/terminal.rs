@@ -110,7 +110,7 @@ fn ctrl_c_withdraws_a_waiter() {
 #[test]
 fn who_waits_sees_for_whom() {
     let place = Place::new();
-    let mut holder = place.start(&["run", "--note", "the holder", "a", "--", "sleep", "60"]);
+    let mut holder = place.start(&["run", "--label", "the holder", "a", "--", "sleep", "60"]);
     place.until_held("a");
     let screen = Screen::new(&place, "stty cols 200; \"$LEASEHOLD\" run a -- echo granted");
     screen.until_shown("waiting for \"a\": 1st in the queue; held by");

@@ -12,22 +12,22 @@ use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::engine::driver;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
-use crate::inspect::{HolderView, LockView};
+use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
 use crate::locks::latch::Latch;
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
-use crate::locks::reentrant::Reentrant;
+use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::metadata::About;
+use crate::metadata::HolderMetadata;
 use crate::store::{self, Inbox, Store};
 use crate::url::StoreUrl;
 
@@ -83,7 +83,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// Nothing is left when it is dropped early.
-    pub async fn connect_with(redis: redis::Client) -> Result<Self, Error> {
+    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         let caller = runtime::Handle::try_current().ok();
         let shown = format!("redis://{}", redis.get_connection_info().addr());
         let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
@@ -113,7 +113,7 @@ impl Client {
     /// ```
     /// # leasehold::doc_test(async {
     /// let client = leasehold::Client::connect("memory:").await?;
-    /// assert!(!client.examine().await?.is_dangerous());
+    /// assert!(!client.diagnose().await?.is_dangerous());
     /// # Ok(()) });
     /// ```
     ///
@@ -125,11 +125,11 @@ impl Client {
     ///
     /// It changes no setting. On a Redis server it takes and releases a lock of its own, whose few bytes are deleted in the
     /// end; dropped before that, they expire within an hour.
-    pub async fn examine(&self) -> Result<Examination, Error> {
+    pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle
             .store
-            .examine()
+            .diagnose()
             .await
             .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
     }
@@ -157,9 +157,9 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let about = About::this_process();
-        let encoded_about = about.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, about, encoded_about }) })
+        let metadata = HolderMetadata::this_process();
+        let encoded_metadata = metadata.encode();
+        Ok(Self { handle: Arc::new(Handle { session, store, url, metadata, encoded_metadata }) })
     }
 
     /// A lock with one holder at a time. Nothing is sent; a name that can't be one (empty, more than 512 bytes,
@@ -170,8 +170,8 @@ impl Client {
 
     /// The mutex of that name for somebody who may hold it more than once, from several tasks or processes. As
     /// [`Self::mutex`], nothing is sent.
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
-        Reentrant::new(self.handle.clone(), name.as_ref(), owner.as_ref())
+    pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
+        ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
     /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
@@ -213,7 +213,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn list(&self) -> Result<Vec<LockView>, Error> {
+    pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         let resources = handle.store.list().await;
         let resources = resources.map_err(|error| {
@@ -238,7 +238,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// It only reads.
-    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockInfo, Error> {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
@@ -247,7 +247,7 @@ impl Client {
     /// # Errors
     ///
     /// As [`Self::inspect`].
-    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderInfo>, Error> {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 

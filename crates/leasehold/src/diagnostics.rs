@@ -4,19 +4,19 @@
 
 use std::fmt;
 
-/// What was found out about a store, by [`Client::examine`](crate::Client::examine).
+/// What was found out about a store, by [`Client::diagnose`](crate::Client::diagnose).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Examination {
+pub struct Diagnosis {
     /// Everything that a store consists of: its servers, or its file, and what they are together.
-    pub subjects: Vec<Subject>,
+    pub components: Vec<Component>,
 }
 
-impl Examination {
+impl Diagnosis {
     /// Whether something was found that can give one lock to two holders, or to nobody any more.
     #[must_use]
     pub fn is_dangerous(&self) -> bool {
-        let mut findings = self.subjects.iter().flat_map(|subject| &subject.findings);
+        let mut findings = self.components.iter().flat_map(|component| &component.findings);
         findings.any(|finding| finding.severity == Severity::Danger)
     }
 }
@@ -24,7 +24,7 @@ impl Examination {
 /// One part of a store: a server, the sentinels, a file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Subject {
+pub struct Component {
     /// Which one it is.
     pub name: String,
     /// What was seen of it.
@@ -81,7 +81,7 @@ impl fmt::Display for Severity {
     }
 }
 
-impl Subject {
+impl Component {
     pub(crate) fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), facts: Vec::new(), findings: Vec::new() }
     }
@@ -216,13 +216,14 @@ mod tests {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), FINDING_IDS.len());
-        let mut subject = Subject::new("server");
-        subject.fine(Check::Integrity, "", "");
-        subject.advice(Check::Replica, "", "", None);
-        subject.danger(Check::Persistence, "", "", None);
-        subject.danger(Check::Replica, "", "", None);
-        subject.findings.sort_by_key(Finding::rank);
-        let sorted: Vec<_> = subject.findings.iter().map(|finding| (finding.severity, finding.id)).collect();
+        let mut component = Component::new("server");
+        component.fine(Check::Integrity, "", "");
+        component.advice(Check::Replica, "", "", None);
+        component.danger(Check::Persistence, "", "", None);
+        component.danger(Check::Replica, "", "", None);
+        component.findings.sort_by_key(Finding::rank);
+        let sorted: Vec<_> =
+            component.findings.iter().map(|finding| (finding.severity, finding.id)).collect();
         assert_eq!(
             sorted,
             [

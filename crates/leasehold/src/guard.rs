@@ -10,11 +10,11 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::engine::clock;
-use crate::engine::{Errand, Given, Renewal, Sleep};
+use crate::engine::{ReleaseOutcome, RenewalError, Request, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::handle::{Handle, unanswered};
+use crate::handle::{Handle, missing_response};
 use crate::locks::lock::MAX_TTL;
-use crate::store::{Answered, Pending};
+use crate::store::{BoxFuture, CallResult};
 
 /// A held lease. It is renewed while the guard lives, and given back when the guard is released or dropped.
 ///
@@ -27,34 +27,34 @@ pub struct Guard {
     resource: Arc<Resource>,
     token: Token,
     /// The line of its client's tasks that the lease belongs to, if it does.
-    line: Option<u64>,
+    local_queue: Option<u64>,
     /// The lease was given back, and nothing is left to do.
     is_over: bool,
 }
 
 impl Guard {
     pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token, line: None, is_over: false }
+        Self { handle, sequence, resource, token, local_queue: None, is_over: false }
     }
 
     /// For a lease that its client's tasks hand on among themselves.
-    pub(crate) fn in_line(
+    pub(crate) fn from_local_queue(
         handle: Arc<Handle>,
         sequence: u64,
         resource: Arc<Resource>,
         token: Token,
-        line: u64,
+        queue: u64,
     ) -> Self {
-        Self { handle, sequence, resource, token, line: Some(line), is_over: false }
+        Self { handle, sequence, resource, token, local_queue: Some(queue), is_over: false }
     }
 
     /// Whether another task of the client has the lease now, or gets it next. Then the store need not hear of it.
-    fn hand_on(&mut self) -> bool {
-        let line = self.line.take();
-        let is_handed_on =
-            line.is_some_and(|line| self.handle.session.hand_on(line, self.sequence, clock::local()));
-        self.is_over |= is_handed_on;
-        is_handed_on
+    fn try_hand_off(&mut self) -> bool {
+        let queue = self.local_queue.take();
+        let is_handed_off =
+            queue.is_some_and(|queue| self.handle.session.hand_off(queue, self.sequence, clock::local()));
+        self.is_over |= is_handed_off;
+        is_handed_off
     }
 
     pub(crate) fn sequence(&self) -> u64 {
@@ -62,24 +62,24 @@ impl Guard {
     }
 
     /// Another lease has taken the place of this one.
-    pub(crate) fn replaced(mut self) {
-        self.handle.session.replaced(self.sequence, clock::local());
+    pub(crate) fn mark_replaced(mut self) {
+        self.handle.session.mark_replaced(self.sequence, clock::local());
         self.is_over = true;
     }
 
-    /// Keeps what was taken until this long after the grant, instead of what the lock's `at_least` says: zero for work
+    /// Keeps what was taken until this long after the grant, instead of what the lock's `min_hold` says: zero for work
     /// that is not to be done after all. A lease with a minimum is not handed on among the tasks of its client.
     ///
     /// # Errors
     ///
-    /// `is_invalid` for more than 30 days, or than the `longest_ttl` of servers that vote. Then nothing was changed.
-    pub fn set_at_least(&self, at_least: Duration) -> Result<(), Error> {
-        let longest = self.handle.store.longest_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
-        if at_least > longest {
-            let what = format!("it can be kept for at most {longest:?}, not {at_least:?}");
+    /// `is_invalid` for more than 30 days, or than the `max_ttl` of servers that vote. Then nothing was changed.
+    pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
+        let longest = self.handle.store.max_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
+        if min_hold > longest {
+            let what = format!("it can be kept for at most {longest:?}, not {min_hold:?}");
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
         }
-        self.handle.session.set_at_least(self.sequence, at_least, clock::local());
+        self.handle.session.set_min_hold(self.sequence, min_hold, clock::local());
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl Guard {
     /// # Cancel safety
     ///
     /// It only looks.
-    pub async fn expires_within(&self, left: Duration) {
+    pub async fn wait_until_expiring(&self, left: Duration) {
         let mut lost = pin!(self.lost());
         loop {
             let remaining = self.remaining();
@@ -160,24 +160,24 @@ impl Guard {
     /// Dropped early, the renewal may or may not have taken effect, and is tried again in the background.
     pub async fn renew(&self) -> Result<(), Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
-        if let Some(errand) = session.begin_renewal(self.sequence, clock::local()) {
-            let answered = match store.call_now(&self.resource, &errand.command) {
+        if let Some(request) = session.begin_renewal(self.sequence, clock::local()) {
+            let answered = match store.try_call_inline(&self.resource, &request.command) {
                 Some(answered) => answered,
                 None => {
-                    let unheard = Unheard(self);
-                    let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let mut answers = store.call_durably(batch, errand.replicas).await;
-                    std::mem::forget(unheard);
-                    answers.pop().unwrap_or_else(unanswered)
+                    let abandon_on_drop = RenewalGuard(self);
+                    let batch = vec![(self.resource.clone(), request.command.clone())];
+                    let mut answers = store.call_replicated(batch, request.replicas).await;
+                    std::mem::forget(abandon_on_drop);
+                    answers.pop().unwrap_or_else(missing_response)
                 }
             };
-            session.absorb(&errand, clock::local(), &answered);
+            session.handle_response(&request, clock::local(), &answered);
         }
         let mut watch = session.watch(self.sequence);
         match poll_fn(|context| session.poll_renewed(&mut watch, context)).await {
             Ok(()) => Ok(()),
-            Err(Renewal::Lost(loss)) => Err(self.lost_error(loss)),
-            Err(Renewal::Failed(message)) => Err(self.handle.unavailable(&self.resource, &message)),
+            Err(RenewalError::Lost(loss)) => Err(self.lost_error(loss)),
+            Err(RenewalError::Failed(message)) => Err(self.handle.unavailable(&self.resource, &message)),
         }
     }
 
@@ -214,7 +214,7 @@ impl Guard {
     ///
     /// Dropped at any point, it is given back all the same, in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.give_back(None).await
+        self.release_until(None).await
     }
 
     /// As [`Self::release`], and tries again until this much time has passed.
@@ -226,22 +226,22 @@ impl Guard {
     /// # Cancel safety
     ///
     /// As [`Self::release`].
-    pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
-        self.give_back(Some(clock::local() + limit)).await
+    pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+        self.release_until(Some(clock::local() + limit)).await
     }
 
-    async fn give_back(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
-        if self.hand_on() {
+    async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
+        if self.try_hand_off() {
             return Ok(());
         }
-        let (errand, loss) = self.handle.session.begin_release(self.sequence, clock::local());
-        let given = self.send_release(errand, deadline).await?;
+        let (request, loss) = self.handle.session.begin_release(self.sequence, clock::local());
+        let given = self.send_release(request, deadline).await?;
         self.is_over = true;
         match (loss, given) {
             (Some(loss), _) => Err(self.lost_error(loss)),
-            (None, Given::Back) => Ok(()),
-            (None, Given::NotHeld) => Err(self.lost_error(Loss::Gone)),
-            (None, Given::Unanswered) => {
+            (None, ReleaseOutcome::Released) => Ok(()),
+            (None, ReleaseOutcome::NotHeld) => Err(self.lost_error(Loss::Gone)),
+            (None, ReleaseOutcome::Unconfirmed) => {
                 Err(self.handle.unavailable(&self.resource, "it was left to run out"))
             }
         }
@@ -250,38 +250,38 @@ impl Guard {
     /// Sends it, and waits for the end or for the deadline. Further sendings are the driver's.
     async fn send_release(
         &self,
-        errand: Option<Errand>,
+        request: Option<Request>,
         deadline: Option<LocalTime>,
-    ) -> Result<Given, Error> {
+    ) -> Result<ReleaseOutcome, Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
-        let mut call: Option<(Errand, Pending<Vec<Answered>>)> = None;
+        let mut call: Option<(Request, BoxFuture<Vec<CallResult>>)> = None;
         let mut error = None;
-        if let Some(errand) = errand {
-            match store.call_now(&self.resource, &errand.command) {
-                Some(answered) => match session.absorb_release(&errand, &answered) {
+        if let Some(request) = request {
+            match store.try_call_inline(&self.resource, &request.command) {
+                Some(answered) => match session.handle_release_response(&request, &answered) {
                     Some(given) => return Ok(given),
                     None => error = answered.err(),
                 },
                 None => {
-                    let sent = store.call(vec![(self.resource.clone(), errand.command.clone())]);
-                    call = Some((errand, sent));
+                    let sent = store.call(vec![(self.resource.clone(), request.command.clone())]);
+                    call = Some((request, sent));
                 }
             }
         }
         let mut watch = session.watch(self.sequence);
         let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
         poll_fn(|context: &mut Context<'_>| {
-            if let Some((errand, sent)) = &mut call
+            if let Some((request, sent)) = &mut call
                 && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
             {
-                let answered = answers.pop().unwrap_or_else(unanswered);
-                if let Some(given) = session.absorb_release(errand, &answered) {
+                let answered = answers.pop().unwrap_or_else(missing_response);
+                if let Some(given) = session.handle_release_response(request, &answered) {
                     return Poll::Ready(Ok(given));
                 }
                 error = answered.err();
                 call = None;
             }
-            if let Poll::Ready(given) = session.poll_given(&mut watch, context) {
+            if let Poll::Ready(given) = session.poll_released(&mut watch, context) {
                 return Poll::Ready(Ok(given));
             }
             match (&mut limit, &error) {
@@ -316,9 +316,9 @@ impl Guard {
 }
 
 /// A renewal under way by a future. Dropped, nobody listens for its answer.
-struct Unheard<'a>(&'a Guard);
+struct RenewalGuard<'a>(&'a Guard);
 
-impl Drop for Unheard<'_> {
+impl Drop for RenewalGuard<'_> {
     fn drop(&mut self) {
         self.0.handle.session.abandon_renewal(self.0.sequence, clock::local());
     }
@@ -326,8 +326,8 @@ impl Drop for Unheard<'_> {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.is_over && !self.hand_on() {
-            self.handle.let_go(&self.resource, self.sequence);
+        if !self.is_over && !self.try_hand_off() {
+            self.handle.abandon(&self.resource, self.sequence);
         }
     }
 }
@@ -335,11 +335,11 @@ impl Drop for Guard {
 impl Handle {
     /// Nobody stands for this entry any more. It is given back at once where that can't mean to wait, and otherwise by
     /// the driver.
-    pub(crate) fn let_go(&self, resource: &Resource, sequence: u64) {
-        let Some(errand) = self.session.forget(sequence, clock::local()) else { return };
-        match self.store.call_now(resource, &errand.command) {
-            Some(answered) => drop(self.session.absorb_release(&errand, &answered)),
-            None => self.session.postpone(sequence, clock::local()),
+    pub(crate) fn abandon(&self, resource: &Resource, sequence: u64) {
+        let Some(request) = self.session.release_dropped(sequence, clock::local()) else { return };
+        match self.store.try_call_inline(resource, &request.command) {
+            Some(answered) => drop(self.session.handle_release_response(&request, &answered)),
+            None => self.session.defer_release(sequence, clock::local()),
         }
     }
 }

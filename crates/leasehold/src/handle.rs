@@ -7,8 +7,8 @@ use leasehold_core::{Answer, Command, Kind, Loss, Name, NameError, Reply, Resour
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
-use crate::inspect::{HolderView, LockView};
-use crate::metadata::About;
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::metadata::HolderMetadata;
 use crate::store::{self, Store, StoreError};
 
 /// What everything that belongs to one client shares.
@@ -18,13 +18,13 @@ pub(crate) struct Handle {
     /// Its address, without what may be secret.
     pub(crate) url: String,
     /// What its holders and waiters say about themselves, and the same as it is stored.
-    pub(crate) about: About,
-    pub(crate) encoded_about: Arc<str>,
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) encoded_metadata: Arc<str>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.session.orphan();
+        self.session.on_handles_dropped();
     }
 }
 
@@ -32,27 +32,32 @@ impl Handle {
     /// What this command came to, without any attempt or lease of this client being concerned.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
-        let answered = match self.store.call_now(&resource, &command) {
+        let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
-            None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
+            None => self
+                .store
+                .call(vec![(resource.clone(), command)])
+                .await
+                .pop()
+                .unwrap_or_else(missing_response),
         };
         answered.map_err(|error| self.unavailable(&resource, &error.message))
     }
 
-    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockView, Error> {
+    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
         let answer = self.ask(resource.clone(), Command::Inspect).await?;
         match answer.reply {
-            Reply::View(view) => Ok(LockView::new(&resource, view, answer.at, self.session.id)),
+            Reply::View(view) => Ok(LockInfo::new(&resource, view, answer.at, self.session.id)),
             reply => Err(self.unexpected(&resource, &reply)),
         }
     }
 
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderInfo>, Error> {
         let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
         match answer.reply {
             Reply::Forced(holders) => {
                 tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
+                let view = |holder| HolderInfo::new(resource.kind, holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
             }
             reply => Err(self.unexpected(&resource, &reply)),
@@ -81,7 +86,7 @@ impl Handle {
 }
 
 /// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
-pub(crate) fn unanswered() -> store::Answered {
+pub(crate) fn missing_response() -> store::CallResult {
     let message = "the store gave no answer".to_owned();
     Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
 use crate::locks::barrier;
 use crate::locks::rw::mode_of;
-use crate::metadata::About;
+use crate::metadata::HolderMetadata;
 
 /// Who holds a lock and who waits for it, at one moment of the store's clock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LockView {
+pub struct LockInfo {
     /// The kind of lock.
     pub kind: Kind,
     /// Its name.
@@ -24,9 +24,9 @@ pub struct LockView {
     /// The last token that was given, as far as the store remembers.
     pub last_token: Option<Token>,
     /// In the order of their tokens.
-    pub holders: Vec<HolderView>,
+    pub holders: Vec<HolderInfo>,
     /// In the order of the queue.
-    pub waiters: Vec<WaiterView>,
+    pub waiters: Vec<WaiterInfo>,
     /// How many rounds of a barrier have passed lately, in the last minute for instance: as many as the store remembers.
     pub rounds: usize,
 }
@@ -34,7 +34,7 @@ pub struct LockView {
 /// One holder of a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct HolderView {
+pub struct HolderInfo {
     /// The random id of its client.
     pub client: String,
     /// The token of its grant.
@@ -50,11 +50,11 @@ pub struct HolderView {
     /// How much longer, unless it renews.
     pub expires_in: Duration,
     /// It has given the lock back, and others are kept out until `expires_in` has passed.
-    pub kept: bool,
+    pub retained: bool,
     /// What it says about itself.
-    pub about: About,
+    pub metadata: HolderMetadata,
     /// It is a guard of the client that asked.
-    pub is_ours: bool,
+    pub is_own: bool,
     /// Which attempt was granted.
     pub(crate) acquisition: Acquisition,
 }
@@ -62,11 +62,11 @@ pub struct HolderView {
 /// One waiter for a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct WaiterView {
+pub struct WaiterInfo {
     /// The random id of its client.
     pub client: String,
     /// 1 for the next one.
-    pub place: usize,
+    pub position: usize,
     /// How much of the capacity it wants.
     pub weight: u32,
     /// What it wants to do with a read-write lock.
@@ -74,11 +74,11 @@ pub struct WaiterView {
     /// How long it has waited.
     pub waiting_for: Duration,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
-    pub passed_over: bool,
+    pub skipped: bool,
     /// What it says about itself.
-    pub about: About,
+    pub metadata: HolderMetadata,
     /// It is an attempt of the client that asked.
-    pub is_ours: bool,
+    pub is_own: bool,
 }
 
 /// What somebody does, or wants to do, with a read-write lock.
@@ -109,8 +109,8 @@ fn is_mark(kind: Kind, holder: &Holder) -> bool {
     kind == Kind::Barrier && barrier::parties(holder.weight) == 0
 }
 
-impl LockView {
-    pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, asker: ClientId) -> Self {
+impl LockInfo {
+    pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, requester: ClientId) -> Self {
         let waiters = view.waiters.into_iter().enumerate();
         let rounds = if resource.kind == Kind::Barrier { barrier::passed_rounds(&view.holders) } else { 0 };
         Self {
@@ -123,18 +123,18 @@ impl LockView {
                 .holders
                 .iter()
                 .filter(|holder| !is_mark(resource.kind, holder))
-                .map(|holder| HolderView::new(resource.kind, holder, at, asker))
+                .map(|holder| HolderInfo::new(resource.kind, holder, at, requester))
                 .collect(),
             waiters: waiters
-                .map(|(index, waiter)| WaiterView::new(resource.kind, index + 1, &waiter, at, asker))
+                .map(|(index, waiter)| WaiterInfo::new(resource.kind, index + 1, &waiter, at, requester))
                 .collect(),
             rounds,
         }
     }
 }
 
-impl HolderView {
-    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
+impl HolderInfo {
+    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, requester: ClientId) -> Self {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
@@ -143,19 +143,19 @@ impl HolderView {
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
-            kept: holder.kept,
-            about: About::decode(&holder.metadata),
-            is_ours: holder.acquisition.client == asker,
+            retained: holder.retained,
+            metadata: HolderMetadata::decode(&holder.metadata),
+            is_own: holder.acquisition.client == requester,
             acquisition: holder.acquisition,
         }
     }
 }
 
-impl HolderView {
+impl HolderInfo {
     /// In a few words, for a message.
-    pub(crate) fn who(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let owner = self.owner.as_ref().map(|owner| format!("owner {owner:?}"));
-        let process = match (&self.about.host, self.about.pid) {
+        let process = match (&self.metadata.host, self.metadata.pid) {
             (Some(host), Some(pid)) => format!("{host:?} pid {pid}"),
             _ => format!("client {}", self.client),
         };
@@ -163,17 +163,17 @@ impl HolderView {
     }
 }
 
-impl WaiterView {
-    fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+impl WaiterInfo {
+    fn new(kind: Kind, position: usize, waiter: &QueueEntry, at: StoreTime, requester: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
-            place,
+            position,
             weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
-            passed_over: waiter.passed_over,
-            about: About::decode(&waiter.metadata),
-            is_ours: waiter.acquisition.client == asker,
+            skipped: waiter.skipped,
+            metadata: HolderMetadata::decode(&waiter.metadata),
+            is_own: waiter.acquisition.client == requester,
         }
     }
 }

@@ -24,7 +24,7 @@
 //! | | |
 //! |---|---|
 //! | [`Mutex`] | one holder at a time |
-//! | [`Reentrant`] | the same for an owner with a name, who may enter again, from any task or process |
+//! | [`ReentrantMutex`] | the same for an owner with a name, who may enter again, from any task or process |
 //! | [`RwLock`] | many readers or one writer, with downgrade and upgrade |
 //! | [`Semaphore`] | several holders, each with some of the permits |
 //! | [`MutexSet`] | several mutexes at once, all or none |
@@ -59,10 +59,10 @@ mod tests;
 mod url;
 
 pub use client::Client;
-pub use diagnostics::{Examination, FINDING_IDS, Fact, Finding, Severity, Subject};
+pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::Error;
 pub use guard::Guard;
-pub use inspect::{HolderView, LockView, Mode, WaiterView};
+pub use inspect::{HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use locks::barrier::Barrier;
 pub use locks::election::{Election, Observer};
@@ -71,10 +71,10 @@ pub use locks::lock::{MAX_TTL, MIN_TTL};
 pub use locks::mutex::Mutex;
 pub use locks::mutex_set::{MutexSet, SetGuard};
 pub use locks::once_per::OncePer;
-pub use locks::reentrant::Reentrant;
+pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
-pub use metadata::{About, MAX_NOTE_BYTES};
+pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use redis;
 pub use redlock::{Redlock, RedlockBuilder};
 pub use url::SCHEMES;

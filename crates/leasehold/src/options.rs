@@ -9,8 +9,8 @@ macro_rules! settings {
             /// Keeps what was taken until this long after the grant, also when it is released before. For work that
             /// must not run twice although the clocks that start it differ.
             #[must_use]
-            pub fn at_least(mut self, at_least: std::time::Duration) -> Self {
-                self.0.at_least = at_least;
+            pub fn min_hold(mut self, min_hold: std::time::Duration) -> Self {
+                self.0.min_hold = min_hold;
                 self
             }
         }
@@ -43,8 +43,8 @@ macro_rules! lease_settings {
 
             /// Ends the lease this long after the grant, however well renewals go: for work that may hang.
             #[must_use]
-            pub fn longest_hold(mut self, hold: std::time::Duration) -> Self {
-                self.0.terms.longest_hold = Some(hold);
+            pub fn max_hold(mut self, hold: std::time::Duration) -> Self {
+                self.0.terms.max_hold = Some(hold);
                 self
             }
 
@@ -77,8 +77,8 @@ macro_rules! looking {
 
             /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
             #[must_use]
-            pub fn note(mut self, note: impl Into<String>) -> Self {
-                self.0.set_note(note.into());
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.0.set_label(label.into());
                 self
             }
 
@@ -87,7 +87,7 @@ macro_rules! looking {
             /// # Errors
             ///
             /// `is_invalid` for the name; `is_unavailable`.
-            pub async fn inspect(&self) -> Result<$crate::LockView, $crate::Error> {
+            pub async fn inspect(&self) -> Result<$crate::LockInfo, $crate::Error> {
                 self.0.inspect().await
             }
 
@@ -97,7 +97,7 @@ macro_rules! looking {
             /// # Errors
             ///
             /// As [`Self::inspect`].
-            pub async fn force_release(&self) -> Result<Vec<$crate::HolderView>, $crate::Error> {
+            pub async fn force_release(&self) -> Result<Vec<$crate::HolderInfo>, $crate::Error> {
                 self.0.force_release().await
             }
         }

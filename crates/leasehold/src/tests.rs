@@ -18,9 +18,9 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
-use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
 use crate::{Error, Guard};
 
 /// What becomes of one command.
@@ -71,16 +71,16 @@ struct Scripted {
 }
 
 impl Scripted {
-    fn run(&self, resource: &Resource, command: &Command) -> Answered {
-        self.inner.call_now(resource, command).expect("memory answers at once")
+    fn run(&self, resource: &Resource, command: &Command) -> CallResult {
+        self.inner.try_call_inline(resource, command).expect("memory answers at once")
     }
 
     /// What is sent meets its fate.
     fn meet(
         &self,
         count: usize,
-        work: impl FnOnce(&Memory) -> Vec<Answered> + Send + 'static,
-    ) -> Pending<Vec<Answered>> {
+        work: impl FnOnce(&Memory) -> Vec<CallResult> + Send + 'static,
+    ) -> BoxFuture<Vec<CallResult>> {
         let next = self.script.lock().unwrap().pop_front();
         let fate = next.or(*self.later.lock().unwrap()).unwrap_or(Fate::Now);
         let fail = |failure| {
@@ -123,7 +123,7 @@ impl Scripted {
 }
 
 impl Store for Scripted {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         let mut script = self.script.lock().unwrap();
         match script.front() {
             None if self.later.lock().unwrap().is_some() => return None,
@@ -135,33 +135,33 @@ impl Store for Scripted {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         self.meet(batch.len(), move |memory| {
             let run = |(resource, command): &(Arc<Resource>, Command)| {
-                memory.call_now(resource, command).expect("memory answers at once")
+                memory.try_call_inline(resource, command).expect("memory answers at once")
             };
             batch.iter().map(run).collect()
         })
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let attempts = attempts.to_vec();
         let count = attempts.len();
         Some(self.meet(count, move |memory| {
-            block_on(memory.call_together(&attempts).expect("memory takes any together"))
+            block_on(memory.acquire_all(&attempts).expect("memory takes any together"))
         }))
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.inner.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        self.inner.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.inner.diagnose()
     }
 }
 
@@ -376,7 +376,7 @@ fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
         let mut future = pin!(async {
             match limit {
                 None => guard.release().await,
-                Some(limit) => guard.release_within(limit).await,
+                Some(limit) => guard.release_timeout(limit).await,
             }
         });
         for _ in 0..polls {
@@ -498,7 +498,7 @@ fn a_dropped_future_takes_its_waker_along() {
         let mut context = Context::from_waker(&waker);
         let mut lost = pin!(guard.lost());
         assert!(lost.as_mut().poll(&mut context).is_pending());
-        let mut expires = pin!(guard.expires_within(Duration::ZERO));
+        let mut expires = pin!(guard.wait_until_expiring(Duration::ZERO));
         assert!(expires.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(Arc::strong_count(&alive), 1, "nobody holds a waker of a future that is gone");

@@ -10,9 +10,9 @@ const LATE: Duration = Duration::from_secs(5);
 
 /// All kinds at once, each with this limit: whether it was granted.
 async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
-    let (mutex, strict) = (client.mutex("a"), client.mutex("a").strict());
+    let (mutex, strict) = (client.mutex("a"), client.mutex("a").global_fifo());
     let (semaphore, rw) = (client.semaphore("a", 1), client.rw_lock("a"));
-    let (owned, election) = (client.reentrant("b", "me"), client.election("a"));
+    let (owned, election) = (client.reentrant_mutex("b", "me"), client.election("a"));
     let set = MutexSet::new(["c", "d"].map(|name| client.mutex(name)));
     let ended = tokio::join!(
         mutex.lock_timeout(limit),
@@ -150,7 +150,7 @@ async fn waiters_of_a_server_that_is_far_away_are_told_none() {
         let mutex = client.mutex("a");
         let (one, other) = tokio::join!(mutex.lock_timeout(limit), mutex.lock_timeout(limit));
         assert!(one.unwrap().is_none() && other.unwrap().is_none());
-        assert!(mutex.strict().lock_timeout(limit).await.unwrap().is_none());
+        assert!(mutex.global_fifo().lock_timeout(limit).await.unwrap().is_none());
     }
     assert!(holder.mutex("a").inspect().await.unwrap().waiters.is_empty());
 }

@@ -64,13 +64,13 @@ impl Guard {
         block_on(self.0.release())
     }
 
-    /// As [`crate::Guard::release_within`].
+    /// As [`crate::Guard::release_timeout`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn release_within(self, limit: Duration) -> Result<(), Error> {
-        block_on(self.0.release_within(limit))
+    pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+        block_on(self.0.release_timeout(limit))
     }
 }
 
@@ -126,13 +126,13 @@ macro_rules! exchangeable {
                 self.guard.release()
             }
 
-            /// As [`crate::Guard::release_within`].
+            /// As [`crate::Guard::release_timeout`].
             ///
             /// # Errors
             ///
             /// As there.
-            pub fn release_within(self, limit: Duration) -> Result<(), Error> {
-                self.guard.release_within(limit)
+            pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_timeout(limit)
             }
         }
 

@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 use crate::engine::clock;
 use crate::engine::timer::Timer;
-use crate::engine::{Errand, Session};
+use crate::engine::{Request, Session};
 use crate::store::Store;
 
 /// How many batches may be on their way to one place. After a new connection all leases are renewed: if a server was
@@ -73,10 +73,10 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
         if due.is_over {
             return;
         }
-        if !due.errands.is_empty() {
-            for ((shard, _), errands) in by_shard(&*store, due.errands) {
+        if !due.requests.is_empty() {
+            for ((shard, _), requests) in by_shard(&*store, due.requests) {
                 let turn = ways.entry(shard).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone();
-                tokio::spawn(send(session.clone(), store.clone(), turn, errands));
+                tokio::spawn(send(session.clone(), store.clone(), turn, requests));
             }
         }
         if due.next <= clock::local() {
@@ -95,14 +95,14 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
     }
 }
 
-type Errands = Vec<(Arc<Resource>, Errand)>;
+type Requests = Vec<(Arc<Resource>, Request)>;
 
 /// In the order of their deadlines, for each place that they go to and each safety.
-fn by_shard(store: &dyn Store, errands: Vec<(Arc<Resource>, Errand)>) -> BTreeMap<(u64, u32), Errands> {
+fn by_shard(store: &dyn Store, requests: Vec<(Arc<Resource>, Request)>) -> BTreeMap<(u64, u32), Requests> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
-    for (resource, errand) in errands {
-        let shard = store.shard(&resource, &errand.command);
-        shards.entry((shard, errand.replicas)).or_default().push((resource, errand));
+    for (resource, request) in requests {
+        let shard = store.shard(&resource, &request.command);
+        shards.entry((shard, request.replicas)).or_default().push((resource, request));
     }
     shards
 }
@@ -111,14 +111,16 @@ async fn send(
     session: Arc<Session>,
     store: Arc<dyn Store>,
     turn: Arc<Semaphore>,
-    errands: Vec<(Arc<Resource>, Errand)>,
+    requests: Vec<(Arc<Resource>, Request)>,
 ) {
     let _turn = turn.acquire().await;
-    let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
-    let answers = store.call_durably(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
-    debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
+    let batch =
+        requests.iter().map(|(resource, request)| (resource.clone(), request.command.clone())).collect();
+    let answers =
+        store.call_replicated(batch, requests.first().map_or(0, |(_, request)| request.replicas)).await;
+    debug_assert_eq!(answers.len(), requests.len(), "a store answers every command");
     let now = clock::local();
-    for ((_, errand), answered) in errands.iter().zip(&answers) {
-        session.absorb(errand, now, answered);
+    for ((_, request), answered) in requests.iter().zip(&answers) {
+        session.handle_response(request, now, answered);
     }
 }

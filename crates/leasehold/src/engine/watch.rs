@@ -26,9 +26,9 @@ impl Watch<'_> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let mut state = self.session.state();
-            let waker = state.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
-            drop(state);
+            let mut table = self.session.table();
+            let waker = table.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
+            drop(table);
             drop(waker);
         }
     }

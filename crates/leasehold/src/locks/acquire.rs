@@ -7,15 +7,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Patience, Refusal, Resource, Token, WaitFor,
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
 };
 use tracing::Instrument as _;
 
-use super::lock::{Lock, Wait, unit};
-use crate::engine::{Closed, Ended, Errand, Given, Sleep, clock};
+use super::lock::{Lock, WaitMode, unit};
+use crate::engine::{AttemptEnd, Closed, ReleaseOutcome, Request, Sleep, clock};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::handle::{Handle, unanswered};
+use crate::handle::{Handle, missing_response};
 
 /// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
 ///
@@ -28,19 +28,19 @@ impl Lock {
         &self,
         weight: u32,
         replaces: Option<&Guard>,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        if self.handle.store.has_turns() && resource.kind != Kind::Queue {
-            return self.acquire_in_turn(weight, wait).instrument(span).await;
+        if self.handle.store.needs_admission_queue() && resource.kind != Kind::Admission {
+            return self.acquire_with_admission(weight, wait).instrument(span).await;
         }
-        if let Some(hand_off) = self.handed_on().filter(|_| replaces.is_none()) {
-            let wish = self.wish(resource, hand_off);
+        if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
+            let key = self.acquire_key(resource, hand_off);
             if wait.deadline().is_some() {
-                return self.acquire_in_line(resource, wish, wait).instrument(span).await;
+                return self.acquire_queued(resource, key, wait).instrument(span).await;
             }
-            if self.handle.session.is_occupied(&wish) {
+            if self.handle.session.holds_lease(&key) {
                 return Ok(None);
             }
         }
@@ -53,10 +53,10 @@ impl Lock {
         resource: &Arc<Resource>,
         weight: u32,
         replaces: Option<&Guard>,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
-        let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
-        let (outcome, trouble) = attempt.finish(errand).await;
+        let (attempt, request) = self.begin(resource, weight, replaces, wait.deadline())?;
+        let (outcome, last_error) = attempt.finish(request).await;
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
             tracing::debug!(%resource, %token, "a lease was granted");
@@ -65,24 +65,24 @@ impl Lock {
         match outcome {
             Outcome::NotGranted | Outcome::TimedOut => {
                 let until = clock::local() + CANCEL_LIMIT;
-                let is_withdrawn = withdrawn(&self.handle, attempt.sequence, until).await;
-                match (is_withdrawn, replaces) {
+                let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
+                match (is_cancelled, replaces) {
                     (true, _) => Ok(None),
                     // The store has said so, only an earlier answer of its own was lost.
                     (false, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (false, None) => Err(self.failed(resource, outcome, trouble.as_deref())),
+                    (false, None) => Err(self.failed(resource, outcome, last_error.as_deref())),
                     (false, Some(_)) => {
                         let what = "whether the lease was exchanged is unknown";
                         Err(self.handle.unavailable(resource, what))
                     }
                 }
             }
-            outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
+            outcome => Err(self.failed(resource, outcome, last_error.as_deref())),
         }
     }
 
     /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
-    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, trouble: Option<&str>) -> Error {
+    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, last_error: Option<&str>) -> Error {
         match outcome {
             Outcome::QueueFull => {
                 let what = format!("{} wait already", self.max_waiters);
@@ -96,11 +96,11 @@ impl Lock {
             Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
             Outcome::TimedOut => {
                 let what = "the time to wait is over, and the store does not say whether it was granted";
-                let trouble = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
-                self.handle.unavailable(resource, &format!("{what}{trouble}"))
+                let last_error = last_error.map(|last_error| format!(": {last_error}")).unwrap_or_default();
+                self.handle.unavailable(resource, &format!("{what}{last_error}"))
             }
             Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
-                let message = trouble.unwrap_or("the answer came too late to be of use");
+                let message = last_error.unwrap_or("the answer came too late to be of use");
                 self.handle.unavailable(resource, message)
             }
         }
@@ -112,9 +112,9 @@ impl Lock {
         weight: u32,
         replaces: Option<&Guard>,
         deadline: Option<LocalTime>,
-    ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
+    ) -> Result<(Attempt<'a>, Option<Request>), Error> {
         let session = &self.handle.session;
-        let rhythm = self.handle.store.rhythm();
+        let intervals = self.handle.store.poll_intervals();
         let terms = self.terms(replaces, clock::local());
         let acquisition = session.next_acquisition();
         let command = Acquire {
@@ -122,30 +122,33 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl.max(terms.outlives),
+            ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
-            wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
+            wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
-            metadata: self.about.clone(),
+            metadata: self.metadata.clone(),
         };
         let confirms_pushes = terms.replicas > 0;
-        let patience =
-            deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again, confirms_pushes });
-        let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
-        let errand = began.map_err(|Closed| self.handle.closed())?;
+        let patience = deadline.map(|deadline| WaitPolicy {
+            deadline,
+            repoll_interval: intervals.repoll_interval,
+            confirms_pushes,
+        });
+        let began = session.begin(resource.clone(), terms, self.min_hold, command, patience, clock::local());
+        let request = began.map_err(|Closed| self.handle.closed())?;
         Ok((
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
-            errand,
+            request,
         ))
     }
 
     /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
     fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
         let mut terms = self.terms;
-        if let (Some(held), Some(_)) = (replaces, terms.longest_hold) {
-            terms.longest_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
+            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
         }
-        terms.ttl = terms.longest_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
         terms
     }
 }
@@ -164,12 +167,12 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 
 /// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
 /// does not meet it. The driver sends it. Says whether the store has confirmed it by then, and ends with the client.
-pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
+pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
     let session = &handle.session;
     let mut limit = pin!(Sleep::until(session, until));
     let mut watch = session.watch(attempt);
-    poll_fn(|context| match session.poll_given(&mut watch, context) {
-        Poll::Ready(given) => Poll::Ready(given != Given::Unanswered),
+    poll_fn(|context| match session.poll_released(&mut watch, context) {
+        Poll::Ready(given) => Poll::Ready(given != ReleaseOutcome::Unconfirmed),
         Poll::Pending if session.is_closed() => Poll::Ready(false),
         Poll::Pending => limit.as_mut().poll(context).map(|()| false),
     })
@@ -186,31 +189,31 @@ pub(crate) struct Attempt<'a> {
 
 impl Attempt<'_> {
     /// Sends the first command, and waits for the end. Further commands are the driver's.
-    pub(crate) async fn finish(&self, errand: Option<Errand>) -> Ended {
+    pub(crate) async fn finish(&self, request: Option<Request>) -> AttemptEnd {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
-        if let Some(errand) = errand {
-            match store.call_now(self.resource, &errand.command) {
+        if let Some(request) = request {
+            match store.try_call_inline(self.resource, &request.command) {
                 Some(answered) => {
-                    let outcome = session.absorb(&errand, clock::local(), &answered);
+                    let outcome = session.handle_response(&request, clock::local(), &answered);
                     if let Some(granted @ Outcome::Granted { .. }) = outcome {
                         return (granted, None);
                     }
                 }
                 None => {
-                    let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let sent = store.call_durably(batch, errand.replicas);
-                    call = Some((errand, sent));
+                    let batch = vec![(self.resource.clone(), request.command.clone())];
+                    let sent = store.call_replicated(batch, request.replicas);
+                    call = Some((request, sent));
                 }
             }
         }
         let mut watch = session.watch(self.sequence);
         poll_fn(|context| {
-            if let Some((errand, sent)) = &mut call
+            if let Some((request, sent)) = &mut call
                 && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
             {
-                let answered = answers.pop().unwrap_or_else(unanswered);
-                session.absorb(errand, clock::local(), &answered);
+                let answered = answers.pop().unwrap_or_else(missing_response);
+                session.handle_response(request, clock::local(), &answered);
                 call = None;
             }
             // The deadline may come before the answer.
@@ -230,8 +233,8 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
             // What nobody came to have was never used, and need not be kept.
-            self.handle.session.set_at_least(self.sequence, Duration::ZERO, clock::local());
-            self.handle.let_go(self.resource, self.sequence);
+            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, clock::local());
+            self.handle.abandon(self.resource, self.sequence);
         }
     }
 }

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    HandOff, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+    HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{Handle, resource_of};
-use crate::inspect::{HolderView, LockView};
-use crate::metadata::MAX_NOTE_BYTES;
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::metadata::MAX_LABEL_BYTES;
 
 /// The shortest ttl: below it a renewal could not be repeated in time.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
@@ -34,12 +34,12 @@ pub(crate) struct Lock {
     pub(crate) capacity: u32,
     pub(crate) owner: Option<Owner>,
     pub(crate) terms: LeaseTerms,
-    pub(crate) at_least: Duration,
+    pub(crate) min_hold: Duration,
     pub(crate) max_waiters: u32,
     /// Whether the client's tasks hand a lease on among themselves, and for how long.
-    pub(crate) hand_off: Option<HandOff>,
-    pub(crate) about: Arc<str>,
-    note_bytes: usize,
+    pub(crate) hand_off: Option<HandoffLimits>,
+    pub(crate) metadata: Arc<str>,
+    label_bytes: usize,
 }
 
 impl fmt::Debug for Lock {
@@ -50,32 +50,32 @@ impl fmt::Debug for Lock {
 
 /// For how long an attempt waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wait {
-    No,
-    For(Duration),
-    ForEver,
+pub(crate) enum WaitMode {
+    NoWait,
+    AtMost(Duration),
+    Forever,
 }
 
-impl Wait {
+impl WaitMode {
     /// Until then, if it is still to come.
     pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
-        deadline.map_or(Self::No, |deadline| Self::For(deadline.since(clock::local())))
+        deadline.map_or(Self::NoWait, |deadline| Self::AtMost(deadline.since(clock::local())))
     }
 
     pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
-            Self::No => None,
+            Self::NoWait => None,
             // Less than the clock counts is no time.
-            Self::For(limit) if limit < Duration::from_micros(1) => None,
-            Self::For(limit) => Some(clock::local() + limit),
-            Self::ForEver => Some(LocalTime::NEVER),
+            Self::AtMost(limit) if limit < Duration::from_micros(1) => None,
+            Self::AtMost(limit) => Some(clock::local() + limit),
+            Self::Forever => Some(LocalTime::NEVER),
         }
     }
 }
 
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
-        let about = handle.encoded_about.clone();
+        let metadata = handle.encoded_metadata.clone();
         Self {
             handle,
             resource: resource_of(kind, name).map(Arc::new),
@@ -84,45 +84,45 @@ impl Lock {
             terms: LeaseTerms {
                 ttl: DEFAULT_TTL,
                 renews: true,
-                longest_hold: None,
-                outlives: Duration::ZERO,
+                max_hold: None,
+                min_lifetime: Duration::ZERO,
                 replicas: 0,
             },
-            at_least: Duration::ZERO,
+            min_hold: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
             hand_off: None,
-            about,
-            note_bytes: 0,
+            metadata,
+            label_bytes: 0,
         }
     }
 
-    pub(crate) fn set_note(&mut self, note: String) {
-        let mut about = self.handle.about.clone();
-        self.note_bytes = note.len();
-        about.note = Some(note);
-        self.about = about.encode();
+    pub(crate) fn set_label(&mut self, label: String) {
+        let mut metadata = self.handle.metadata.clone();
+        self.label_bytes = label.len();
+        metadata.label = Some(label);
+        self.metadata = metadata.encode();
     }
 
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
-        let guard = self.acquire(weight, None, Wait::ForEver).await?;
+        let guard = self.acquire(weight, None, WaitMode::Forever).await?;
         guard.ok_or_else(|| self.handle.closed())
     }
 
     pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, Wait::No).await
+        self.acquire(weight, None, WaitMode::NoWait).await
     }
 
     pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, Wait::For(limit)).await
+        self.acquire(weight, None, WaitMode::AtMost(limit)).await
     }
 
     /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
-    /// is to be told ([`Guard::replaced`]).
+    /// is to be told ([`Guard::mark_replaced`]).
     pub(crate) async fn replace(
         &self,
         held: &Guard,
         weight: u32,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         if let Some(loss) = held.loss() {
             return Err(self.handle.lost(self.checked_resource()?, loss));
@@ -133,7 +133,7 @@ impl Lock {
         let taken = self.acquire(weight, Some(held), wait).await;
         match &taken {
             // The attempt may have waited, and the hold has not begun anew.
-            Ok(Some(guard)) => session.end_by(guard.sequence(), ends_at, clock::local()),
+            Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, clock::local()),
             _ => session.set_replacing(held.sequence(), false, clock::local()),
         }
         if let Ok(None) = taken {
@@ -143,12 +143,12 @@ impl Lock {
         taken
     }
 
-    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+    pub(crate) async fn inspect(&self) -> Result<LockInfo, Error> {
         let resource = self.checked_resource()?;
         self.handle.inspect((**resource).clone()).await
     }
 
-    pub(crate) async fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+    pub(crate) async fn force_release(&self) -> Result<Vec<HolderInfo>, Error> {
         let resource = self.checked_resource()?;
         self.handle.force_release((**resource).clone()).await
     }
@@ -185,23 +185,23 @@ impl Lock {
             })?;
         }
         let store = &self.handle.store;
-        if !store.bears(resource.kind, self.owner.is_some()) {
+        if !store.supports(resource.kind, self.owner.is_some()) {
             let what = "a quorum of servers has mutexes and elections only";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.at_least);
-        if let Some(longest) = store.longest_ttl()
+        let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.min_hold);
+        if let Some(longest) = store.max_ttl()
             && ttl > longest
         {
             return invalid(format!(
-                "it may be kept for {ttl:?}, which is more than the longest_ttl, {longest:?}"
+                "it may be kept for {ttl:?}, which is more than the max_ttl, {longest:?}"
             ));
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
             return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {ttl:?}"));
         }
-        if let Some(hold) = self.terms.longest_hold
+        if let Some(hold) = self.terms.max_hold
             && hold < MIN_TTL
         {
             return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
@@ -210,13 +210,13 @@ impl Lock {
             let what = "this store has no replicas that could be waited for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        if self.at_least > MAX_TTL {
-            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
+        if self.min_hold > MAX_TTL {
+            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.min_hold));
         }
-        if self.note_bytes > MAX_NOTE_BYTES {
+        if self.label_bytes > MAX_LABEL_BYTES {
             return invalid(format!(
-                "a note has at most {MAX_NOTE_BYTES} bytes, this one has {}",
-                self.note_bytes
+                "a label has at most {MAX_LABEL_BYTES} bytes, this one has {}",
+                self.label_bytes
             ));
         }
         Ok(resource)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{HandOff, Kind};
+use leasehold_core::{HandoffLimits, Kind};
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -20,7 +20,7 @@ use crate::options::settings;
 /// gets a token of its own, higher than the ones before, also across clients. While no other client waits this has no end;
 /// once one does, the lease goes back after 64 further hand-overs or 10 ms, whichever comes first (and the critical section
 /// that is under way). So one client waits for another for at most 10 ms and one critical section. See
-/// [`Self::local_handoff`] and [`Self::strict`]. With [`Self::at_least`], with [`Self::longest_hold`], and without renewal,
+/// [`Self::local_handoff`] and [`Self::global_fifo`]. With [`Self::min_hold`], with [`Self::max_hold`], and without renewal,
 /// leases are not handed on.
 ///
 /// A task that gets the lease handed on gets what is left of it, three quarters of a second at least, or a quarter of a
@@ -30,7 +30,7 @@ pub struct Mutex(pub(crate) Lock);
 
 /// How long a client keeps a lease among its tasks once another client waits: hand-overs enough to make up for the way to
 /// the store and back, and a time that a network's hiccup also takes.
-const HAND_OFF: HandOff = HandOff { hand_overs: 64, span: Duration::from_millis(10) };
+const HAND_OFF: HandoffLimits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_millis(10) };
 
 settings!(Mutex);
 
@@ -47,14 +47,14 @@ impl Mutex {
     /// ttl.
     #[must_use]
     pub fn local_handoff(mut self, hand_overs: u32, span: Duration) -> Self {
-        self.0.hand_off = Some(HandOff { hand_overs, span });
+        self.0.hand_off = Some(HandoffLimits { max_handoffs: hand_overs, max_duration: span });
         self
     }
 
     /// First come, first served over the tasks of all clients: each waits in the store's queue on its own, and each release
     /// goes to the store.
     #[must_use]
-    pub fn strict(mut self) -> Self {
+    pub fn global_fifo(mut self) -> Self {
         self.0.hand_off = None;
         self
     }

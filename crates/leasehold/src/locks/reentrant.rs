@@ -9,12 +9,12 @@ use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::HolderView;
-use crate::locks::lock::{Lock, Wait};
+use crate::inspect::HolderInfo;
+use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
 use crate::store::Inbox as _;
 
-/// A mutex for an owner whom the caller names. Made by [`Client::reentrant`](crate::Client::reentrant).
+/// A mutex for an owner whom the caller names. Made by [`Client::reentrant_mutex`](crate::Client::reentrant_mutex).
 ///
 /// An owner that holds the lock may take it again, at once, from other tasks and other processes too: whoever names
 /// the same owner. It is the lock that [`Client::mutex`](crate::Client::mutex) of that name is, which others find taken
@@ -26,7 +26,7 @@ use crate::store::Inbox as _;
 /// ```
 /// # leasehold::doc_test(async {
 /// let client = leasehold::Client::connect("memory:").await?;
-/// let account = client.reentrant("account:7", "request-93ab");
+/// let account = client.reentrant_mutex("account:7", "request-93ab");
 ///
 /// let outer = account.lock().await?;
 /// let inner = account.lock().await?; // at once
@@ -38,11 +38,11 @@ use crate::store::Inbox as _;
 /// # Ok(()) });
 /// ```
 #[derive(Clone)]
-pub struct Reentrant(Lock);
+pub struct ReentrantMutex(Lock);
 
-settings!(Reentrant);
+settings!(ReentrantMutex);
 
-impl Reentrant {
+impl ReentrantMutex {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, owner: &str) -> Self {
         let mut lock = Lock::new(handle, Kind::Mutex, name, 1);
         lock.owner = Some(Owner::new(owner));
@@ -61,7 +61,7 @@ impl Reentrant {
     ///
     /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
     pub async fn lock(&self) -> Result<Guard, Error> {
-        let guard = self.enter(Wait::ForEver).await?;
+        let guard = self.enter(WaitMode::Forever).await?;
         guard.ok_or_else(|| self.0.handle.closed())
     }
 
@@ -75,7 +75,7 @@ impl Reentrant {
     ///
     /// As [`Self::lock`].
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.enter(Wait::No).await
+        self.enter(WaitMode::NoWait).await
     }
 
     /// Waits for the lock for at most this long, and then answers `None`.
@@ -88,7 +88,7 @@ impl Reentrant {
     ///
     /// As [`Self::lock`].
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
-        self.enter(Wait::For(limit)).await
+        self.enter(WaitMode::AtMost(limit)).await
     }
 
     /// How often the owner holds the lock, in all tasks and processes.
@@ -114,7 +114,7 @@ impl Reentrant {
         let resource = self.resource()?;
         let (theirs, others) = self.holders(&resource).await?;
         if theirs.is_empty() {
-            let holder = others.first().map_or_else(|| "nobody".to_owned(), HolderView::who);
+            let holder = others.first().map_or_else(|| "nobody".to_owned(), HolderInfo::describe);
             return Err(handle.error(
                 ErrorKind::NotOwner,
                 &resource,
@@ -123,7 +123,7 @@ impl Reentrant {
         }
         for holder in &theirs {
             let acquisition = holder.acquisition;
-            let release = Release { acquisition, at_least: self.0.at_least, tombstone: Duration::ZERO };
+            let release = Release { acquisition, min_hold: self.0.min_hold, tombstone: Duration::ZERO };
             let answer = handle.ask((*resource).clone(), Command::Release(release)).await?;
             if acquisition.client == handle.session.id {
                 handle.session.deliver(Push { acquisition, at: answer.at, kind: PushKind::Revoked });
@@ -134,7 +134,7 @@ impl Reentrant {
 
     /// A lost lease of the owner ends the critical section for all of its guards here. What only the store knew shows in the
     /// token: re-entries share one.
-    async fn enter(&self, wait: Wait) -> Result<Option<Guard>, Error> {
+    async fn enter(&self, wait: WaitMode) -> Result<Option<Guard>, Error> {
         let resource = self.resource()?;
         self.lost_before(&resource, None)?;
         let guard = self.0.acquire(1, None, wait).await?;
@@ -153,13 +153,13 @@ impl Reentrant {
     }
 
     /// What the owner holds, and what others do.
-    async fn holders(&self, resource: &Resource) -> Result<(Vec<Holder>, Vec<HolderView>), Error> {
+    async fn holders(&self, resource: &Resource) -> Result<(Vec<Holder>, Vec<HolderInfo>), Error> {
         let handle = &self.0.handle;
         let answer = handle.ask(resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Err(handle.unexpected(resource, &answer.reply)) };
-        let live = view.holders.into_iter().filter(|holder| !holder.kept);
+        let live = view.holders.into_iter().filter(|holder| !holder.retained);
         let (theirs, others): (Vec<_>, Vec<_>) = live.partition(|holder| holder.owner == self.0.owner);
-        let show = |holder| HolderView::new(resource.kind, holder, answer.at, handle.session.id);
+        let show = |holder| HolderInfo::new(resource.kind, holder, answer.at, handle.session.id);
         Ok((theirs, others.iter().map(show).collect()))
     }
 

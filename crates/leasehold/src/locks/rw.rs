@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::inspect::Mode;
-use crate::locks::lock::{Lock, Wait};
+use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
 
 /// What a reader weighs.
@@ -201,13 +201,13 @@ macro_rules! exchangeable {
                 self.guard.release().await
             }
 
-            /// As [`Guard::release_within`].
+            /// As [`Guard::release_timeout`].
             ///
             /// # Errors
             ///
             /// As there.
-            pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
-                self.guard.release_within(limit).await
+            pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_timeout(limit).await
             }
         }
 
@@ -283,7 +283,7 @@ impl UpgradableGuard {
     /// Dropped at any point, everything is given back.
     pub async fn upgrade(self) -> Result<WriteGuard, Error> {
         let closed = self.lock.handle.clone();
-        match self.upgrade_within(Wait::ForEver).await? {
+        match self.upgrade_within(WaitMode::Forever).await? {
             Ok(guard) => Ok(guard),
             Err(_) => Err(closed.closed()),
         }
@@ -299,7 +299,7 @@ impl UpgradableGuard {
     ///
     /// As [`Self::upgrade`].
     pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(Wait::No).await
+        self.upgrade_within(WaitMode::NoWait).await
     }
 
     /// Waits for at most this long until it may write, and otherwise hands itself back, as the inner error.
@@ -312,7 +312,7 @@ impl UpgradableGuard {
     ///
     /// As [`Self::upgrade`].
     pub async fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(Wait::For(limit)).await
+        self.upgrade_within(WaitMode::AtMost(limit)).await
     }
 
     /// Goes on as a reader like any other, and lets another upgradable one in.
@@ -328,10 +328,10 @@ impl UpgradableGuard {
         become_reader(&self.lock, self.guard).await
     }
 
-    async fn upgrade_within(self, wait: Wait) -> Result<Result<WriteGuard, Self>, Error> {
+    async fn upgrade_within(self, wait: WaitMode) -> Result<Result<WriteGuard, Self>, Error> {
         match self.lock.replace(&self.guard, WRITER, wait).await? {
             Some(guard) => {
-                self.guard.replaced();
+                self.guard.mark_replaced();
                 Ok(Ok(WriteGuard { guard, lock: self.lock }))
             }
             None => Ok(Err(self)),
@@ -341,8 +341,8 @@ impl UpgradableGuard {
 
 /// Less weight than is held fits at once, unless the client is closed meanwhile.
 async fn become_reader(lock: &Lock, held: Guard) -> Result<Guard, Error> {
-    let reader = lock.replace(&held, READER, Wait::No).await?;
+    let reader = lock.replace(&held, READER, WaitMode::NoWait).await?;
     let reader = reader.ok_or_else(|| lock.handle.closed())?;
-    held.replaced();
+    held.mark_replaced();
     Ok(reader)
 }

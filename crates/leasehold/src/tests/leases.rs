@@ -42,7 +42,7 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mut is_handed_on = false;
     until("it is handed on or kept", || {
         is_handed_on = poll_once(next.as_mut()).is_ready();
-        is_handed_on || stage.view().holders.iter().any(|holder| holder.kept)
+        is_handed_on || stage.view().holders.iter().any(|holder| holder.retained)
     });
     is_handed_on
 }
@@ -51,7 +51,7 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
 fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
     for who_had_it in ["nobody", "another client", "another task"] {
         let stage = Stage::new();
-        let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).at_least(HOUR)));
+        let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).min_hold(HOUR)));
         let (client, other) = (stage.client.clone(), stage.other_client());
         let held = match who_had_it {
             "nobody" => None,
@@ -73,7 +73,7 @@ fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
 fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    guard.set_at_least(HOUR).unwrap();
+    guard.set_min_hold(HOUR).unwrap();
     assert!(!is_handed_on(&stage, guard));
 }
 
@@ -81,8 +81,8 @@ fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
 fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    guard.set_at_least(HOUR).unwrap();
-    guard.set_at_least(Duration::ZERO).unwrap();
+    guard.set_min_hold(HOUR).unwrap();
+    guard.set_min_hold(Duration::ZERO).unwrap();
     assert!(is_handed_on(&stage, guard));
 }
 
@@ -90,7 +90,7 @@ fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
 fn minimum_beyond_the_limits_is_refused_and_changes_nothing() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    let error = guard.set_at_least(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
+    let error = guard.set_min_hold(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
     assert!(error.is_invalid(), "{error}");
     block_on(guard.release()).unwrap();
     assert!(stage.view().holders.is_empty(), "{:?}", stage.view());
@@ -108,7 +108,7 @@ fn close_over(
     stage.other_takes_it();
     let client = stage.client.clone();
     let guard = block_on(client.mutex("b").ttl(ttl).lock()).unwrap();
-    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).strict());
+    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).global_fifo());
     let mut waiting = [Box::pin(mutex.lock()), Box::pin(mutex.lock()), Box::pin(strict.lock())];
     for waiting in &mut waiting {
         assert!(poll_once(waiting.as_mut()).is_pending());

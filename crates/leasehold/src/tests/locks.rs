@@ -41,10 +41,10 @@ fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_tha
 }
 
 #[test]
-fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
+fn max_hold_goes_on_over_an_upgrade_that_waits() {
     let stage = Stage::of(Kind::ReadWrite);
     let hold = Duration::from_millis(1_500);
-    let lock = stage.client.rw_lock("a").longest_hold(hold);
+    let lock = stage.client.rw_lock("a").max_hold(hold);
     let began = Instant::now();
     let guard = block_on(lock.upgradable_read()).unwrap();
     stage.other_takes(u32::MAX, 1);
@@ -104,7 +104,7 @@ fn a_latch_that_has_opened_stays_open() {
 fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hour = Duration::from_secs(3_600);
-    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).at_least(hour)));
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).min_hold(hour)));
     let guard = block_on(client.mutex("b").lock()).unwrap();
     assert!(block_on(set.try_lock()).unwrap().is_none());
     let view = block_on(client.mutex("a").inspect()).unwrap();
@@ -203,7 +203,7 @@ fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
 fn at_most_once_holds_with_a_longest_hold_too() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hold = Duration::from_millis(200);
-    let lottery = client.once_per("a", Duration::from_secs(3_600)).longest_hold(hold);
+    let lottery = client.once_per("a", Duration::from_secs(3_600)).max_hold(hold);
     let guard = block_on(lottery.start()).unwrap().unwrap();
     // The host dies.
     std::mem::forget(guard);
@@ -242,7 +242,7 @@ fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
 fn what_a_dropped_future_never_handed_out_is_not_kept() {
     let stage = Stage::new();
     stage.other_takes_it();
-    let mutex = stage.mutex().at_least(Duration::from_secs(3_600));
+    let mutex = stage.mutex().min_hold(Duration::from_secs(3_600));
     let mut future = Box::pin(mutex.lock());
     assert!(poll_once(future.as_mut()).is_pending());
     stage.other_gives_it_back();
@@ -281,11 +281,11 @@ fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
         Box::pin(async move {
             yield_once().await;
@@ -295,16 +295,16 @@ impl Store for Distant {
         })
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.0.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        self.0.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.0.diagnose()
     }
 }
 
@@ -387,10 +387,10 @@ fn distant_client(memory: &Arc<Memory>) -> Client {
 #[test]
 fn rounds_are_counted_once_however_many_parties_mark_them() {
     let client = block_on(Client::connect("memory:")).unwrap();
-    let lock = |note: String| {
+    let lock = |label: String| {
         let mut lock = crate::locks::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
-        lock.at_least = Duration::from_secs(60);
-        lock.set_note(note);
+        lock.min_hold = Duration::from_secs(60);
+        lock.set_label(label);
         lock
     };
     for (first, last) in [(10, 12), (10, 12), (11, 13), (20, 22)] {

@@ -25,8 +25,8 @@ fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Attempt)> {
     }
     all! {
         "mutex": client.mutex("a"), lock_timeout();
-        "strict mutex": client.mutex("a").strict(), lock_timeout();
-        "reentrant": client.reentrant("a", "me"), lock_timeout();
+        "strict mutex": client.mutex("a").global_fifo(), lock_timeout();
+        "reentrant": client.reentrant_mutex("a", "me"), lock_timeout();
         "semaphore": client.semaphore("a", 1), acquire_timeout(1);
         "read": client.rw_lock("a"), read_timeout();
         "write": client.rw_lock("a"), write_timeout();
@@ -185,9 +185,9 @@ fn shortest_limit_still_asks_the_store() {
     let stage = Stage::new();
     for limit in [Duration::from_nanos(1), Duration::from_micros(1)] {
         stage.other_takes_it();
-        assert!(block_on(stage.mutex().strict().lock_timeout(limit)).unwrap().is_none());
+        assert!(block_on(stage.mutex().global_fifo().lock_timeout(limit)).unwrap().is_none());
         stage.becomes(Fate::CommandLost);
-        let ended = block_on(stage.mutex().strict().lock_timeout(limit)).map(|guard| guard.is_some());
+        let ended = block_on(stage.mutex().global_fifo().lock_timeout(limit)).map(|guard| guard.is_some());
         assert_unavailable("the shortest limit", &ended);
         stage.answers_again();
         stage.other_gives_it_back();
