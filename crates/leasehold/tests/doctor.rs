@@ -52,13 +52,13 @@ fn traces(server: &Server) -> (Vec<String>, Vec<String>, BTreeMap<String, String
 }
 
 #[tokio::test]
-async fn a_sound_server_of_any_make_has_nothing_to_mend() {
+async fn well_configured_server_has_no_findings() {
     for (flavor, version) in
         [(Flavor::Redis7, "Redis "), (Flavor::Redis62, "Redis 6.2"), (Flavor::Valkey9, "Valkey 9")]
     {
         let server = sound(flavor).start();
         for url in [server.url(), server.socket_url(), format!("{}?protocol=2", server.url())] {
-            let diagnosis = examine(&url).await;
+            let diagnosis = diagnose(&url).await;
             assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
             let component = &diagnosis.components[0];
             assert!(fact(component, "version").starts_with(version), "{:?}", component.facts);
@@ -70,7 +70,7 @@ async fn a_sound_server_of_any_make_has_nothing_to_mend() {
 }
 
 #[tokio::test]
-async fn the_doctor_leaves_nothing_behind_and_changes_nothing() {
+async fn diagnose_leaves_nothing_and_changes_nothing() {
     for flavor in Flavor::ALL {
         let server = sound(flavor).start();
         let client = Client::connect(&server.url()).await.unwrap();
@@ -88,12 +88,12 @@ async fn the_doctor_leaves_nothing_behind_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_the_doctor_says_to_set_helps() {
+async fn remedies_of_doctor_resolve_the_findings() {
     for flavor in Flavor::ALL {
         let builder = Server::builder().flavor(flavor).setting("maxmemory-policy", "allkeys-lfu");
         let builder = builder.setting("timeout", "200").setting("tcp-keepalive", "0");
         let server = builder.start();
-        let diagnosis = examine(&server.url()).await;
+        let diagnosis = diagnose(&server.url()).await;
         assert!(diagnosis.is_dangerous());
         find(&diagnosis, Severity::Danger, "maxmemory-policy is allkeys-lfu");
         find(&diagnosis, Severity::Danger, "nothing is written to disk");
@@ -102,16 +102,16 @@ async fn what_the_doctor_says_to_set_helps() {
         for finding in troubles(&diagnosis, "") {
             paste(&server, finding.remedy.as_ref().unwrap());
         }
-        let diagnosis = examine(&server.url()).await;
+        let diagnosis = diagnose(&server.url()).await;
         assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
     }
 }
 
 #[tokio::test]
-async fn a_server_that_hides_its_settings_is_judged_by_what_it_shows() {
+async fn server_without_config_access_is_judged_by_info() {
     let builder = Server::builder().setting("rename-command", "CONFIG \"\"");
     let server = builder.setting("maxmemory-policy", "volatile-lru").start();
-    let diagnosis = examine(&server.url()).await;
+    let diagnosis = diagnose(&server.url()).await;
     find(&diagnosis, Severity::Advice, "does not answer CONFIG GET");
     let finding = find(&diagnosis, Severity::Danger, "maxmemory-policy is volatile-lru");
     assert_eq!(finding.remedy.as_deref(), Some("maxmemory-policy noeviction"), "a line for its file");
@@ -119,7 +119,7 @@ async fn a_server_that_hides_its_settings_is_judged_by_what_it_shows() {
 }
 
 #[tokio::test]
-async fn a_memory_that_is_full_is_a_danger() {
+async fn full_memory_is_a_danger() {
     let server = sound(Flavor::Redis7).start();
     let client = Client::connect(&server.url()).await.unwrap();
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -130,7 +130,7 @@ async fn a_memory_that_is_full_is_a_danger() {
 }
 
 #[tokio::test]
-async fn slow_scripts_are_noticed_and_those_of_others_are_not() {
+async fn only_slow_scripts_of_leasehold_are_reported() {
     let server = sound(Flavor::Redis7).start();
     server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
     server.run(&["EVAL", "return 1", "1", "somebody:else"]);
@@ -141,31 +141,31 @@ async fn slow_scripts_are_noticed_and_those_of_others_are_not() {
 }
 
 #[tokio::test]
-async fn a_master_whose_replicas_need_not_know_is_noticed_and_so_is_a_replica() {
+async fn master_without_min_replicas_and_a_replica_are_reported() {
     let server = sound(Flavor::Redis7).setting("repl-diskless-sync-delay", "0").start();
     let master = format!("127.0.0.1 {}", server.port());
     let replica = sound(Flavor::Redis7).setting("replicaof", &master).start();
     wait_until("the replica follows", || {
         server.query::<String>(&["INFO", "replication"]).is_ok_and(|info| info.contains("state=online"))
     });
-    let diagnosis = examine(&server.url()).await;
+    let diagnosis = diagnose(&server.url()).await;
     let finding = find(&diagnosis, Severity::Advice, "min-replicas-to-write is 0");
     assert!(finding.why.contains("another holder"), "{finding:?}");
     paste(&server, finding.remedy.as_ref().unwrap());
-    assert_eq!(troubles(&examine(&server.url()).await, ""), Vec::<&Finding>::new());
+    assert_eq!(troubles(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
     server.run(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
-    find(&examine(&server.url()).await, Severity::Danger, "fewer replicas follow");
+    find(&diagnose(&server.url()).await, Severity::Danger, "fewer replicas follow");
 
-    let diagnosis = examine(&replica.url()).await;
+    let diagnosis = diagnose(&replica.url()).await;
     find(&diagnosis, Severity::Danger, "this server is a replica");
     assert!(fact(&diagnosis.components[0], "role").ends_with(&server.port().to_string()));
 }
 
 #[tokio::test]
-async fn sentinels_are_asked_and_all_servers_that_may_become_the_master_are_looked_at() {
+async fn sentinels_and_every_possible_master_are_diagnosed() {
     let mut sentinels = Sentinels::of(&sound(Flavor::Redis7), &Server::builder());
     let url = sentinels.url(Sentinels::SERVICE);
-    let diagnosis = examine(&url).await;
+    let diagnosis = diagnose(&url).await;
     let servers = diagnosis.components.iter().filter(|component| component.name.starts_with("server"));
     assert_eq!(servers.count(), 3, "{:?}", diagnosis.components);
     assert_eq!(troubles(&diagnosis, "sentinels"), Vec::<&Finding>::new());
@@ -176,23 +176,23 @@ async fn sentinels_are_asked_and_all_servers_that_may_become_the_master_are_look
     for server in &sentinels.servers {
         paste(server, finding.remedy.as_ref().unwrap());
     }
-    assert!(!examine(&url).await.is_dangerous());
+    assert!(!diagnose(&url).await.is_dangerous());
 
-    let diagnosis = examine(&sentinels.master().url()).await;
+    let diagnosis = diagnose(&sentinels.master().url()).await;
     find(&diagnosis, Severity::Danger, "sentinels watch this server");
 
     sentinels.sentinels[0].stop();
-    find(&examine(&url).await, Severity::Advice, "could not be asked");
+    find(&diagnose(&url).await, Severity::Advice, "could not be asked");
     sentinels.sentinels[1].stop();
     wait_until("the last sentinel misses the others", || {
         let asked = sentinels.sentinels[2].query::<String>(&["SENTINEL", "CKQUORUM", Sentinels::SERVICE]);
         asked.is_err_and(|error| error.to_string().contains("NOQUORUM"))
     });
-    find(&examine(&url).await, Severity::Danger, "could not replace the master");
+    find(&diagnose(&url).await, Severity::Danger, "could not replace the master");
 }
 
 #[tokio::test]
-async fn every_node_of_a_cluster_is_looked_at_and_leaves_nothing() {
+async fn every_cluster_node_is_diagnosed_without_a_trace() {
     for flavor in [Flavor::Redis7, Flavor::Redis62] {
         let mut cluster = Cluster::of(&sound(flavor));
         let client = Client::connect(&cluster.url()).await.unwrap();
@@ -245,17 +245,17 @@ async fn every_node_of_a_cluster_is_looked_at_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_with_tls_and_a_password_can_be_examined() {
+async fn server_with_tls_and_a_password_can_be_diagnosed() {
     let files = Certificates::new();
     let server = sound(Flavor::Redis7).tls(&files.server, &files.authority).password("secret").start();
     let url = format!("{}?ca={}", server.url(), files.authority.display());
-    let diagnosis = examine(&url).await;
+    let diagnosis = diagnose(&url).await;
     assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new());
     assert!(!format!("{diagnosis:?}").contains("secret"));
 }
 
 #[tokio::test]
-async fn a_connection_of_the_caller_s_own_can_be_examined() {
+async fn client_from_a_redis_client_can_be_diagnosed() {
     let server = sound(Flavor::Redis7).start();
     let own = redis::Client::open(server.url()).unwrap();
     let diagnosis = Client::from_redis_client(own).await.unwrap().diagnose().await.unwrap();
@@ -264,7 +264,7 @@ async fn a_connection_of_the_caller_s_own_can_be_examined() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_an_error() {
+async fn unresponsive_server_is_an_error() {
     let server = Server::on_port();
     let client = Client::connect(&server.url()).await.unwrap();
     server.signal("STOP");
@@ -274,7 +274,7 @@ async fn a_server_that_does_not_answer_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_file_is_checked_and_told_where_it_is() {
+async fn file_is_diagnosed_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let url = format!("sqlite:{}", path.display());
@@ -289,7 +289,7 @@ async fn a_file_is_checked_and_told_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_a_danger() {
+async fn damaged_file_is_a_danger() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let client = Client::connect(&format!("sqlite:{}", path.display())).await.unwrap();
@@ -308,8 +308,8 @@ async fn a_damaged_file_is_a_danger() {
 }
 
 #[tokio::test]
-async fn the_store_of_one_process_says_so() {
-    let diagnosis = examine("memory:").await;
+async fn memory_store_is_named_as_such() {
+    let diagnosis = diagnose("memory:").await;
     assert!(!diagnosis.is_dangerous());
     find(&diagnosis, Severity::Fine, "in this process");
     let client = leasehold::blocking::Client::connect("memory:").unwrap();
@@ -317,21 +317,21 @@ async fn the_store_of_one_process_says_so() {
 }
 
 #[tokio::test]
-async fn servers_that_vote_are_looked_at_one_by_one_and_together() {
+async fn voting_servers_are_diagnosed_singly_and_as_a_quorum() {
     let servers: Vec<Server> = (0..3).map(|_| Server::on_port()).collect();
     let hosts = |which: &[usize]| {
         let hosts: Vec<String> =
             which.iter().map(|at| format!("127.0.0.1:{}", servers[*at].port())).collect();
         format!("redlock://{}", hosts.join(","))
     };
-    let diagnosis = examine(&format!("{}?max_ttl_ms=300", hosts(&[0, 1, 2]))).await;
+    let diagnosis = diagnose(&format!("{}?max_ttl_ms=300", hosts(&[0, 1, 2]))).await;
     assert_eq!(diagnosis.components.len(), 4);
     find(&diagnosis, Severity::Fine, "the nodes are independent");
     assert_eq!(fact(&diagnosis.components[0], "nodes"), "3, of which 2 have to agree");
     assert!(!diagnosis.is_dangerous(), "{:?}", troubles(&diagnosis, ""));
 
     // Without that a restart is forgotten at once.
-    let diagnosis = examine(&hosts(&[0, 1, 2])).await;
+    let diagnosis = diagnose(&hosts(&[0, 1, 2])).await;
     find(&diagnosis, Severity::Danger, "nothing is written to disk");
 
     let port = servers[0].port().to_string();
@@ -341,7 +341,7 @@ async fn servers_that_vote_are_looked_at_one_by_one_and_together() {
         info.contains("master_link_status:up")
     })
     .await;
-    let diagnosis = examine(&hosts(&[0, 1, 2])).await;
+    let diagnosis = diagnose(&hosts(&[0, 1, 2])).await;
     find(&diagnosis, Severity::Danger, "are replicas of one another");
     find(&diagnosis, Severity::Danger, "this server is a replica");
 }
