@@ -95,7 +95,7 @@ fn diagnosed_store_is_named_without_its_password() {
         assert!(said.contains(&shown) && !said.contains("s3cret"), "{args:?} said {said}");
         said
     };
-    assert_eq!(said(&["ls"]), format!("leasehold: nobody holds or waits for a lock on {shown}\n"));
+    assert_eq!(said(&["ls"]), format!("leasehold: no lock is in use on {shown}\n"));
     said(&["release", "--force", "a"]);
     let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");
