@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::look::{print_json, printable, store_line};
+use crate::inspect::{print_json, printable, store_line};
 use crate::store::Store;
 
 pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
@@ -15,7 +15,7 @@ pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop
     let report = Report { diagnosis: client.diagnose().await?, accepted: args.accept };
     if args.json {
         let mut value = report.to_json();
-        value["store"] = store.shown().into();
+        value["store"] = store.public_url().into();
         print_json(&value)?;
     } else {
         print(format!("{}{}", store_line(store), report.text()).as_bytes())?;
