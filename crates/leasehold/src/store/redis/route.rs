@@ -124,6 +124,10 @@ async fn run_on(
     if answers.iter().any(is_lost) {
         // So that whoever tries again at once does not meet the same connection.
         Box::pin(link.settled(&lanes)).await;
+        // A server that votes is one of several, and its answer would come late.
+        if !way.dialect.is_voting {
+            Box::pin(repeat_lost(link, way, replicas, calls, &mut answers)).await;
+        }
     } else if answers.iter().any(|answer| matches!(answer, Err(Trouble::Late(_)))) {
         link.doubt();
     }
@@ -132,6 +136,43 @@ async fn run_on(
 
 fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
     matches!(answer, Err(Trouble::Lost(_)))
+}
+
+/// Sends once more what was lost, over the connection that is there now: a connection that was cut while it was idle is no
+/// reason for an error.
+///
+/// An attempt is left to its machine, which has to know that the lost `Acquire` may arrive late. So is `ForceRelease`, whose
+/// answer names what it took away.
+async fn repeat_lost(
+    link: &Link,
+    way: Way<'_>,
+    replicas: u32,
+    calls: &[Call<'_>],
+    answers: &mut [Result<Answer, Trouble>],
+) {
+    let Some(lanes) = link.lanes_now() else { return };
+    let repeats =
+        |command: &Command| matches!(command, Command::Renew(_) | Command::Release(_) | Command::Inspect);
+    let lost: Vec<usize> =
+        (0..calls.len()).filter(|at| is_lost(&answers[*at]) && repeats(&calls[*at].1)).collect();
+    if lost.is_empty() {
+        return;
+    }
+    let again: Vec<Call<'_>> = lost.iter().map(|at| calls[*at]).collect();
+    let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
+    let repeated = run_over(&lanes, way, replicas, &again).await;
+    if lanes.is_over() {
+        return;
+    }
+    for ((at, (_, command)), mut answer) in lost.into_iter().zip(again).zip(repeated) {
+        if let (Command::Release(_), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
+            (command, &mut answer)
+        {
+            // The lost one may be why there is nothing left to give back.
+            *reply = Reply::Released;
+        }
+        answers[at] = answer;
+    }
 }
 
 /// By the nearest connection, unless that turns out to be gone.
