@@ -60,8 +60,8 @@ impl<'a> Supervision<'a> {
         loop {
             // Also at the beginning: it may have ended before the first signal was waited for.
             match self.child.look().map_err(failed)? {
-                Some(Change::Ended(exit)) => {
-                    if self.child.leave_terminal() && exit.is_interrupt() {
+                Some(Change::Ended { exit, had_terminal }) => {
+                    if had_terminal && exit.is_interrupt() {
                         signals.interrupt_job();
                     }
                     self.end_the_rest().await;

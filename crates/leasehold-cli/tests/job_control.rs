@@ -297,7 +297,6 @@ fn stopped_pipeline_goes_on_in_the_background() {
 }
 
 #[test]
-#[ignore = "it failed once in some twenty runs, for a reason that is not known yet: run it with --ignored"]
 fn command_gets_the_terminal_from_a_command_beside_it() {
     let place = Place::new();
     let mut shell = Terminal::shell(&place);

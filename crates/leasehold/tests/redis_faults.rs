@@ -331,6 +331,41 @@ async fn whichever_connection_is_killed_locks_and_waiters_go_on() {
     }
 }
 
+#[tokio::test]
+async fn command_that_finds_its_idle_connection_cut_is_repeated() {
+    let server = Server::on_port();
+    // With this protocol the client does not read while it has no command, so the next command finds out.
+    let client = Client::connect(&format!("{}?protocol=2", server.url())).await.unwrap();
+    // Pushes come over a connection of another type.
+    let cut = || assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]), Ok(1));
+    // Its own renewals would find out first.
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).auto_renew(false).lock().await.unwrap();
+    cut();
+    guard.renew().await.unwrap();
+    cut();
+    assert_eq!(client.mutex("a").inspect().await.unwrap().holders.len(), 1);
+    cut();
+    guard.release().await.unwrap();
+    cut();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn release_that_took_effect_before_its_answer_was_lost_succeeds() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (client, watcher) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    // The server knows the scripts from then on.
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    proxy.swallow_replies(true);
+    let releasing = tokio::spawn(async move { guard.release().await });
+    until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    proxy.swallow_replies(false);
+    proxy.cut();
+    timeout(SOON, releasing).await.unwrap().unwrap().unwrap();
+}
+
 /// A holder that is connected directly, and one who waits behind a proxy.
 async fn one_waits_behind(proxy: &Proxy, server: &Server) -> (Guard, tokio::task::JoinHandle<Guard>) {
     let holder = client_of(server).await;

@@ -127,6 +127,10 @@ async fn run_on(
     if answers.iter().any(is_lost) {
         // So that whoever tries again at once does not meet the same connection.
         Box::pin(endpoint.await_stable(&connections)).await;
+        // A server that votes is one of several, and its reply would come late.
+        if !options.variant.is_voting {
+            Box::pin(repeat_lost(endpoint, options, replicas, calls, &mut answers)).await;
+        }
     } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
         endpoint.request_health_check();
     }
@@ -135,6 +139,44 @@ async fn run_on(
 
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ConnectionLost(_)))
+}
+
+/// Sends lost commands once more, over the connection that is up now: a connection that was cut while it was idle is no
+/// reason for an error.
+///
+/// An `Acquire` is left to its attempt, which has to know that the lost one may arrive late. So is `ForceRelease`, whose
+/// reply names what it removed.
+async fn repeat_lost(
+    endpoint: &Endpoint,
+    options: CallOptions<'_>,
+    replicas: u32,
+    calls: &[Call<'_>],
+    answers: &mut [Result<Answer, CallError>],
+) {
+    let Some(connections) = endpoint.current() else { return };
+    let repeats =
+        |command: &Command| matches!(command, Command::Renew(_) | Command::Release(_) | Command::Inspect);
+    let lost: Vec<usize> =
+        (0..calls.len()).filter(|at| is_lost(&answers[*at]) && repeats(&calls[*at].1)).collect();
+    if lost.is_empty() {
+        return;
+    }
+    let again: Vec<Call<'_>> = lost.iter().map(|at| calls[*at]).collect();
+    let options =
+        CallOptions { vote_args: VoteArgs { run_id: connections.run_id(), ..options.vote_args }, ..options };
+    let repeated = run_over(&connections, options, replicas, &again).await;
+    if connections.is_closed() {
+        return;
+    }
+    for ((at, (_, command)), mut answer) in lost.into_iter().zip(again).zip(repeated) {
+        if let (Command::Release(_), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
+            (command, &mut answer)
+        {
+            // The lost one may be why nothing is left to release.
+            *reply = Reply::Released;
+        }
+        answers[at] = answer;
+    }
 }
 
 /// By the nearest connection, unless that turns out to be gone.
