@@ -12,7 +12,7 @@ use rustix::process::{WaitOptions, WaitStatus};
 
 use crate::command::Command;
 use crate::exit::Exit;
-use crate::say::say;
+use crate::output::message;
 use crate::terminal::Terminal;
 use crate::watchdog::{self, Watchdog};
 
@@ -81,7 +81,7 @@ impl Child {
         if let Err(error) = killpg(self.pid, signal)
             && error != Errno::ESRCH
         {
-            say(format_args!("the command can't be sent {signal}: {}", error.desc()));
+            message(format_args!("the command can't be sent {signal}: {}", error.desc()));
         }
     }
 

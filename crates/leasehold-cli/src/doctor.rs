@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::look::{print_json, printable, store_line};
+use crate::inspect::{print_json, printable, store_line};
 use crate::store::Store;
 
 pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
@@ -15,7 +15,7 @@ pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop
     let report = Report { diagnosis: client.diagnose().await?, accepted: args.accept };
     if args.json {
         let mut value = report.to_json();
-        value["store"] = store.shown().into();
+        value["store"] = store.public_url().into();
         print_json(&value)?;
     } else {
         print(format!("{}{}", store_line(store), report.text()).as_bytes())?;
@@ -53,8 +53,8 @@ impl Report {
             finding_text(&mut text, finding, &names);
         }
         for (finding, names) in accepted {
-            let (what, metadata) = (printable(&finding.what), printable(&names.join(", ")));
-            let _ = writeln!(text, "accepted {}: {what} ({about})", finding.id);
+            let (what, names) = (printable(&finding.what), printable(&names.join(", ")));
+            let _ = writeln!(text, "accepted {}: {what} ({names})", finding.id);
         }
         for component in &diagnosis.components {
             let _ = writeln!(text, "\n{}", printable(&component.name));
@@ -71,8 +71,8 @@ impl Report {
 }
 
 fn finding_text(text: &mut String, finding: &Finding, names: &[&str]) {
-    let (word, metadata) = (finding.severity.to_string(), names.join(", "));
-    let _ = write!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&about));
+    let (word, names) = (finding.severity.to_string(), names.join(", "));
+    let _ = write!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&names));
     if finding.severity == Severity::Fine {
         text.push('\n');
     } else {

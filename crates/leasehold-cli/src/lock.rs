@@ -8,7 +8,7 @@ use leasehold::{
 
 use crate::args::{RunArgs, WorkArgs, name};
 use crate::exit::Stop;
-use crate::look::printable;
+use crate::inspect::printable;
 
 pub(crate) struct Lock {
     client: Client,
@@ -16,10 +16,10 @@ pub(crate) struct Lock {
     /// Who may enter beside itself.
     owner: Option<String>,
     waits: bool,
-    way: Way,
+    variant: Variant,
 }
 
-enum Way {
+enum Variant {
     Mutex(Mutex),
     Owner(ReentrantMutex),
     Shared(RwLock),
@@ -42,32 +42,38 @@ impl Lock {
             let once = client.once_per(&name, period).ttl(args.work.ttl).label(label);
             let once = if args.at_least_once { once.at_least_once() } else { once };
             let waits = args.at_least_once;
-            return Ok(Self { client: client.clone(), name, owner: None, waits, way: Way::Once(once) });
+            return Ok(Self {
+                client: client.clone(),
+                name,
+                owner: None,
+                waits,
+                variant: Variant::Once(once),
+            });
         }
-        let way = match (&kind.owner, kind.semaphore) {
-            (Some(owner), _) => Way::Owner(set!(client.reentrant_mutex(&name, owner))),
-            (_, Some(permits)) => Way::Permit(set!(client.semaphore(&name, permits))),
-            _ if kind.shared => Way::Shared(set!(client.rw_lock(&name))),
-            _ if kind.exclusive => Way::Exclusive(set!(client.rw_lock(&name))),
-            _ => Way::Mutex(set!(client.mutex(&name))),
+        let variant = match (&kind.owner, kind.semaphore) {
+            (Some(owner), _) => Variant::Owner(set!(client.reentrant_mutex(&name, owner))),
+            (_, Some(permits)) => Variant::Permit(set!(client.semaphore(&name, permits))),
+            _ if kind.shared => Variant::Shared(set!(client.rw_lock(&name))),
+            _ if kind.exclusive => Variant::Exclusive(set!(client.rw_lock(&name))),
+            _ => Variant::Mutex(set!(client.mutex(&name))),
         };
         let (owner, waits) = (kind.owner.clone(), !args.no_wait && args.wait != Some(Duration::ZERO));
-        Ok(Self { client: client.clone(), name, owner, waits, way })
+        Ok(Self { client: client.clone(), name, owner, waits, variant })
     }
 
     /// The leadership that `elect` is about.
     pub(crate) fn leadership(client: &Client, work: &WorkArgs, label: &str) -> Result<Self, Stop> {
         let name = name(&work.name)?.to_owned();
-        let way = Way::Leadership(client.election(&name).ttl(work.ttl).label(label));
-        Ok(Self { client: client.clone(), name, owner: None, waits: true, way })
+        let variant = Variant::Leadership(client.election(&name).ttl(work.ttl).label(label));
+        Ok(Self { client: client.clone(), name, owner: None, waits: true, variant })
     }
 
     fn kind(&self) -> Kind {
-        match self.way {
-            Way::Mutex(_) | Way::Owner(_) | Way::Once(_) => Kind::Mutex,
-            Way::Shared(_) | Way::Exclusive(_) => Kind::ReadWrite,
-            Way::Permit(_) => Kind::Semaphore,
-            Way::Leadership(_) => Kind::Election,
+        match self.variant {
+            Variant::Mutex(_) | Variant::Owner(_) | Variant::Once(_) => Kind::Mutex,
+            Variant::Shared(_) | Variant::Exclusive(_) => Kind::ReadWrite,
+            Variant::Permit(_) => Kind::Semaphore,
+            Variant::Leadership(_) => Kind::Election,
         }
     }
 
@@ -77,7 +83,7 @@ impl Lock {
 
     /// Whether others may hold it at the same time.
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self.way, Way::Shared(_))
+        matches!(self.variant, Variant::Shared(_))
     }
 
     /// Whether an attempt waits for holders: work that starts once in a period is done by somebody else then.
@@ -95,15 +101,15 @@ impl Lock {
     }
 
     /// Takes it within this time.
-    pub(crate) async fn take(&self, limit: Duration) -> Result<Option<Guard>, Stop> {
-        let taken = match &self.way {
-            Way::Mutex(lock) => lock.lock_timeout(limit).await,
-            Way::Owner(lock) => lock.lock_timeout(limit).await,
-            Way::Shared(lock) => lock.read_timeout(limit).await,
-            Way::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
-            Way::Permit(lock) => lock.acquire_timeout(1, limit).await,
-            Way::Once(once) => once.start().await,
-            Way::Leadership(lock) => lock.campaign_timeout(limit).await,
+    pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Guard>, Stop> {
+        let taken = match &self.variant {
+            Variant::Mutex(lock) => lock.lock_timeout(limit).await,
+            Variant::Owner(lock) => lock.lock_timeout(limit).await,
+            Variant::Shared(lock) => lock.read_timeout(limit).await,
+            Variant::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
+            Variant::Permit(lock) => lock.acquire_timeout(1, limit).await,
+            Variant::Once(once) => once.start().await,
+            Variant::Leadership(lock) => lock.campaign_timeout(limit).await,
         };
         let guard = taken?;
         if let Some(guard) = &guard {
@@ -116,13 +122,13 @@ impl Lock {
     /// Who says -s, and who says nothing, must not work side by side unawares. Everybody takes a lock first and looks for
     /// the other then, so of two at least one sees the other.
     async fn refuse_mixture(&self) -> Result<(), Stop> {
-        let (other, advice) = match self.way {
-            Way::Mutex(_) | Way::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
-            Way::Shared(_) | Way::Exclusive(_) => {
+        let (other, advice) = match self.variant {
+            Variant::Mutex(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
+            Variant::Shared(_) | Variant::Exclusive(_) => {
                 (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
             }
             // A start can't be undone.
-            Way::Permit(_) | Way::Once(_) | Way::Leadership(_) => return Ok(()),
+            Variant::Permit(_) | Variant::Once(_) | Variant::Leadership(_) => return Ok(()),
         };
         if self.client.inspect(other, &self.name).await?.holders.is_empty() {
             return Ok(());

@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{HolderInfo, Kind, LockInfo, Token};
 
 use crate::exit::Stop;
+use crate::inspect::printable;
 use crate::lock::Lock;
-use crate::look::printable;
 use crate::process::is_ancestor;
 
 /// The tokens of all enclosing runs, the outermost first. A name alone would not tell the store and the kind: a token is given
@@ -14,7 +14,7 @@ use crate::process::is_ancestor;
 const TOKENS: &str = "LEASEHOLD_TOKENS";
 
 /// How often it is looked whether the attempt is in the queue.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The variable for the command that runs under this token.
 pub(crate) fn variable(token: Token) -> (&'static str, String) {
@@ -29,7 +29,7 @@ fn enclosing() -> Vec<u64> {
 
 /// Ends, while the lock is waited for, once it is certain that an ancestor holds it: the ancestor waits for its command to end,
 /// and the command for the lock.
-pub(crate) async fn until_waiting_for_itself(lock: &Lock) -> Stop {
+pub(crate) async fn until_self_deadlock(lock: &Lock) -> Stop {
     let tokens = enclosing();
     let is_own = |holder: &HolderInfo| {
         // The variable may have been passed on to a process that the holder does not wait for, by `at` for instance.
@@ -47,7 +47,7 @@ pub(crate) async fn until_waiting_for_itself(lock: &Lock) -> Stop {
                 break;
             }
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     std::future::pending().await
 }

@@ -67,7 +67,7 @@ fn replica_is_reported_before_what_its_settings_lack() {
 }
 
 #[test]
-fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
+fn accepted_danger_is_printed_last_and_exits_with_0() {
     let place = Place::new();
     let server = Server::builder().setting("maxmemory-policy", "allkeys-lru").start();
     let accept = ["--accept", "eviction", "--accept", "persistence"];
@@ -91,7 +91,7 @@ fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
 }
 
 #[test]
-fn every_id_of_a_finding_is_documented() {
+fn every_finding_id_is_documented() {
     let page = include_str!("../../../docs/operations.md");
     for id in leasehold::FINDING_IDS {
         assert!(page.contains(&format!("`{id}`")), "{id} is not documented");
@@ -99,7 +99,7 @@ fn every_id_of_a_finding_is_documented() {
 }
 
 #[test]
-fn every_key_of_doctor_s_json_is_in_its_help() {
+fn every_json_key_of_doctor_is_in_its_help() {
     let place = Place::new();
     let (_, said, _) = doctor(&place, &place.store(), &["--json"]);
     let help = String::from_utf8(place.output(&["doctor", "--help"]).stdout).unwrap();
@@ -116,7 +116,7 @@ fn every_key_of_doctor_s_json_is_in_its_help() {
 }
 
 #[test]
-fn a_store_that_can_t_be_reached_is_a_failure_and_no_finding() {
+fn unreachable_store_is_a_failure_and_no_finding() {
     let place = Place::new();
     let (code, said, complaints) = doctor(&place, "redis+unix:///no/such/socket", &[]);
     assert_eq!((code, said.as_str()), (125, ""));
@@ -142,7 +142,7 @@ fn each_command_prints_the_store_s_warnings_once_on_stderr() {
 /// What is left in the shared memory speaks of the removed log, so that the file can't be opened.
 #[test]
 #[cfg(target_os = "linux")]
-fn newcomers_to_a_file_whose_log_was_removed_are_told_who_still_uses_that() {
+fn removed_wal_error_names_the_processes_that_use_it() {
     let place = Place::new();
     let user = place.start(&["run", "--on-lost", "ignore", "a", "--", "sleep", "60"]);
     place.until_held("a");

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique_and_findings_are_ranked_by_severity_first() {
+    fn finding_ids_are_unique_and_ranked_by_severity() {
         let mut ids = FINDING_IDS.to_vec();
         ids.sort_unstable();
         ids.dedup();

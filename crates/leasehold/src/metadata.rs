@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_comes_back_and_what_others_stored_is_shown_as_a_note() {
+    fn metadata_survives_a_round_trip_and_foreign_text_becomes_the_label() {
         let mut metadata = HolderMetadata::this_process();
         metadata.label = Some("\"quoted\"\n".to_owned());
         assert_eq!(HolderMetadata::decode(&metadata.encode()), metadata);

@@ -115,7 +115,7 @@ impl Scripted {
         }
     }
 
-    fn let_the_delayed_arrive(&self) {
+    fn deliver_delayed(&self) {
         for work in std::mem::take(&mut *self.delayed.lock().unwrap()) {
             work(&self.inner);
         }
@@ -277,7 +277,7 @@ impl Stage {
             thread::sleep(Duration::from_millis(5));
         }
         assert!(self.is_clean(), "{case}: {:?} was left", self.view());
-        self.store.let_the_delayed_arrive();
+        self.store.deliver_delayed();
         assert!(self.is_clean(), "{case}: {:?} came late", self.view());
     }
 }
@@ -332,7 +332,7 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
 
 /// Two stand in a line, of whom the first is polled this often and dropped, with whatever it has come to. The second one
 /// is not held up by that.
-fn drop_first_of_line(scene: Scene, fates: [Fate; 2], polls: u32) {
+fn drop_first_in_queue(scene: Scene, fates: [Fate; 2], polls: u32) {
     let case = format!("{scene:?}, {fates:?}, first of the line dropped after {polls} polls");
     let stage = Stage::new();
     if !matches!(scene, Scene::Free) {
@@ -405,7 +405,7 @@ fn run_together<C: Copy + Send + Sync>(cases: &[C], run: impl Fn(C) + Sync) {
 }
 
 #[test]
-fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
+fn lock_future_dropped_at_any_await_point_leaves_nothing() {
     let cases: Vec<_> = SCENES
         .into_iter()
         .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
@@ -414,17 +414,17 @@ fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn the_first_of_a_line_dropped_at_any_await_point_leaves_nothing_and_holds_up_nobody() {
+fn first_task_of_a_local_queue_dropped_at_any_await_point_blocks_no_other() {
     let scenes = [Scene::Free, Scene::HandedOver];
     let cases: Vec<_> = scenes
         .into_iter()
         .flat_map(|scene| every_pair().flat_map(move |fates| (1..4).map(move |polls| (scene, fates, polls))))
         .collect();
-    run_together(&cases, |(scene, fates, polls)| drop_first_of_line(scene, fates, polls));
+    run_together(&cases, |(scene, fates, polls)| drop_first_in_queue(scene, fates, polls));
 }
 
 #[test]
-fn a_release_future_dropped_at_any_await_point_leaves_nothing() {
+fn release_future_dropped_at_any_await_point_leaves_nothing() {
     let limits = [None, Some(Duration::ZERO), Some(Duration::from_secs(5))];
     let cases: Vec<_> = limits
         .into_iter()
@@ -457,7 +457,7 @@ fn drop_upgrade(scene: Scene, fates: [Fate; 2], polls: u32) {
 }
 
 #[test]
-fn an_upgrade_future_dropped_at_any_await_point_leaves_nothing() {
+fn upgrade_future_dropped_at_any_await_point_leaves_nothing() {
     let scenes = [Scene::Free, Scene::Held, Scene::HandedOver];
     let cases: Vec<_> = scenes
         .into_iter()
@@ -467,7 +467,7 @@ fn an_upgrade_future_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn a_client_that_forgets_a_cancelled_attempt_is_caught() {
+fn client_that_forgets_a_cancelled_attempt_fails_the_check() {
     // The broken specimen of the two tests above: a place in the queue that nobody withdraws.
     let stage = Stage::new();
     stage.other_takes_it();
@@ -489,7 +489,7 @@ impl std::task::Wake for Counted {
 }
 
 #[test]
-fn a_dropped_future_takes_its_waker_along() {
+fn dropped_future_drops_its_waker() {
     let stage = Stage::new();
     let guard = block_on(stage.mutex().lock()).unwrap();
     let alive = Arc::new(());

@@ -52,7 +52,7 @@ fn traces(server: &Server) -> (Vec<String>, Vec<String>, BTreeMap<String, String
 }
 
 #[tokio::test]
-async fn a_sound_server_of_any_make_has_nothing_to_mend() {
+async fn well_configured_server_has_no_findings() {
     for (flavor, version) in
         [(Flavor::Redis7, "Redis "), (Flavor::Redis62, "Redis 6.2"), (Flavor::Valkey9, "Valkey 9")]
     {
@@ -70,7 +70,7 @@ async fn a_sound_server_of_any_make_has_nothing_to_mend() {
 }
 
 #[tokio::test]
-async fn the_doctor_leaves_nothing_behind_and_changes_nothing() {
+async fn diagnose_leaves_nothing_and_changes_nothing() {
     for flavor in Flavor::ALL {
         let server = sound(flavor).start();
         let client = Client::connect(&server.url()).await.unwrap();
@@ -88,7 +88,7 @@ async fn the_doctor_leaves_nothing_behind_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_the_doctor_says_to_set_helps() {
+async fn remedies_of_doctor_resolve_the_findings() {
     for flavor in Flavor::ALL {
         let builder = Server::builder().flavor(flavor).setting("maxmemory-policy", "allkeys-lfu");
         let builder = builder.setting("timeout", "200").setting("tcp-keepalive", "0");
@@ -108,7 +108,7 @@ async fn what_the_doctor_says_to_set_helps() {
 }
 
 #[tokio::test]
-async fn a_server_that_hides_its_settings_is_judged_by_what_it_shows() {
+async fn server_without_config_access_is_judged_by_info() {
     let builder = Server::builder().setting("rename-command", "CONFIG \"\"");
     let server = builder.setting("maxmemory-policy", "volatile-lru").start();
     let diagnosis = diagnose(&server.url()).await;
@@ -119,7 +119,7 @@ async fn a_server_that_hides_its_settings_is_judged_by_what_it_shows() {
 }
 
 #[tokio::test]
-async fn a_memory_that_is_full_is_a_danger() {
+async fn full_memory_is_a_danger() {
     let server = sound(Flavor::Redis7).start();
     let client = Client::connect(&server.url()).await.unwrap();
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -130,7 +130,7 @@ async fn a_memory_that_is_full_is_a_danger() {
 }
 
 #[tokio::test]
-async fn slow_scripts_are_noticed_and_those_of_others_are_not() {
+async fn only_slow_scripts_of_leasehold_are_reported() {
     let server = sound(Flavor::Redis7).start();
     server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
     server.run(&["EVAL", "return 1", "1", "somebody:else"]);
@@ -141,7 +141,7 @@ async fn slow_scripts_are_noticed_and_those_of_others_are_not() {
 }
 
 #[tokio::test]
-async fn a_master_whose_replicas_need_not_know_is_noticed_and_so_is_a_replica() {
+async fn master_without_min_replicas_and_a_replica_are_reported() {
     let server = sound(Flavor::Redis7).setting("repl-diskless-sync-delay", "0").start();
     let master = format!("127.0.0.1 {}", server.port());
     let replica = sound(Flavor::Redis7).setting("replicaof", &master).start();
@@ -162,7 +162,7 @@ async fn a_master_whose_replicas_need_not_know_is_noticed_and_so_is_a_replica() 
 }
 
 #[tokio::test]
-async fn sentinels_are_asked_and_all_servers_that_may_become_the_master_are_looked_at() {
+async fn sentinels_and_every_possible_master_are_diagnosed() {
     let mut sentinels = Sentinels::of(&sound(Flavor::Redis7), &Server::builder());
     let url = sentinels.url(Sentinels::SERVICE);
     let diagnosis = diagnose(&url).await;
@@ -192,7 +192,7 @@ async fn sentinels_are_asked_and_all_servers_that_may_become_the_master_are_look
 }
 
 #[tokio::test]
-async fn every_node_of_a_cluster_is_looked_at_and_leaves_nothing() {
+async fn every_cluster_node_is_diagnosed_without_a_trace() {
     for flavor in [Flavor::Redis7, Flavor::Redis62] {
         let mut cluster = Cluster::of(&sound(flavor));
         let client = Client::connect(&cluster.url()).await.unwrap();
@@ -245,7 +245,7 @@ async fn every_node_of_a_cluster_is_looked_at_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_with_tls_and_a_password_can_be_examined() {
+async fn server_with_tls_and_a_password_can_be_diagnosed() {
     let files = Certificates::new();
     let server = sound(Flavor::Redis7).tls(&files.server, &files.authority).password("secret").start();
     let url = format!("{}?ca={}", server.url(), files.authority.display());
@@ -255,7 +255,7 @@ async fn a_server_with_tls_and_a_password_can_be_examined() {
 }
 
 #[tokio::test]
-async fn a_connection_of_the_caller_s_own_can_be_examined() {
+async fn client_from_a_redis_client_can_be_diagnosed() {
     let server = sound(Flavor::Redis7).start();
     let own = redis::Client::open(server.url()).unwrap();
     let diagnosis = Client::from_redis_client(own).await.unwrap().diagnose().await.unwrap();
@@ -264,7 +264,7 @@ async fn a_connection_of_the_caller_s_own_can_be_examined() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_an_error() {
+async fn unresponsive_server_is_an_error() {
     let server = Server::on_port();
     let client = Client::connect(&server.url()).await.unwrap();
     server.signal("STOP");
@@ -274,7 +274,7 @@ async fn a_server_that_does_not_answer_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_file_is_checked_and_told_where_it_is() {
+async fn file_is_diagnosed_and_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let url = format!("sqlite:{}", path.display());
@@ -289,7 +289,7 @@ async fn a_file_is_checked_and_told_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_a_danger() {
+async fn damaged_file_is_a_danger() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let client = Client::connect(&format!("sqlite:{}", path.display())).await.unwrap();
@@ -308,7 +308,7 @@ async fn a_damaged_file_is_a_danger() {
 }
 
 #[tokio::test]
-async fn the_store_of_one_process_says_so() {
+async fn memory_store_is_named_as_such() {
     let diagnosis = diagnose("memory:").await;
     assert!(!diagnosis.is_dangerous());
     find(&diagnosis, Severity::Fine, "in this process");
@@ -317,7 +317,7 @@ async fn the_store_of_one_process_says_so() {
 }
 
 #[tokio::test]
-async fn servers_that_vote_are_looked_at_one_by_one_and_together() {
+async fn voting_servers_are_diagnosed_singly_and_as_a_quorum() {
     let servers: Vec<Server> = (0..3).map(|_| Server::on_port()).collect();
     let hosts = |which: &[usize]| {
         let hosts: Vec<String> =

@@ -61,7 +61,7 @@ fn assert_lines(name: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn outage_is_logged_once_for_each_lease_and_once_when_it_is_over() {
+async fn outage_is_logged_once_per_lease_and_once_at_its_end() {
     tracing::subscriber::set_global_default(Log).unwrap();
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();

@@ -79,7 +79,7 @@ async fn use_everything(url: &str) {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_for_everything() {
+async fn documented_rights_suffice_for_every_command() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         server.run(&locks());
@@ -96,7 +96,7 @@ async fn the_documented_rights_suffice_for_everything() {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_in_a_cluster() {
+async fn documented_rights_suffice_in_a_cluster() {
     for (flavor, words) in
         [(Flavor::Redis7, &["+asking", "+ssubscribe"][..]), (Flavor::Redis62, &["+asking"])]
     {
@@ -113,7 +113,7 @@ async fn the_documented_rights_suffice_in_a_cluster() {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_for_sentinels() {
+async fn documented_rights_suffice_for_sentinels() {
     let sentinels = Sentinels::start();
     for server in &sentinels.servers {
         server.run(&locks());
@@ -161,7 +161,7 @@ async fn documented_rights_suffice_for_redlock() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_left_out_is_noticed() {
+async fn missing_right_is_reported() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         let all = locks();
@@ -200,7 +200,7 @@ async fn a_right_that_is_left_out_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
+async fn missing_right_in_a_cluster_is_reported() {
     let cluster = Cluster::start();
     let url = cluster.url().replace("//", &format!("//locks:{PASSWORD}@"));
     let own = [rule("+asking"), rule("+ssubscribe")].concat();
@@ -230,7 +230,7 @@ async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
 }
 
 #[tokio::test]
-async fn the_doctor_sees_everything_with_the_rights_that_are_documented_for_it() {
+async fn documented_rights_of_doctor_suffice() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         server.run(&locks());

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_the_machine_sleeps_counts_for_trust_and_for_embedded_leases() {
+    fn suspend_counts_for_local_and_embedded_leases() {
         assert_eq!(local_by(machine_that_slept), LocalTime::ZERO + (AWAKE + SLEPT));
         for wall in [COARSE, ClockId::Realtime] {
             assert_eq!(now_by(machine_that_slept, wall).time, StoreTime::ZERO + (AWAKE + SLEPT));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn local_time_is_the_kernel_s() {
+    fn local_time_matches_the_kernel_clock() {
         let before = micros(clock_gettime, ClockId::Boottime);
         let (local, memory, embedded) = (local(), in_memory().time, embedded().time);
         let after = micros(clock_gettime, ClockId::Boottime);

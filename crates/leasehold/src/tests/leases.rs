@@ -16,7 +16,7 @@ fn flap(client: &Client, span: Duration) {
 }
 
 #[test]
-fn lease_without_renewal_ends_in_time_however_often_the_connection_is_made_again() {
+fn reconnects_do_not_extend_a_lease_without_renewal() {
     let stage = Stage::new();
     let ttl = Duration::from_secs(1);
     let mutex = stage.client.mutex("a").ttl(ttl).auto_renew(false);
@@ -48,7 +48,7 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
 }
 
 #[test]
-fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
+fn mutex_set_with_min_hold_is_not_handed_off_within_the_client() {
     for who_had_it in ["nobody", "another client", "another task"] {
         let stage = Stage::new();
         let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).min_hold(HOUR)));
@@ -70,7 +70,7 @@ fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
 }
 
 #[test]
-fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
+fn lease_with_min_hold_is_not_handed_off_within_the_client() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     guard.set_min_hold(HOUR).unwrap();
@@ -78,7 +78,7 @@ fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
 }
 
 #[test]
-fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
+fn lease_with_min_hold_reset_to_zero_is_handed_off() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     guard.set_min_hold(HOUR).unwrap();
@@ -87,7 +87,7 @@ fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
 }
 
 #[test]
-fn minimum_beyond_the_limits_is_refused_and_changes_nothing() {
+fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     let error = guard.set_min_hold(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
@@ -144,7 +144,7 @@ fn until(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 #[test]
-fn closing_takes_no_longer_than_the_longest_lease_where_the_store_is_gone() {
+fn close_during_an_outage_takes_at_most_the_longest_lease() {
     for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent] {
         let (closed, took) = close_over(fate, |client| block_on(client.close()));
         assert!(closed.unwrap_err().is_unavailable());
@@ -153,7 +153,7 @@ fn closing_takes_no_longer_than_the_longest_lease_where_the_store_is_gone() {
 }
 
 #[test]
-fn closing_with_a_limit_ends_in_time() {
+fn close_timeout_returns_in_time() {
     let limit = Duration::from_millis(100);
     let (closed, took) = close_over(Fate::NeverDone, |client| block_on(client.close_timeout(limit)));
     assert!(closed.unwrap_err().is_timeout());
@@ -165,7 +165,7 @@ fn closing_with_a_limit_ends_in_time() {
 }
 
 #[test]
-fn closing_is_no_error_because_of_a_release_that_was_lost_long_before() {
+fn close_ignores_releases_that_failed_before_it() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
     stage.becomes(Fate::NeverDone);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_a_quorum_is_refused() {
+    fn invalid_quorum_is_refused() {
         let sixteen = vec!["a"; 16].join(",");
         for (url, says) in [
             ("redlock:", "1 to 15 nodes, not 0"),

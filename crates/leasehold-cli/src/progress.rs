@@ -8,37 +8,37 @@ use leasehold::{HolderInfo, LockInfo, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
+use crate::inspect::{identity, printable};
 use crate::lock::Lock;
-use crate::look::{printable, who};
-use crate::say::{say, write};
+use crate::output::{message, write_stderr};
 
 /// How often the line is brought up to date.
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// Waiting for less than this is not worth a word.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PROGRESS_DELAY: Duration = Duration::from_millis(300);
 
 /// The line, cleared when it goes.
 #[derive(Default)]
-struct Line {
+struct StatusLine {
     is_shown: bool,
 }
 
-impl Line {
+impl StatusLine {
     /// Replaces what it said. A background job says nothing: the line that it would write over is the shell's.
     fn write(&mut self, text: &str) {
         if !is_in_foreground() {
             return;
         }
-        write(format!("\r\x1b[K{text}"));
+        write_stderr(format!("\r\x1b[K{text}"));
         self.is_shown = true;
     }
 }
 
-impl Drop for Line {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         if self.is_shown && is_in_foreground() {
-            write("\r\x1b[K".to_owned());
+            write_stderr("\r\x1b[K".to_owned());
         }
     }
 }
@@ -56,11 +56,11 @@ fn is_in_foreground() -> bool {
 
 /// Tells about the waiting until it is dropped: on a terminal live; otherwise, if asked to, a line whenever the place in the queue
 /// or the holder changes.
-pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
+pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {
-        tokio::time::sleep(PATIENCE).await;
-        let mut line = is_live.then(Line::default);
+        tokio::time::sleep(PROGRESS_DELAY).await;
+        let mut line = is_live.then(StatusLine::default);
         let mut told = None;
         loop {
             // A store that does not answer may be why it waits.
@@ -73,8 +73,12 @@ pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
                 None => {
                     let now = view.as_ref().map(state).map_err(ToString::to_string);
                     if told.as_ref() != Some(&now) {
-                        say(view
-                            .map_or_else(|error| error.to_string(), |view| describe(&view, describe_fully)));
+                        message(
+                            view.map_or_else(
+                                |error| error.to_string(),
+                                |view| describe(&view, describe_fully),
+                            ),
+                        );
                         told = Some(now);
                     }
                 }
@@ -96,8 +100,8 @@ pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
     if is_verbose && let Ok(view) = lock.inspect().await {
         let name = printable(&view.name);
         match view.holders.first() {
-            Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
-            None => say(format_args!("\"{name}\" was not to be had; it is free now")),
+            Some(holder) => message(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
+            None => message(format_args!("\"{name}\" was not to be had; it is free now")),
         }
     }
 }
@@ -135,7 +139,7 @@ fn describe_briefly(holder: &HolderInfo) -> String {
     if holder.retained {
         return format!("given back, and kept for {}", span(holder.expires_in));
     }
-    format!("held by {} for {}", who(&holder.metadata, &holder.client), span(holder.held_for))
+    format!("held by {} for {}", identity(&holder.metadata, &holder.client), span(holder.held_for))
 }
 
 fn describe_fully(holder: &HolderInfo) -> String {
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_as_people_say_them() {
+    fn queue_positions_are_ordinals() {
         let said: Vec<String> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).to_vec();
         assert_eq!(said.join(" "), "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th");
     }

@@ -5,7 +5,7 @@ mod common;
 use common::{Place, until};
 
 #[test]
-fn holders_and_waiters_are_listed() {
+fn ls_lists_holders_and_waiters() {
     let place = Place::new();
     let output = place.output(&["ls"]);
     assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
@@ -53,7 +53,7 @@ fn holders_and_waiters_are_listed() {
 }
 
 #[test]
-fn a_barrier_is_shown_in_parties_and_rounds() {
+fn barrier_is_shown_with_parties_and_rounds() {
     let place = Place::new();
     let barrier = leasehold::blocking::Client::connect(&place.store()).unwrap().barrier("a", 2);
     let wait = || {
@@ -76,7 +76,7 @@ fn a_barrier_is_shown_in_parties_and_rounds() {
 }
 
 #[test]
-fn a_lock_that_nobody_uses_is_free() {
+fn unused_lock_is_free() {
     let place = Place::new();
     let output = place.output(&["show", "a"]);
     let text = format!("store {}\nmutex a\nfree\n", place.store());
@@ -84,7 +84,7 @@ fn a_lock_that_nobody_uses_is_free() {
 }
 
 #[test]
-fn store_that_was_looked_at_is_named_without_its_password() {
+fn diagnosed_store_is_named_without_its_password() {
     let server = leasehold_servers::Server::builder().password("s3cret").start();
     let shown = format!("redis://127.0.0.1:{}", server.port());
     let place = Place::on(&server.url());
@@ -110,7 +110,7 @@ fn store_that_was_looked_at_is_named_without_its_password() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_no_failure() {
+fn closed_stdout_is_no_failure() {
     let place = Place::new();
     for args in [&["completions", "bash"][..], &["man"], &["ls", "--json"], &["--help"]] {
         let mut started = place.start(args);
@@ -121,7 +121,7 @@ fn output_that_nobody_reads_is_no_failure() {
 }
 
 #[test]
-fn the_help_teaches_and_names_every_exit_code() {
+fn help_names_every_exit_code() {
     let place = Place::new();
     for args in [&["--help"][..], &["run", "--help"]] {
         let text = String::from_utf8(place.output(args).stdout).unwrap();

@@ -13,10 +13,10 @@ use std::time::Duration;
 use nix::sys::signal::SigSet;
 
 /// So much may wait to be written; what comes then is dropped.
-const MOST: usize = 256;
+const QUEUE_LIMIT: usize = 256;
 
 /// How long the end of the program, or the start of a command, waits for what is still to be written.
-const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Once something was said: the way to the thread, or none where it can't be started.
 static WRITER: OnceLock<Option<SyncSender<Job>>> = OnceLock::new();
@@ -28,12 +28,12 @@ enum Job {
 }
 
 /// Says one thing on stderr. That nobody reads there is no reason to end, least of all while a command runs.
-pub(crate) fn say(message: impl Display) {
-    write(format!("leasehold: {message}\n"));
+pub(crate) fn message(text: impl Display) {
+    write_stderr(format!("leasehold: {text}\n"));
 }
 
 /// Writes this on stderr as it is.
-pub(crate) fn write(text: String) {
+pub(crate) fn write_stderr(text: String) {
     match writer() {
         // The queue is full when stderr was not read for long.
         Some(writer) => drop(writer.try_send(Job::Write(text))),
@@ -43,18 +43,18 @@ pub(crate) fn write(text: String) {
 
 /// Waits until all is written, but not for long.
 pub(crate) fn flush() {
-    let (tell, told) = sync_channel(0);
+    let (done, flushed) = sync_channel(0);
     if let Some(Some(writer)) = WRITER.get()
-        && writer.try_send(Job::Flush(tell)).is_ok()
+        && writer.try_send(Job::Flush(done)).is_ok()
     {
-        let _ = told.recv_timeout(FLUSH_LIMIT);
+        let _ = flushed.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
 fn writer() -> Option<&'static SyncSender<Job>> {
     let start = || {
-        let (jobs, to_do) = sync_channel(MOST);
-        thread::Builder::new().name("say".to_owned()).spawn(move || work(&to_do)).ok().map(|_| jobs)
+        let (jobs, to_do) = sync_channel(QUEUE_LIMIT);
+        thread::Builder::new().name("output".to_owned()).spawn(move || work(&to_do)).ok().map(|_| jobs)
     };
     WRITER.get_or_init(start).as_ref()
 }
@@ -65,7 +65,7 @@ fn work(jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
         match job {
             Job::Write(text) => put(&text),
-            Job::Flush(tell) => drop(tell),
+            Job::Flush(done) => drop(done),
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
-use crate::say::say;
+use crate::output::message;
 use crate::store::Store;
 
 pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
@@ -17,10 +17,10 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
     let locks = client.list().await?;
     if args.json {
         let locks: Vec<Value> = locks.iter().map(lock_json).collect();
-        return print_json(&json!({ "store": store.shown(), "locks": locks }));
+        return print_json(&json!({ "store": store.public_url(), "locks": locks }));
     }
     if locks.is_empty() {
-        say(format_args!("nobody holds or waits for a lock on {}", printable(&store.shown())));
+        message(format_args!("nobody holds or waits for a lock on {}", printable(&store.public_url())));
         return Ok(Exit::Success);
     }
     let mut rows =
@@ -35,7 +35,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
 
 /// Which store was looked at: root and a user, for instance, have different ones unless they name one.
 pub(crate) fn store_line(store: &Store) -> String {
-    format!("store {}\n", printable(&store.shown()))
+    format!("store {}\n", printable(&store.public_url()))
 }
 
 pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
@@ -43,7 +43,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
     let locks = named(&client, name(&args.name)?, args.kind).await?;
     if args.json {
         let mut value = lock_json(only(&locks)?);
-        value["store"] = store.shown().into();
+        value["store"] = store.public_url().into();
         return print_json(&value);
     }
     let text = locks.iter().map(lock_text).collect::<Vec<_>>().join("\n");
@@ -138,13 +138,16 @@ pub(crate) async fn release(
     if taken.is_empty() {
         return Err(Stop::new(
             Exit::Conflict(1),
-            format!("nobody holds {} on {}", printable(shown), printable(&store.shown())),
+            format!("nobody holds {} on {}", printable(shown), printable(&store.public_url())),
         ));
     }
     if !args.json {
         for holder in &taken {
-            let line =
-                format!("taken from {}, token {}\n", who(&holder.metadata, &holder.client), holder.token);
+            let line = format!(
+                "taken from {}, token {}\n",
+                identity(&holder.metadata, &holder.client),
+                holder.token
+            );
             print(line.as_bytes())?;
         }
     }
@@ -156,7 +159,7 @@ pub(crate) async fn release(
 fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
-    let shown = holder.map_or_else(|| "-".to_owned(), |holder| who(&holder.metadata, &holder.client));
+    let shown = holder.map_or_else(|| "-".to_owned(), |holder| identity(&holder.metadata, &holder.client));
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     [
         printable(&lock.name),
@@ -178,7 +181,7 @@ fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
         (None, None) if holder.weight > 1 => format!("{} permits held by", holder.weight),
         (None, None) => "held by".to_owned(),
     };
-    let who = who(&holder.metadata, &holder.client);
+    let who = identity(&holder.metadata, &holder.client);
     let state = if holder.retained { "given back, kept for" } else { "ends unless renewed in" };
     format!(
         "{what} {who} for {}, token {}, {state} {}",
@@ -189,7 +192,7 @@ fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
 }
 
 fn waiter_line(waiter: &WaiterInfo) -> String {
-    let who = who(&waiter.metadata, &waiter.client);
+    let who = identity(&waiter.metadata, &waiter.client);
     let absent = if waiter.skipped { ", absent" } else { "" };
     let what = match waiter.mode {
         Some(mode) => format!(" to {}", mode_word(mode)),
@@ -208,7 +211,7 @@ fn mode_word(mode: Mode) -> &'static str {
 }
 
 /// A holder as people know it.
-pub(crate) fn who(metadata: &HolderMetadata, client: &str) -> String {
+pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
     let mut who = match (&metadata.host, metadata.pid) {
         (Some(host), Some(pid)) => format!("{} pid {pid}", printable(host)),
         (Some(host), None) => printable(host),
@@ -323,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_and_cuts_the_holder_where_there_is_no_room() {
+    fn table_is_aligned_and_truncates_the_holder_column() {
         let row = |cells: [&str; COLUMNS]| cells.map(str::to_owned);
         let rows = [
             row(["NAME", "K", "HOLDER", "A", "B", "C", "D"]),
