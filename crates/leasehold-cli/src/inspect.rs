@@ -123,9 +123,7 @@ pub(crate) async fn release(
 ) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
     if !args.force {
-        return Err(Stop::usage(
-            "the holder may still be working: pass --force to release the lock anyway",
-        ));
+        return Err(Stop::usage("the holder may still be working: pass --force to release the lock anyway"));
     }
     let store = find()?;
     let client = store.connect().await?;

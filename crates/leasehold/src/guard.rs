@@ -14,7 +14,7 @@ use crate::engine::{ReleaseOutcome, RenewalError, Request, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, missing_response};
 use crate::locks::lock::MAX_TTL;
-use crate::store::{Answered, Pending};
+use crate::store::{BoxFuture, CallResult};
 
 /// A held lease. It is renewed while the guard lives, and released when [`release`](Self::release) is called or the guard is
 /// dropped.
@@ -162,12 +162,12 @@ impl Guard {
     pub async fn renew(&self) -> Result<(), Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         if let Some(request) = session.begin_renewal(self.sequence, clock::local()) {
-            let answered = match store.call_now(&self.resource, &request.command) {
+            let answered = match store.try_call_inline(&self.resource, &request.command) {
                 Some(answered) => answered,
                 None => {
                     let abandon_on_drop = RenewalGuard(self);
                     let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let mut answers = store.call_durably(batch, request.replicas).await;
+                    let mut answers = store.call_replicated(batch, request.replicas).await;
                     std::mem::forget(abandon_on_drop);
                     answers.pop().unwrap_or_else(missing_response)
                 }
@@ -255,10 +255,10 @@ impl Guard {
         deadline: Option<LocalTime>,
     ) -> Result<ReleaseOutcome, Error> {
         let (session, store) = (&self.handle.session, &self.handle.store);
-        let mut call: Option<(Request, Pending<Vec<Answered>>)> = None;
+        let mut call: Option<(Request, BoxFuture<Vec<CallResult>>)> = None;
         let mut error = None;
         if let Some(request) = request {
-            match store.call_now(&self.resource, &request.command) {
+            match store.try_call_inline(&self.resource, &request.command) {
                 Some(answered) => match session.handle_release_response(&request, &answered) {
                     Some(given) => return Ok(given),
                     None => error = answered.err(),
@@ -338,7 +338,7 @@ impl Handle {
     /// through the driver.
     pub(crate) fn abandon(&self, resource: &Resource, sequence: u64) {
         let Some(request) = self.session.release_dropped(sequence, clock::local()) else { return };
-        match self.store.call_now(resource, &request.command) {
+        match self.store.try_call_inline(resource, &request.command) {
             Some(answered) => drop(self.session.handle_release_response(&request, &answered)),
             None => self.session.defer_release(sequence, clock::local()),
         }

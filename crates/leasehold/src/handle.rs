@@ -32,7 +32,7 @@ impl Handle {
     /// Runs a command that concerns no attempt or lease of this client.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
-        let answered = match self.store.call_now(&resource, &command) {
+        let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
             None => self
                 .store
@@ -86,7 +86,7 @@ impl Handle {
 }
 
 /// The result of a command that the store left out of its response, which violates the `Store` contract.
-pub(crate) fn missing_response() -> store::Answered {
+pub(crate) fn missing_response() -> store::CallResult {
     let message = "the store sent no response".to_owned();
     Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }

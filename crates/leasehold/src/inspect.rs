@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
 use crate::locks::barrier;
 use crate::locks::rw::mode_of;
@@ -143,7 +143,7 @@ impl HolderInfo {
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
-            retained: holder.kept,
+            retained: holder.retained,
             metadata: HolderMetadata::decode(&holder.metadata),
             is_own: holder.acquisition.client == requester,
             acquisition: holder.acquisition,
@@ -164,14 +164,14 @@ impl HolderInfo {
 }
 
 impl WaiterInfo {
-    fn new(kind: Kind, position: usize, waiter: &Waiting, at: StoreTime, requester: ClientId) -> Self {
+    fn new(kind: Kind, position: usize, waiter: &QueueEntry, at: StoreTime, requester: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
             position,
             weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
-            skipped: waiter.passed_over,
+            skipped: waiter.skipped,
             metadata: HolderMetadata::decode(&waiter.metadata),
             is_own: waiter.acquisition.client == requester,
         }

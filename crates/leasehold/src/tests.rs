@@ -20,7 +20,7 @@ use pollster::block_on;
 use crate::client::Client;
 use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
-use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
 use crate::{Error, Guard};
 
 /// What becomes of one command.
@@ -71,16 +71,16 @@ struct Scripted {
 }
 
 impl Scripted {
-    fn run(&self, resource: &Resource, command: &Command) -> Answered {
-        self.inner.call_now(resource, command).expect("memory answers at once")
+    fn run(&self, resource: &Resource, command: &Command) -> CallResult {
+        self.inner.try_call_inline(resource, command).expect("memory answers at once")
     }
 
     /// What is sent meets its fate.
     fn meet(
         &self,
         count: usize,
-        work: impl FnOnce(&Memory) -> Vec<Answered> + Send + 'static,
-    ) -> Pending<Vec<Answered>> {
+        work: impl FnOnce(&Memory) -> Vec<CallResult> + Send + 'static,
+    ) -> BoxFuture<Vec<CallResult>> {
         let next = self.script.lock().unwrap().pop_front();
         let fate = next.or(*self.later.lock().unwrap()).unwrap_or(Fate::Now);
         let fail = |failure| {
@@ -123,7 +123,7 @@ impl Scripted {
 }
 
 impl Store for Scripted {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         let mut script = self.script.lock().unwrap();
         match script.front() {
             None if self.later.lock().unwrap().is_some() => return None,
@@ -135,32 +135,32 @@ impl Store for Scripted {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         self.meet(batch.len(), move |memory| {
             let run = |(resource, command): &(Arc<Resource>, Command)| {
-                memory.call_now(resource, command).expect("memory answers at once")
+                memory.try_call_inline(resource, command).expect("memory answers at once")
             };
             batch.iter().map(run).collect()
         })
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let attempts = attempts.to_vec();
         let count = attempts.len();
         Some(self.meet(count, move |memory| {
-            block_on(memory.call_together(&attempts).expect("memory takes any together"))
+            block_on(memory.acquire_all(&attempts).expect("memory takes any together"))
         }))
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.inner.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn diagnose(&self) -> Pending<Result<Diagnosis, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         self.inner.diagnose()
     }
 }

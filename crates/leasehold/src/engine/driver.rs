@@ -74,7 +74,10 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
         }
         if !due.requests.is_empty() {
             for ((shard, _), requests) in by_shard(&*store, due.requests) {
-                let permit = in_flight_limits.entry(shard).or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT))).clone();
+                let permit = in_flight_limits
+                    .entry(shard)
+                    .or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT)))
+                    .clone();
                 tokio::spawn(send(session.clone(), store.clone(), permit, requests));
             }
         }
@@ -116,7 +119,7 @@ async fn send(
     let batch =
         requests.iter().map(|(resource, request)| (resource.clone(), request.command.clone())).collect();
     let answers =
-        store.call_durably(batch, requests.first().map_or(0, |(_, request)| request.replicas)).await;
+        store.call_replicated(batch, requests.first().map_or(0, |(_, request)| request.replicas)).await;
     debug_assert_eq!(answers.len(), requests.len(), "a store returns one result per command");
     let now = clock::local();
     for ((_, request), answered) in requests.iter().zip(&answers) {

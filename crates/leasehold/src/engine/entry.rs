@@ -5,12 +5,13 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandOff, HandOn, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome,
-    Owner, Push, PushKind, Release, Reply, Resource, Token, Turn, drift_margin,
+    AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    drift_margin,
 };
 
 use super::session::Request;
-use crate::store::Answered;
+use crate::store::CallResult;
 
 /// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
 const RELEASE_RETRY_MIN: Duration = Duration::from_millis(100);
@@ -62,7 +63,7 @@ pub(super) struct Entry {
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
     /// The local queue that owns the entry, and its hand-off limits.
-    pub(super) local_queue: Option<(u64, HandOff)>,
+    pub(super) local_queue: Option<(u64, HandoffLimits)>,
     /// Not logged yet.
     pub(super) log_events: Vec<LogEvent>,
     /// The time at which the entry stands in the table's timers.
@@ -190,7 +191,7 @@ impl Entry {
 
     // --- What comes in ---------------------------------------------------------------------------
 
-    pub(super) fn handle_response(&mut self, request: &Request, now: LocalTime, answered: &Answered) {
+    pub(super) fn handle_response(&mut self, request: &Request, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
             self.last_error = Some(error.message.clone());
             self.is_changed = true;
@@ -245,7 +246,7 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Wanted => machine.handle_wanted(now),
+            Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
             // The response was faster than the push, or the lease is being released.
             Stage::Lease { .. } | Stage::Releasing { .. } | Stage::Ended(_) => {}
         }
@@ -352,21 +353,21 @@ impl Entry {
             let acquisition = machine.acquisition();
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
-            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
+            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
             if let Some((_, bound)) = self.local_queue {
-                let mut turn = Turn::new(bound, grant.tokens);
+                let mut turn = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {
                     // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
-                    turn.handle_wanted(now);
+                    turn.handle_contended(now);
                 }
-                lease = lease.with_turn(turn);
+                lease = lease.with_handoff_budget(turn);
             }
-            if machine.was_hinted() {
+            if machine.recheck_pending() {
                 lease.handle_hint(now);
             }
             self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
-            let place = machine.place_lasts();
+            let place = machine.queue_entry_ttl();
             self.begin_release(release, place, Duration::ZERO, now);
         } else {
             self.end(ReleaseOutcome::Released);
@@ -401,9 +402,9 @@ impl Entry {
     // --- State ------------------------------------------------------------------------------------
 
     /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
-    pub(super) fn may_be_known(&self) -> bool {
+    pub(super) fn may_be_in_store(&self) -> bool {
         match &self.stage {
-            Stage::Attempt(machine) => machine.may_be_known(),
+            Stage::Attempt(machine) => machine.may_be_in_store(),
             Stage::Lease { .. } | Stage::Releasing { .. } => true,
             Stage::Ended(_) => false,
         }
@@ -430,14 +431,13 @@ impl Entry {
         let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
         match machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Released => Err(Loss::Closed),
             LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
         }
     }
 
     pub(super) fn ends_at(&self) -> LocalTime {
         match &self.stage {
-            Stage::Lease { machine, .. } => machine.ends_at(),
+            Stage::Lease { machine, .. } => machine.hold_ends_at(),
             _ => LocalTime::NEVER,
         }
     }
@@ -496,11 +496,11 @@ impl Entry {
     }
 
     /// Decides whether the lease goes to the next task of the local queue.
-    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandOn {
+    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
             // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_on(now),
-            _ => HandOn::Over,
+            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
+            _ => HandoffDecision::Release,
         }
     }
 

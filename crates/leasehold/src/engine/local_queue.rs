@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, HandOff, HandOn, LeaseTerms, LocalTime, Outcome, Patience,
-    Resource, Token, Turn, WaitFor,
+    Acquire, AcquireMachine, Acquisition, HandoffBudget, HandoffDecision, HandoffLimits, LeaseTerms,
+    LocalTime, Outcome, Resource, Token, WaitFor, WaitPolicy,
 };
 
 use super::entry::Entry;
@@ -26,9 +26,9 @@ pub(crate) struct AcquireKey {
     pub(crate) terms: LeaseTerms,
     pub(crate) wait: WaitFor,
     /// The policy of the queue's attempt: each task has a deadline of its own.
-    pub(crate) patience: Patience,
+    pub(crate) patience: WaitPolicy,
     pub(crate) metadata: Arc<str>,
-    pub(crate) hand_off: HandOff,
+    pub(crate) hand_off: HandoffLimits,
 }
 
 /// A task's place in a local queue.
@@ -57,8 +57,8 @@ pub(crate) enum CancelledWait {
     LeaseInUse,
     /// The attempt goes on for the tasks that still wait.
     AttemptContinues,
-    /// No task is left: the entry must be released. `may_be_known`: the store may have received the attempt.
-    LastWaiter { sequence: u64, may_be_known: bool },
+    /// No task is left: the entry must be released. `may_be_in_store`: the store may have received the attempt.
+    LastWaiter { sequence: u64, may_be_in_store: bool },
 }
 
 /// All local queues of a client.
@@ -275,7 +275,7 @@ impl Table {
                 if is_handed_off {
                     CancelledWait::LeaseInUse
                 } else {
-                    CancelledWait::LastWaiter { sequence: lease, may_be_known: true }
+                    CancelledWait::LastWaiter { sequence: lease, may_be_in_store: true }
                 }
             }
             QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::LeaseInUse,
@@ -283,8 +283,9 @@ impl Table {
                 if queue.waiting.is_empty() =>
             {
                 queue.state = QueueState::Idle;
-                let may_be_known = self.entries.get(&sequence).is_some_and(|entry| entry.may_be_known());
-                CancelledWait::LastWaiter { sequence, may_be_known }
+                let may_be_in_store =
+                    self.entries.get(&sequence).is_some_and(|entry| entry.may_be_in_store());
+                CancelledWait::LastWaiter { sequence, may_be_in_store }
             }
             QueueState::Idle | QueueState::Acquiring(_) | QueueState::AwaitingTokens(_) => {
                 CancelledWait::AttemptContinues
@@ -300,14 +301,14 @@ impl Table {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let key = &queue.key;
         // A single task needs no range of tokens, and unused tokens would make the counter run ahead of the clock.
-        let reserve = if queue.waiting.len() > 1 { Turn::reserve_at_first(key.hand_off) } else { 0 };
+        let reserve = if queue.waiting.len() > 1 { HandoffBudget::initial_reserve(key.hand_off) } else { 0 };
         let command = Acquire {
             reserve,
             wait: Some(key.wait),
             metadata: key.metadata.clone(),
             ..Acquire::exclusive(
                 Acquisition { client: self.id, sequence },
-                key.terms.ttl.max(key.terms.outlives),
+                key.terms.ttl.max(key.terms.min_lifetime),
             )
         };
         let machine = AcquireMachine::new(command, Some(key.patience), now);
@@ -332,14 +333,14 @@ impl Table {
             self.local_queues.remove_if_empty(id);
             return false;
         }
-        match self.entries.get_mut(&lease).map_or(HandOn::Over, |entry| entry.hand_off(now)) {
-            HandOn::Next(token) => queue.assign(lease, token, effects),
-            HandOn::Soon => queue.state = QueueState::AwaitingTokens(lease),
-            HandOn::Over if self.is_closed => {
+        match self.entries.get_mut(&lease).map_or(HandoffDecision::Release, |entry| entry.hand_off(now)) {
+            HandoffDecision::Next(token) => queue.assign(lease, token, effects),
+            HandoffDecision::AwaitTokens => queue.state = QueueState::AwaitingTokens(lease),
+            HandoffDecision::Release if self.is_closed => {
                 queue.end_waits(Outcome::Cancelled, None, effects);
                 return false;
             }
-            HandOn::Over => {
+            HandoffDecision::Release => {
                 if let Some((sequence, entry)) = self.start_attempt(id, now) {
                     // The driver sends it.
                     self.insert(sequence, entry, now, effects);

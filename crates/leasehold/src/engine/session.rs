@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Owner,
-    Patience, Push, Resource, Token,
+    Push, Resource, Token, WaitPolicy,
 };
 use tokio::sync::Notify;
 
@@ -22,7 +22,7 @@ use super::clock;
 use super::entry::{Entry, LogEvent, ReleaseOutcome, RenewalError};
 use super::table::{DueWork, Effects, Table};
 use super::watch::Watch;
-use crate::store::Answered;
+use crate::store::CallResult;
 use crate::store::Inbox;
 
 /// The attempts, leases and releases of one client.
@@ -88,7 +88,7 @@ impl Session {
             match event {
                 LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "lease lost"),
                 LogEvent::RenewalFailed(error) => {
-                    tracing::warn!(%resource, error, "lease not renewed")
+                    tracing::warn!(%resource, error, "lease not renewed");
                 }
                 LogEvent::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),
                 LogEvent::ReleaseFailed(error) => {
@@ -111,7 +111,7 @@ impl Session {
         terms: LeaseTerms,
         min_hold: Duration,
         command: Acquire,
-        patience: Option<Patience>,
+        patience: Option<WaitPolicy>,
         now: LocalTime,
     ) -> Result<Option<Request>, Closed> {
         let sequence = command.acquisition.sequence;
@@ -139,7 +139,7 @@ impl Session {
         &self,
         request: &Request,
         now: LocalTime,
-        answered: &Answered,
+        answered: &CallResult,
     ) -> Option<Outcome> {
         self.step(request.sequence, now, |entry| {
             entry.handle_response(request, now, answered);
@@ -151,7 +151,7 @@ impl Session {
     pub(crate) fn handle_release_response(
         &self,
         request: &Request,
-        answered: &Answered,
+        answered: &CallResult,
     ) -> Option<ReleaseOutcome> {
         // Only a failed release uses the time.
         let now = if answered.is_ok() { request.sent_at } else { clock::local() };

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Patience, Refusal, Resource, Token, WaitFor,
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
 };
 use tracing::Instrument as _;
 
@@ -32,7 +32,7 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        if self.handle.store.has_turns() && resource.kind != Kind::Queue {
+        if self.handle.store.needs_admission_queue() && resource.kind != Kind::Admission {
             return self.acquire_with_admission(weight, wait).instrument(span).await;
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
@@ -114,7 +114,7 @@ impl Lock {
         deadline: Option<LocalTime>,
     ) -> Result<(Attempt<'a>, Option<Request>), Error> {
         let session = &self.handle.session;
-        let intervals = self.handle.store.rhythm();
+        let intervals = self.handle.store.poll_intervals();
         let terms = self.terms(replaces, clock::local());
         let acquisition = session.next_acquisition();
         let command = Acquire {
@@ -122,15 +122,18 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl.max(terms.outlives),
+            ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
             wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
             metadata: self.metadata.clone(),
         };
         let confirms_pushes = terms.replicas > 0;
-        let patience =
-            deadline.map(|deadline| Patience { deadline, look_again: intervals.look_again, confirms_pushes });
+        let patience = deadline.map(|deadline| WaitPolicy {
+            deadline,
+            repoll_interval: intervals.repoll_interval,
+            confirms_pushes,
+        });
         let began = session.begin(resource.clone(), terms, self.min_hold, command, patience, clock::local());
         let request = began.map_err(|Closed| self.handle.closed())?;
         Ok((
@@ -190,7 +193,7 @@ impl Attempt<'_> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
         if let Some(request) = request {
-            match store.call_now(self.resource, &request.command) {
+            match store.try_call_inline(self.resource, &request.command) {
                 Some(answered) => {
                     let outcome = session.handle_response(&request, clock::local(), &answered);
                     if let Some(granted @ Outcome::Granted { .. }) = outcome {
@@ -199,7 +202,7 @@ impl Attempt<'_> {
                 }
                 None => {
                     let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let sent = store.call_durably(batch, request.replicas);
+                    let sent = store.call_replicated(batch, request.replicas);
                     call = Some((request, sent));
                 }
             }

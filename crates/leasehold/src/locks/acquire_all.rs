@@ -18,7 +18,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::acquire::{Attempt, CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::Lock;
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// The result of a batch.
 pub(crate) enum BatchOutcome {
@@ -77,7 +77,7 @@ pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) ->
 }
 
 /// Whether the store was busy with other clients, so that waiting helps.
-fn is_busy(answered: &Answered) -> bool {
+fn is_busy(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Busy)
 }
 
@@ -116,13 +116,13 @@ impl<'a> BatchAcquire<'a> {
     }
 
     /// None if the store does not support a batch of these locks.
-    fn send(&self) -> Option<Pending<Vec<Answered>>> {
+    fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
         let said = |(_, attempt, request): &(&Lock, Attempt<'_>, Request)| match &request.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
             _ => None,
         };
         let said: Vec<_> = self.attempts.iter().filter_map(said).collect();
-        let sent = self.handle.store.call_together(&said);
+        let sent = self.handle.store.acquire_all(&said);
         if sent.is_none() {
             let message = "the store does not support this batch".to_owned();
             let not_sent = Err(StoreError { failure: Failure::NotSent, message });
@@ -134,7 +134,7 @@ impl<'a> BatchAcquire<'a> {
     }
 
     /// Returns how each attempt ended. An attempt whose response was lost is retried on its own.
-    async fn handle_response(&self, answers: &[Answered]) -> Vec<AttemptEnd> {
+    async fn handle_response(&self, answers: &[CallResult]) -> Vec<AttemptEnd> {
         let now = clock::local();
         for ((_, _, request), answered) in self.attempts.iter().zip(answers) {
             self.handle.session.handle_response(request, now, answered);

@@ -10,7 +10,7 @@ use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::store::queue_of;
+use crate::store::admission_queue_of;
 
 /// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
 /// the others by at most this, whatever the lock's ttl is.
@@ -39,7 +39,7 @@ impl Lock {
                     tried if deadline.is_none() => return tried,
                     Ok(None) => true,
                     // Nodes in their restart grace vote soon: wait for them.
-                    Err(_) if self.handle.store.is_young() => false,
+                    Err(_) if self.handle.store.in_restart_grace() => false,
                     // The votes are split: wait, as long as a quorum responds.
                     Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
                     Err(error) => return Err(error),
@@ -83,7 +83,7 @@ impl Lock {
 
     /// The lock whose holder is admitted; none if the resource's name is too long for one.
     fn turn(&self, resource: &Resource) -> Option<Self> {
-        let queue = queue_of(resource)?;
+        let queue = admission_queue_of(resource)?;
         let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
         // The admitted client is a waiter too.
         turn.max_waiters = self.max_waiters.saturating_sub(1);

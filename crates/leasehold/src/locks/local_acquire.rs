@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use leasehold_core::{Failure, HandOff, LocalTime, Outcome, Patience, Resource, WaitFor};
+use leasehold_core::{Failure, HandoffLimits, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
 
 use crate::engine::clock;
 use crate::engine::{AcquireKey, CancelledWait, EnqueueError, Request, Sleep, Ticket, WaitOutcome};
@@ -17,31 +17,31 @@ use crate::handle::{Handle, missing_response};
 use crate::locks::acquire::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::acquire_all::with_deadline;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 impl Lock {
     /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.
     ///
     /// An owner, a maximum or a minimum hold belongs to one holder. A lease without renewal would be almost over when the next
     /// task gets it.
-    pub(crate) fn handoff_limits(&self) -> Option<HandOff> {
+    pub(crate) fn handoff_limits(&self) -> Option<HandoffLimits> {
         let is_plain = self.owner.is_none()
             && self.terms.renews
             && self.terms.max_hold.is_none()
-            && self.terms.outlives.is_zero()
+            && self.terms.min_lifetime.is_zero()
             && self.min_hold.is_zero();
         self.hand_off.filter(|_| is_plain)
     }
 
-    pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandOff) -> AcquireKey {
-        let intervals = self.handle.store.rhythm();
+    pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> AcquireKey {
+        let intervals = self.handle.store.poll_intervals();
         AcquireKey {
             resource: resource.clone(),
             terms: self.terms,
             wait: WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters },
-            patience: Patience {
+            patience: WaitPolicy {
                 deadline: LocalTime::NEVER,
-                look_again: intervals.look_again,
+                repoll_interval: intervals.repoll_interval,
                 confirms_pushes: self.terms.replicas > 0,
             },
             metadata: self.metadata.clone(),
@@ -94,8 +94,8 @@ impl Lock {
         let until = clock::local() + CANCEL_LIMIT;
         match waiting.cancel() {
             CancelledWait::LeaseInUse => Ok(None),
-            CancelledWait::LastWaiter { sequence, may_be_known } => {
-                if await_cancellation(&self.handle, sequence, until).await && may_be_known {
+            CancelledWait::LastWaiter { sequence, may_be_in_store } => {
+                if await_cancellation(&self.handle, sequence, until).await && may_be_in_store {
                     Ok(None)
                 } else {
                     unknown()
@@ -117,7 +117,7 @@ struct QueuedTask<'a> {
     resource: &'a Arc<Resource>,
     ticket: Ticket,
     /// The request that the first task of a queue sends for all of them.
-    call: Option<(Request, Pending<Vec<Answered>>)>,
+    call: Option<(Request, BoxFuture<Vec<CallResult>>)>,
     is_over: bool,
 }
 
@@ -126,11 +126,11 @@ impl QueuedTask<'_> {
     async fn wait(&mut self, request: Option<Request>, deadline: LocalTime) -> Option<WaitOutcome> {
         let (session, store) = (&self.handle.session, &self.handle.store);
         if let Some(request) = request {
-            match store.call_now(self.resource, &request.command) {
+            match store.try_call_inline(self.resource, &request.command) {
                 Some(answered) => drop(session.handle_response(&request, clock::local(), &answered)),
                 None => {
                     let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let sent = store.call_durably(batch, request.replicas);
+                    let sent = store.call_replicated(batch, request.replicas);
                     self.call = Some((request, sent));
                 }
             }

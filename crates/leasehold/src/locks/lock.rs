@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    HandOff, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+    HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
 use crate::engine::clock;
@@ -37,7 +37,7 @@ pub(crate) struct Lock {
     pub(crate) min_hold: Duration,
     pub(crate) max_waiters: u32,
     /// The limits for handing a lease off between the client's tasks; none if tasks do not share leases.
-    pub(crate) hand_off: Option<HandOff>,
+    pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
 }
@@ -85,7 +85,7 @@ impl Lock {
                 ttl: DEFAULT_TTL,
                 renews: true,
                 max_hold: None,
-                outlives: Duration::ZERO,
+                min_lifetime: Duration::ZERO,
                 replicas: 0,
             },
             min_hold: Duration::ZERO,
@@ -185,17 +185,15 @@ impl Lock {
             })?;
         }
         let store = &self.handle.store;
-        if !store.bears(resource.kind, self.owner.is_some()) {
+        if !store.supports(resource.kind, self.owner.is_some()) {
             let what = "a quorum supports only mutexes and elections";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.min_hold);
+        let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.min_hold);
         if let Some(longest) = store.max_ttl()
             && ttl > longest
         {
-            return invalid(format!(
-                "a lease of up to {ttl:?} exceeds max_ttl, {longest:?}"
-            ));
+            return invalid(format!("a lease of up to {ttl:?} exceeds max_ttl, {longest:?}"));
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {

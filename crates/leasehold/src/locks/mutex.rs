@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{HandOff, Kind};
+use leasehold_core::{HandoffLimits, Kind};
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -30,7 +30,7 @@ pub struct Mutex(pub(crate) Lock);
 
 /// The default hand-off limits once another client waits: enough hand-offs to outweigh the round trip to the store, and a time
 /// in the order of network jitter.
-const HAND_OFF: HandOff = HandOff { hand_overs: 64, span: Duration::from_millis(10) };
+const HAND_OFF: HandoffLimits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_millis(10) };
 
 settings!(Mutex);
 
@@ -41,12 +41,12 @@ impl Mutex {
         Self(lock)
     }
 
-    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `span`; 64
+    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `max_duration`; 64
     /// and 10 ms by default. Higher limits increase throughput and let other clients wait longer. If the push about the waiting
     /// client is lost, the next renewal reports it, at a third of the ttl.
     #[must_use]
-    pub fn local_handoff(mut self, hand_overs: u32, span: Duration) -> Self {
-        self.0.hand_off = Some(HandOff { hand_overs, span });
+    pub fn local_handoff(mut self, max_handoffs: u32, max_duration: Duration) -> Self {
+        self.0.hand_off = Some(HandoffLimits { max_handoffs, max_duration });
         self
     }
 

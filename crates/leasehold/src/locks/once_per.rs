@@ -61,14 +61,14 @@ impl OncePer {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, period: Duration) -> Self {
         let mut lock = Lock::new(handle, Kind::Mutex, name, 1);
         lock.min_hold = period / 10 * 9;
-        lock.terms.outlives = lock.min_hold;
+        lock.terms.min_lifetime = lock.min_hold;
         Self(lock)
     }
 
     /// If a host dies half way, its lease ends after the ttl, and another host starts.
     #[must_use]
     pub fn at_least_once(mut self) -> Self {
-        self.0.terms.outlives = Duration::ZERO;
+        self.0.terms.min_lifetime = Duration::ZERO;
         self
     }
 
@@ -86,7 +86,7 @@ impl OncePer {
     /// which is then done.
     pub async fn start(&self) -> Result<Option<Guard>, Error> {
         self.check()?;
-        if !self.0.terms.outlives.is_zero() {
+        if !self.0.terms.min_lifetime.is_zero() {
             return self.0.acquire(1, None, WaitMode::NoWait).await;
         }
         let mut started = pin!(self.0.acquire(1, None, WaitMode::Forever));

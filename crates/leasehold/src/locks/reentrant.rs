@@ -157,7 +157,7 @@ impl ReentrantMutex {
         let handle = &self.0.handle;
         let answer = handle.ask(resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Err(handle.unexpected(resource, &answer.reply)) };
-        let live = view.holders.into_iter().filter(|holder| !holder.kept);
+        let live = view.holders.into_iter().filter(|holder| !holder.retained);
         let (theirs, others): (Vec<_>, Vec<_>) = live.partition(|holder| holder.owner == self.0.owner);
         let show = |holder| HolderInfo::new(resource.kind, holder, answer.at, handle.session.id);
         Ok((theirs, others.iter().map(show).collect()))

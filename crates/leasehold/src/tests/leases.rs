@@ -42,7 +42,7 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mut is_handed_on = false;
     until("it is handed on or kept", || {
         is_handed_on = poll_once(next.as_mut()).is_ready();
-        is_handed_on || stage.view().holders.iter().any(|holder| holder.kept)
+        is_handed_on || stage.view().holders.iter().any(|holder| holder.retained)
     });
     is_handed_on
 }

@@ -281,11 +281,11 @@ fn party_that_departs_too_late_has_passed() {
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
         Box::pin(async move {
             yield_once().await;
@@ -295,15 +295,15 @@ impl Store for Distant {
         })
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.0.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn diagnose(&self) -> Pending<Result<Diagnosis, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         self.0.diagnose()
     }
 }

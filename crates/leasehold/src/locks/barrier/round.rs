@@ -31,12 +31,12 @@ pub(super) fn count_marks(view: &View) -> usize {
 
 /// Only what is kept decides: anything else may still be taken back.
 fn is_mark(holder: &Holder) -> bool {
-    holder.weight == MARK && holder.kept
+    holder.weight == MARK && holder.retained
 }
 
 /// A claim that is not decided yet: a claim proper, or one on its way to a mark.
 fn is_undecided(holder: &Holder) -> bool {
-    matches!(holder.weight, CLAIM | MARK) && !holder.kept
+    matches!(holder.weight, CLAIM | MARK) && !holder.retained
 }
 
 /// All that pass together, by the tokens of their arrivals.
@@ -115,7 +115,7 @@ impl Round {
 /// The token of a party's arrival, if this lease is that of a party which is there and has not departed.
 fn arrival_of(holder: &Holder) -> Option<Token> {
     match holder.weight {
-        _ if holder.kept => None,
+        _ if holder.retained => None,
         ARRIVAL => Some(holder.token),
         // It took the place of the arrival, and has a token of its own.
         RETURNED | CLAIM => read_token(label_of(holder)?.split(' ').nth(1)?),

@@ -2,13 +2,13 @@
 
 use super::Quorum;
 use crate::diagnostics::Diagnosis;
-use crate::store::redis::{Redis, examine_voters};
+use crate::store::redis::{Redis, diagnose_voters};
 
 impl Quorum {
     /// Each node, and whether they are independent of each other.
     pub(super) async fn diagnose(&self) -> Diagnosis {
         let voters: Vec<(&str, &Redis)> =
             self.nodes.iter().map(|node| (node.name.as_str(), &*node.store)).collect();
-        examine_voters(&voters, self.max_ttl).await
+        diagnose_voters(&voters, self.max_ttl).await
     }
 }

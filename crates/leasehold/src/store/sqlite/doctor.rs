@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::{self, SUFFIXES};
-use super::{BUSY_LIMIT, checkpoint, not_sent, schema};
+use super::{BUSY_TIMEOUT, checkpoint, not_sent, schema};
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 
@@ -102,7 +102,7 @@ fn is_stray(pid: u32, path: &Path) -> Option<bool> {
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_LIMIT)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_query_value(None, "quick_check", |row| row.get(0))
 }
 
@@ -115,7 +115,7 @@ fn judge(seen: &Seen) -> Component {
     }
     match &seen.damage {
         None => {
-            component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say")
+            component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say");
         }
         Some(damage) => {
             let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");

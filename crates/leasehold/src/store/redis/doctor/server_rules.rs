@@ -2,46 +2,46 @@
 
 use std::time::Duration;
 
-use super::super::ANSWER_LIMIT;
-use super::acl_check::{Cost, Lack, Source};
-use super::probe::{Clock, Seen, Succession, Way};
+use super::super::ANSWER_TIMEOUT;
+use super::acl_check::{Cost, MissingRight, Source};
+use super::probe::{Clock, FailoverMode, Snapshot, Transport};
 use crate::diagnostics::{Check, Component};
 
 /// A clock that differs by more than this may end a lease while its holder works.
-const CLOCK_LIMIT: Duration = Duration::from_millis(500);
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_millis(500);
 
 /// A server that takes longer than this for a lock is busy with something else.
-const COST_LIMIT: Duration = Duration::from_millis(1);
+const MAX_LOCK_COST: Duration = Duration::from_millis(1);
 
 /// In percent of what there may be.
-const MUCH: u64 = 80;
+const NEARLY_FULL_PERCENT: u64 = 80;
 
 /// A client that hears pushes and asks for a long list needs this much.
-const LEAST_OUTPUT_BUFFER: u64 = 1 << 20;
+const MIN_OUTPUT_BUFFER: u64 = 1 << 20;
 
-pub(super) fn judge(seen: &Seen) -> Component {
+pub(super) fn check_server(seen: &Snapshot) -> Component {
     let mut component = Component::new(seen.name.as_str());
-    judge_program(seen, &mut component);
-    judge_memory(seen, &mut component);
-    judge_disk(seen, &mut component);
-    judge_replication(seen, &mut component);
-    judge_connections(seen, &mut component);
-    judge_way(seen, &mut component);
-    judge_rights(seen, &mut component);
-    judge_speed(seen, &mut component);
+    check_version(seen, &mut component);
+    check_memory(seen, &mut component);
+    check_persistence(seen, &mut component);
+    check_replication(seen, &mut component);
+    check_connections(seen, &mut component);
+    check_transport(seen, &mut component);
+    check_rights(seen, &mut component);
+    check_speed(seen, &mut component);
     if let Some(clock) = seen.clock {
-        judge_clock(clock, &mut component);
+        check_clock(clock, &mut component);
     }
     component
 }
 
 /// The line that changes a setting: as a command, or for the file of a server that takes no such command.
-pub(super) fn line(seen: &Seen, setting: &str) -> Option<String> {
+pub(super) fn setting_command(seen: &Snapshot, setting: &str) -> Option<String> {
     let is_command = !seen.settings.is_empty();
     Some(if is_command { format!("CONFIG SET {setting}") } else { setting.to_owned() })
 }
 
-fn judge_program(seen: &Seen, component: &mut Component) {
+fn check_version(seen: &Snapshot, component: &mut Component) {
     if seen.info.is_empty() {
         let what = "this user may not ask for INFO";
         let remedy = format!("ACL SETUSER {} +info", seen.user);
@@ -77,7 +77,7 @@ fn judge_program(seen: &Seen, component: &mut Component) {
 
 // --- What is kept ----------------------------------------------------------------------------------
 
-fn judge_memory(seen: &Seen, component: &mut Component) {
+fn check_memory(seen: &Snapshot, component: &mut Component) {
     let policy = seen.setting("maxmemory-policy").or(seen.info.get("maxmemory_policy").map(String::as_str));
     let limit = seen.number("maxmemory");
     if let Some(limit) = limit {
@@ -93,12 +93,12 @@ fn judge_memory(seen: &Seen, component: &mut Component) {
             component.fact("keys thrown away", seen.number("evicted_keys").unwrap_or(0));
             let why = "a server that reaches its maxmemory throws keys away, and all of a lock's keys have an expiry: a lock \
                        that is held can be given to the next one";
-            let remedy = line(seen, "maxmemory-policy noeviction");
+            let remedy = setting_command(seen, "maxmemory-policy noeviction");
             component.danger(Check::Eviction, format!("maxmemory-policy is {policy}"), why, remedy);
         }
     }
     if let (Some(limit @ 1..), Some(used)) = (limit, seen.number("used_memory"))
-        && used.saturating_mul(100) / limit >= MUCH
+        && used.saturating_mul(100) / limit >= NEARLY_FULL_PERCENT
     {
         let what = format!("{} % of maxmemory are in use", used.saturating_mul(100) / limit);
         component.advice(
@@ -110,7 +110,7 @@ fn judge_memory(seen: &Seen, component: &mut Component) {
     }
 }
 
-fn judge_disk(seen: &Seen, component: &mut Component) {
+fn check_persistence(seen: &Snapshot, component: &mut Component) {
     let is_broken = |name: &str| seen.info.get(name).is_some_and(|status| status != "ok");
     if is_broken("rdb_last_bgsave_status") || is_broken("aof_last_write_status") {
         let why = "a server that can't write to its disk refuses locks, unless it is told not to";
@@ -118,7 +118,7 @@ fn judge_disk(seen: &Seen, component: &mut Component) {
     }
     let Some(has_log) = seen.number("aof_enabled") else { return };
     if has_log == 1 {
-        return judge_log(seen, component);
+        return check_aof(seen, component);
     }
     if seen.abstains {
         component.fact("persistence", "none that a vote relies on");
@@ -133,7 +133,7 @@ fn judge_disk(seen: &Seen, component: &mut Component) {
                 when the next one gets it, until its next renewal fails. Their tokens tell them apart, since tokens follow \
                 the clock and go on rising. Write every change to a log; or keep a server that has crashed down for as \
                 long as the longest ttl, 10 s by default";
-    let remedy = line(seen, "appendonly yes");
+    let remedy = setting_command(seen, "appendonly yes");
     match seen.setting("save") {
         Some("") => {
             component.fact("persistence", "none");
@@ -150,17 +150,19 @@ fn judge_disk(seen: &Seen, component: &mut Component) {
     }
 }
 
-fn judge_log(seen: &Seen, component: &mut Component) {
-    let rhythm = seen.setting("appendfsync");
-    component
-        .fact("persistence", format_args!("append-only file (appendfsync {})", rhythm.unwrap_or("unknown")));
-    match rhythm {
+fn check_aof(seen: &Snapshot, component: &mut Component) {
+    let poll_intervals = seen.setting("appendfsync");
+    component.fact(
+        "persistence",
+        format_args!("append-only file (appendfsync {})", poll_intervals.unwrap_or("unknown")),
+    );
+    match poll_intervals {
         Some("always") => component.fine(Check::Fsync, "every change is on disk before it counts", "a restart forgets no lease"),
         Some("no") => component.advice(Check::Fsync,
             "the append-only file is written to disk when the system likes",
             "a power cut can forget the leases of half a minute, and give their locks to others; their tokens tell them \
              apart",
-            line(seen, "appendfsync everysec"),
+            setting_command(seen, "appendfsync everysec"),
         ),
         _ => component.fine(Check::Fsync,
             "changes go to an append-only file",
@@ -175,7 +177,7 @@ fn judge_log(seen: &Seen, component: &mut Component) {
 const ASYNCHRONOUS: &str = "Replication is asynchronous: a replica that becomes the master may not know a lease that was \
                             granted just before, and gives the lock to another holder. Only their tokens tell them apart";
 
-fn judge_replication(seen: &Seen, component: &mut Component) {
+fn check_replication(seen: &Snapshot, component: &mut Component) {
     let word = |name: &str| seen.info.get(name).map_or("?", String::as_str);
     let least = seen.number("min-replicas-to-write");
     if let Some(least) = least {
@@ -184,15 +186,15 @@ fn judge_replication(seen: &Seen, component: &mut Component) {
     }
     if seen.is_replica() {
         component.fact("role", format_args!("replica of {}:{}", word("master_host"), word("master_port")));
-        judge_replica(seen, least, component);
+        check_replica(seen, least, component);
     } else if let Some(replicas) = seen.number("connected_slaves") {
         component.fact("role", format_args!("master, {replicas} replicas"));
-        judge_master(seen, replicas, least, component);
+        check_master(seen, replicas, least, component);
     }
 }
 
-fn judge_replica(seen: &Seen, least: Option<u64>, component: &mut Component) {
-    if seen.succession == Succession::ByHand {
+fn check_replica(seen: &Snapshot, least: Option<u64>, component: &mut Component) {
+    if seen.failover == FailoverMode::ByHand {
         let why = "a replica can't be written, so no lock can be taken here: name the master in the address";
         component.danger(Check::Replica, "this server is a replica", why, None);
         return;
@@ -202,19 +204,19 @@ fn judge_replica(seen: &Seen, least: Option<u64>, component: &mut Component) {
         component.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
     }
     if least == Some(0) {
-        goes_on_alone(seen, component);
+        accepts_writes_alone(seen, component);
     }
 }
 
-fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, component: &mut Component) {
-    if seen.watchers > 0 && seen.succession == Succession::ByHand {
+fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &mut Component) {
+    if seen.watchers > 0 && seen.failover == FailoverMode::ByHand {
         let what =
             format!("{} sentinels watch this server, and the address does not name them", seen.watchers);
         let why = "when they make another server the master, this client stays here, and the others do not";
         let address = "redis-sentinel://HOST:26379,HOST:26379,HOST:26379/SERVICE";
         component.danger(Check::UnnamedSentinels, what, why, Some(address.to_owned()));
     }
-    if replicas == 0 && seen.succession == Succession::Sentinels {
+    if replicas == 0 && seen.failover == FailoverMode::Sentinels {
         component.advice(
             Check::NoReplica,
             "it has no replica",
@@ -222,14 +224,14 @@ fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, component: &mut 
             None,
         );
     }
-    let is_replaced = seen.succession != Succession::ByHand || seen.watchers > 0;
+    let is_replaced = seen.failover != FailoverMode::ByHand || seen.watchers > 0;
     match least {
-        Some(0) if is_replaced => goes_on_alone(seen, component),
+        Some(0) if is_replaced => accepts_writes_alone(seen, component),
         Some(0) if replicas > 0 => {
             let what = "it has replicas, and min-replicas-to-write is 0";
             let why =
                 format!("{ASYNCHRONOUS}. Should a replica ever be made the master, stop this server first");
-            component.advice(Check::MinReplicas, what, why, line(seen, "min-replicas-to-write 1"));
+            component.advice(Check::MinReplicas, what, why, setting_command(seen, "min-replicas-to-write 1"));
         }
         Some(0) => {}
         Some(least) if seen.number("min_slaves_good_slaves").unwrap_or(replicas) < least => {
@@ -260,7 +262,7 @@ fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, component: &mut 
 }
 
 /// As the master that it is, or may become.
-fn goes_on_alone(seen: &Seen, component: &mut Component) {
+fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     let why = format!(
         "a master that is cut off from the others goes on granting locks, also after another one was made the master. With \
          one replica that it has to reach it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"
@@ -269,38 +271,43 @@ fn goes_on_alone(seen: &Seen, component: &mut Component) {
         Check::MinReplicas,
         "min-replicas-to-write is 0",
         why,
-        line(seen, "min-replicas-to-write 1"),
+        setting_command(seen, "min-replicas-to-write 1"),
     );
 }
 
 // --- The way there -----------------------------------------------------------------------------------
 
-fn judge_connections(seen: &Seen, component: &mut Component) {
+fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let (Some(clients), Some(most @ 1..)) = (seen.number("connected_clients"), seen.number("maxclients")) {
         component.fact("clients", format_args!("{clients} of {most}"));
-        if clients.saturating_mul(100) / most >= MUCH {
+        if clients.saturating_mul(100) / most >= NEARLY_FULL_PERCENT {
             let why =
                 "when there are as many clients as there may be, whoever connects or reconnects is refused";
             component.advice(
                 Check::MaxClients,
                 format!("{clients} of {most} clients are connected"),
                 why,
-                line(seen, "maxclients 10000"),
+                setting_command(seen, "maxclients 10000"),
             );
         }
     }
     if let Some(seconds @ 1..) = seen.number("timeout") {
         let why = "connections are made again, but the command that finds its connection closed may fail";
         let what = format!("connections that are idle for {seconds} s are closed");
-        component.advice(Check::IdleTimeout, what, why, line(seen, "timeout 0"));
+        component.advice(Check::IdleTimeout, what, why, setting_command(seen, "timeout 0"));
     }
     if seen.number("tcp-keepalive") == Some(0) {
         let why = "a client whose machine is gone counts as there: each time that it is next in a queue, the others wait \
                    for 3 s";
-        component.advice(Check::TcpKeepalive, "tcp-keepalive is 0", why, line(seen, "tcp-keepalive 60"));
+        component.advice(
+            Check::TcpKeepalive,
+            "tcp-keepalive is 0",
+            why,
+            setting_command(seen, "tcp-keepalive 60"),
+        );
     }
     if let Some(bytes) = seen.setting("client-output-buffer-limit").and_then(pubsub_limit)
-        && (1..LEAST_OUTPUT_BUFFER).contains(&bytes)
+        && (1..MIN_OUTPUT_BUFFER).contains(&bytes)
     {
         let why = "clients hear of their grants and get long lists over one connection, which is closed at that limit";
         let what = format!("client-output-buffer-limit allows subscribers {bytes} bytes");
@@ -308,7 +315,7 @@ fn judge_connections(seen: &Seen, component: &mut Component) {
             Check::OutputBuffer,
             what,
             why,
-            line(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""),
+            setting_command(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""),
         );
     }
 }
@@ -318,25 +325,25 @@ fn pubsub_limit(setting: &str) -> Option<u64> {
     setting.split(' ').skip_while(|word| *word != "pubsub").nth(1)?.parse().ok()
 }
 
-fn judge_way(seen: &Seen, component: &mut Component) {
+fn check_transport(seen: &Snapshot, component: &mut Component) {
     if seen.is_local {
         return;
     }
-    match seen.way {
-        Way::Encrypted => {
+    match seen.transport {
+        Transport::Encrypted => {
             component.fine(
                 Check::Encryption,
                 "the connection is encrypted",
                 "nobody on the way reads or changes it",
             );
         }
-        Way::PlainWithPassword => component.advice(
+        Transport::PlainWithPassword => component.advice(
             Check::Encryption,
             "the password goes over the network in the clear",
             "whoever reads it can take every lock away",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
-        Way::Plain => component.advice(
+        Transport::Plain => component.advice(
             Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
             "whoever reaches it can take every lock away",
@@ -347,10 +354,10 @@ fn judge_way(seen: &Seen, component: &mut Component) {
     }
 }
 
-fn judge_rights(seen: &Seen, component: &mut Component) {
+fn check_rights(seen: &Snapshot, component: &mut Component) {
     let rules = |hinders: bool| {
-        let of_kind = seen.lacks.iter().filter(move |lack| lack.hinders_locks() == hinders);
-        of_kind.map(|lack: &Lack| lack.rule).collect::<Vec<_>>().join(" ")
+        let of_kind = seen.missing_rights.iter().filter(move |lack| lack.is_required() == hinders);
+        of_kind.map(|lack: &MissingRight| lack.rule).collect::<Vec<_>>().join(" ")
     };
     let remedy = |rules: &str| Some(format!("ACL SETUSER {} {rules}", seen.user));
     let (locks, others) = (rules(true), rules(false));
@@ -358,7 +365,7 @@ fn judge_rights(seen: &Seen, component: &mut Component) {
         let why = "some locks fail, perhaps only once somebody waits for them";
         component.danger(
             Check::Rights,
-            format!("the user {:?} lacks rights: {locks}", seen.user),
+            format!("the user {:?} missing_rights rights: {locks}", seen.user),
             why,
             remedy(&locks),
         );
@@ -367,12 +374,12 @@ fn judge_rights(seen: &Seen, component: &mut Component) {
         let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
         component.advice(
             Check::OptionalRights,
-            format!("the user {:?} lacks rights: {others}", seen.user),
+            format!("the user {:?} missing_rights rights: {others}", seen.user),
             why,
             remedy(&others),
         );
     }
-    if seen.lacks.is_empty() {
+    if seen.missing_rights.is_empty() {
         component.fine(
             Check::Rights,
             format!("the user {:?} has every right that is needed", seen.user),
@@ -383,11 +390,11 @@ fn judge_rights(seen: &Seen, component: &mut Component) {
 
 // --- Time --------------------------------------------------------------------------------------------
 
-fn judge_speed(seen: &Seen, component: &mut Component) {
+fn check_speed(seen: &Snapshot, component: &mut Component) {
     component.fact("round trip", format_args!("{} (median)", span(seen.round_trip)));
-    if seen.round_trip > ANSWER_LIMIT / 4 {
+    if seen.round_trip > ANSWER_TIMEOUT / 4 {
         let what = format!("a round trip takes {}", span(seen.round_trip));
-        let why = format!("an answer that takes longer than {ANSWER_LIMIT:?} counts as lost");
+        let why = format!("an answer that takes longer than {ANSWER_TIMEOUT:?} counts as lost");
         component.advice(Check::RoundTrip, what, why, None);
     }
     match &seen.cost {
@@ -398,7 +405,7 @@ fn judge_speed(seen: &Seen, component: &mut Component) {
                 Source::RoundTrips => "what it takes longer than two PINGs",
             };
             component.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
-            if *pair > COST_LIMIT {
+            if *pair > MAX_LOCK_COST {
                 let why = "some tens of microseconds are usual: the server, or its machine, is busy with something else";
                 component.advice(
                     Check::LockCost,
@@ -408,11 +415,11 @@ fn judge_speed(seen: &Seen, component: &mut Component) {
                 );
             }
         }
-        Some(Err(trouble)) => {
+        Some(Err(error)) => {
             component.danger(
                 Check::LockTrial,
                 "a lock could not be taken and released",
-                trouble.as_str(),
+                error.as_str(),
                 None,
             );
         }
@@ -425,11 +432,11 @@ fn judge_speed(seen: &Seen, component: &mut Component) {
     }
 }
 
-fn judge_clock(clock: Clock, component: &mut Component) {
+fn check_clock(clock: Clock, component: &mut Component) {
     let ahead = Duration::from_micros(clock.ahead_micros.unsigned_abs());
     let side = if clock.ahead_micros < 0 { "behind" } else { "ahead of" };
     component.fact("clock", format_args!("{} {side} this machine's (± {})", span(ahead), span(clock.error)));
-    if ahead.saturating_sub(clock.error) > CLOCK_LIMIT {
+    if ahead.saturating_sub(clock.error) > MAX_CLOCK_DIFFERENCE {
         let what = format!("its clock is {} {side} this machine's", span(ahead));
         let why = "one of the two is wrong. Leases run on the server's clock: should it be set forward, they end while their \
                    holders work";
@@ -440,7 +447,7 @@ fn judge_clock(clock: Clock, component: &mut Component) {
 /// Whether two clocks are so far apart that it matters, whatever the measurement's error was.
 pub(super) fn differ(one: Clock, other: Clock) -> Option<Duration> {
     let apart = Duration::from_micros(one.ahead_micros.abs_diff(other.ahead_micros));
-    (apart.saturating_sub(one.error + other.error) > CLOCK_LIMIT).then_some(apart)
+    (apart.saturating_sub(one.error + other.error) > MAX_CLOCK_DIFFERENCE).then_some(apart)
 }
 
 /// A span with three digits or so.

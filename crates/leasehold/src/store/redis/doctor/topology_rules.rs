@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::quorum_of;
 use redis::Value;
 
-use super::probe::{Opinion, Seen};
+use super::probe::{SentinelView, Snapshot};
 use super::server_rules::{differ, span};
 use crate::diagnostics::{Check, Component};
 use crate::url::Host;
@@ -14,11 +14,11 @@ use crate::url::Host;
 const SLOTS: u32 = 16_384;
 
 /// With fewer, the loss of one leaves no majority.
-const LEAST_SENTINELS: u32 = 3;
+const MIN_SENTINELS: u32 = 3;
 
-pub(super) fn unseen(name: String, trouble: &str) -> Component {
+pub(super) fn unreachable(name: String, error: &str) -> Component {
     let mut component = Component::new(name);
-    component.advice(Check::NotExamined, "it could not be looked at", trouble, None);
+    component.advice(Check::NotExamined, "it could not be looked at", error, None);
     component
 }
 
@@ -32,19 +32,23 @@ pub(super) fn replicas_of(info: &HashMap<String, String>) -> Vec<Host> {
     named.filter_map(host).collect()
 }
 
-pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion, String>)]) -> Component {
+pub(super) fn check_sentinels(
+    service: &str,
+    opinions: &[(String, Result<SentinelView, String>)],
+) -> Component {
     let mut component = Component::new(format!("sentinels of {service}"));
     for (name, opinion) in opinions {
-        if let Err(trouble) = opinion {
+        if let Err(error) = opinion {
             component.advice(
                 Check::SilentSentinel,
                 format!("the sentinel {name} could not be asked"),
-                trouble.as_str(),
+                error.as_str(),
                 None,
             );
         }
     }
-    let heard: Vec<&Opinion> = opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
+    let heard: Vec<&SentinelView> =
+        opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
     let Some(first) = heard.first() else { return component };
     let count = first.other_sentinels + 1;
     component.fact("master", &first.master);
@@ -67,11 +71,11 @@ pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion
         let why = format!("when the master fails, none takes its place, and no lock can be had: {objection}");
         component.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);
     }
-    if count < LEAST_SENTINELS {
+    if count < MIN_SENTINELS {
         let why = "a failover needs most of them: with fewer than three, the loss of one can be too much";
         component.advice(Check::FewSentinels, format!("there are {count} sentinels"), why, None);
     }
-    if (1..=count / 2).contains(&first.quorum) && count >= LEAST_SENTINELS {
+    if (1..=count / 2).contains(&first.quorum) && count >= MIN_SENTINELS {
         let why = "fewer than half of the sentinels can begin a failover of a master that only they don't reach; it still \
                    takes most of them to carry it out";
         let remedy = format!("SENTINEL SET {service} quorum {}", count / 2 + 1);
@@ -135,7 +139,7 @@ fn host_of(member: &Value, asked: &Host) -> Option<Host> {
     Some(Host { name, port: u16::try_from(*port).ok()? })
 }
 
-pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Component {
+pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
     let mut component = Component::new("cluster");
     let masters: Vec<&Node> = nodes.iter().filter(|node| node.replicas.is_some()).collect();
     let slots = masters.iter().flat_map(|node| &node.slots);
@@ -150,7 +154,7 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Component {
     if let Some(value) = setting("cluster-require-full-coverage") {
         component.fact("cluster-require-full-coverage", value);
     }
-    let is_down = |seen: &&Seen| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
+    let is_down = |seen: &&Snapshot| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
     let down: Vec<&str> = seen.iter().filter(is_down).map(|seen| seen.name.as_str()).collect();
     if !down.is_empty() {
         let what = format!("the cluster is down for {}", down.join(", "));
@@ -200,10 +204,10 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Component {
 }
 
 /// One of several servers that vote, or the master of some: what it is called, and what was seen of it.
-pub(super) type Voter<'a> = (&'a str, Option<&'a Seen>);
+pub(super) type Voter<'a> = (&'a str, Option<&'a Snapshot>);
 
 /// Whether servers that vote are independent of each other, so that the loss of one is not the loss of two.
-pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Component {
+pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Component {
     let mut component = Component::new("quorum");
     let (count, needed) = (voters.len(), quorum_of(voters.len()));
     component.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
@@ -230,7 +234,7 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         let why = "it needs one more to agree than with one node fewer, and survives the loss of no more";
         component.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
     }
-    let seen: Vec<(&str, &Seen)> =
+    let seen: Vec<(&str, &Snapshot)> =
         voters.iter().filter_map(|(name, seen)| seen.map(|seen| (*name, seen))).collect();
     for (index, (name, one)) in seen.iter().enumerate() {
         for (other_name, other) in &seen[index + 1..] {
@@ -266,22 +270,22 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
 }
 
 /// Why two servers are not independent of each other, if they are not.
-fn depend(one: &Seen, other: &Seen) -> Option<&'static str> {
+fn depend(one: &Snapshot, other: &Snapshot) -> Option<&'static str> {
     let same = |name: &str| one.info.get(name).is_some_and(|value| Some(value) == other.info.get(name));
     if same("run_id") {
         return Some("are the same server");
     }
     // A history that was forked by a failover keeps the earlier one's name beside its own.
-    let history = |seen: &Seen, name: &str| {
+    let history = |seen: &Snapshot, name: &str| {
         seen.info.get(name).filter(|id| id.bytes().any(|byte| byte != b'0')).cloned()
     };
-    let ids = |seen: &Seen| [history(seen, "master_replid"), history(seen, "master_replid2")];
+    let ids = |seen: &Snapshot| [history(seen, "master_replid"), history(seen, "master_replid2")];
     let shared = ids(one).into_iter().flatten().any(|id| ids(other).contains(&Some(id)));
     shared.then_some("are replicas of one another, or of the same master")
 }
 
 /// Servers of which one may take the other's place, and whose clocks are far apart.
-pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Component> {
+pub(super) fn check_clocks(seen: &[Snapshot], is_voting: bool) -> Option<Component> {
     let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
     clocks.sort_by_key(|(clock, _)| clock.ahead_micros);
     let ((last, behind), (first, ahead)) = (clocks.first()?, clocks.last()?);
@@ -310,13 +314,13 @@ mod tests {
         component.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()
     }
 
-    fn opinion(master: &str, quorum: u32, other_sentinels: u32) -> Opinion {
-        Opinion { master: master.to_owned(), quorum, other_sentinels, objection: None }
+    fn opinion(master: &str, quorum: u32, other_sentinels: u32) -> SentinelView {
+        SentinelView { master: master.to_owned(), quorum, other_sentinels, objection: None }
     }
 
-    fn sentinels(opinions: Vec<Result<Opinion, String>>) -> Component {
+    fn sentinels(opinions: Vec<Result<SentinelView, String>>) -> Component {
         let name = |(number, opinion)| (format!("s{number}"), opinion);
-        judge_sentinels("locks", &opinions.into_iter().enumerate().map(name).collect::<Vec<_>>())
+        check_sentinels("locks", &opinions.into_iter().enumerate().map(name).collect::<Vec<_>>())
     }
 
     #[test]
@@ -347,7 +351,7 @@ mod tests {
             ]
         );
         let objection = Some("NOQUORUM".to_owned());
-        let component = sentinels(vec![Ok(Opinion { objection, ..opinion("a:1", 2, 2) })]);
+        let component = sentinels(vec![Ok(SentinelView { objection, ..opinion("a:1", 2, 2) })]);
         assert_eq!(findings(&component), [(Severity::Danger, "the sentinels could not replace the master")]);
     }
 
@@ -358,15 +362,15 @@ mod tests {
     #[test]
     fn slots_and_masters_that_nobody_stands_in_for_are_named() {
         let whole = [node(1, (0, 16_383), Some(1)), node(2, (0, 16_383), None)];
-        assert_eq!(judge_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
+        assert_eq!(check_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
         let part = [node(1, (0, 99), Some(0))];
-        let down = Seen {
+        let down = Snapshot {
             name: "server h:1".to_owned(),
             info: HashMap::from([("cluster_state".to_owned(), "fail".to_owned())]),
-            ..Seen::default()
+            ..Snapshot::default()
         };
         assert_eq!(
-            findings(&judge_cluster(&part, &[down])),
+            findings(&check_cluster(&part, &[down])),
             [
                 (Severity::Danger, "the cluster is down for server h:1"),
                 (Severity::Danger, "16284 hash slots have no master"),
@@ -391,22 +395,22 @@ mod tests {
 
     #[test]
     fn clocks_of_servers_that_may_replace_each_other_must_agree() {
-        let seen = |name: &str, ahead_micros| Seen {
+        let seen = |name: &str, ahead_micros| Snapshot {
             name: name.to_owned(),
             clock: Some(Clock { ahead_micros, error: Duration::from_millis(50) }),
-            ..Seen::default()
+            ..Snapshot::default()
         };
         assert!(
-            judge_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
+            check_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
             "it may be the network"
         );
         let component =
-            judge_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
+            check_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
         assert_eq!(
             findings(&component),
             [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]
         );
-        assert!(judge_clocks(&[], false).is_none());
+        assert!(check_clocks(&[], false).is_none());
     }
 
     #[test]
@@ -418,14 +422,17 @@ mod tests {
         assert_eq!(replicas_of(&info), [Host { name: "10.0.0.2".to_owned(), port: 6380 }]);
     }
 
-    fn voter(run_id: &str, history: &str, earlier: &str) -> Seen {
+    fn voter(run_id: &str, history: &str, earlier: &str) -> Snapshot {
         let info = [("run_id", run_id), ("master_replid", history), ("master_replid2", earlier)];
         let info = info.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Seen { info, abstains: true, ..Seen::default() }
+        Snapshot { info, abstains: true, ..Snapshot::default() }
     }
 
-    fn said_of(voters: &[(&str, Option<&Seen>)], abstains_for: Option<Duration>) -> Vec<(Severity, String)> {
-        let component = judge_voters(voters, abstains_for);
+    fn said_of(
+        voters: &[(&str, Option<&Snapshot>)],
+        abstains_for: Option<Duration>,
+    ) -> Vec<(Severity, String)> {
+        let component = check_voters(voters, abstains_for);
         component.findings.into_iter().map(|finding| (finding.severity, finding.what)).collect()
     }
 
