@@ -8,7 +8,9 @@ use common::{Place, until};
 fn ls_lists_holders_and_waiters() {
     let place = Place::new();
     let output = place.output(&["ls"]);
-    assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
+    assert!(
+        output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("no lock is in use")
+    );
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
     let mut waiter = place.start(&["run", "--label", "the \x1b[31m second", "a", "--", "true"]);

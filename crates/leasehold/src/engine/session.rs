@@ -88,7 +88,7 @@ impl Session {
             match event {
                 LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "lease lost"),
                 LogEvent::RenewalFailed(error) => {
-                    tracing::warn!(%resource, error, "lease not renewed")
+                    tracing::warn!(%resource, error, "lease not renewed");
                 }
                 LogEvent::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),
                 LogEvent::ReleaseFailed(error) => {

@@ -41,12 +41,12 @@ impl Mutex {
         Self(lock)
     }
 
-    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `span`; 64
+    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `max_duration`; 64
     /// and 10 ms by default. Higher limits increase throughput and let other clients wait longer. If the push about the waiting
     /// client is lost, the next renewal reports it, at a third of the ttl.
     #[must_use]
-    pub fn local_handoff(mut self, hand_overs: u32, span: Duration) -> Self {
-        self.0.hand_off = Some(HandoffLimits { max_handoffs: hand_overs, max_duration: span });
+    pub fn local_handoff(mut self, max_handoffs: u32, max_duration: Duration) -> Self {
+        self.0.hand_off = Some(HandoffLimits { max_handoffs, max_duration });
         self
     }
 

@@ -115,7 +115,7 @@ fn judge(seen: &Seen) -> Component {
     }
     match &seen.damage {
         None => {
-            component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say")
+            component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say");
         }
         Some(damage) => {
             let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");
