@@ -27,7 +27,7 @@ mod name;
 mod time;
 mod token;
 
-pub use client::attempt::{AcquireMachine, Failure, Outcome, WaitPolicy};
+pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitPolicy};
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};
 pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, quorum_of};

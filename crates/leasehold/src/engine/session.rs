@@ -88,7 +88,7 @@ impl Session {
             match event {
                 LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "a lease was lost"),
                 LogEvent::RenewalFailed(error) => {
-                    tracing::warn!(%resource, error, "a lease could not be renewed")
+                    tracing::warn!(%resource, error, "a lease could not be renewed");
                 }
                 LogEvent::RenewalRecovered => tracing::info!(%resource, "a lease is renewed again"),
                 LogEvent::ReleaseFailed(error) => {

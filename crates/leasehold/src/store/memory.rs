@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_delivers_the_grant_to_the_waiter_s_inbox_and_to_nobody_else() {
+    fn release_delivers_the_grant_only_to_the_waiters_inbox() {
         let store = Memory::open("");
         let inboxes: Vec<_> = (0..3).map(|_| Arc::new(Letters(Mutex::default()))).collect();
         for (client, inbox) in (0_u128..).zip(&inboxes) {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_whose_inbox_is_gone_is_passed_over() {
+    fn client_without_an_inbox_is_skipped() {
         let store = Memory::open("");
         let inbox: Arc<dyn Inbox> = Arc::new(Letters(Mutex::default()));
         store.join(ClientId::new(2), Arc::downgrade(&inbox));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_about_is_swept_in_passing() {
+    fn unused_resources_are_swept_by_other_commands() {
         let store = Memory::open("");
         for number in 0..100 {
             store.run(at(0), &resource(&number.to_string()), &acquire(0));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_store_is_shared_and_goes_with_its_last_client() {
+    fn named_store_is_shared_and_dropped_with_its_last_client() {
         let first = Memory::open("a_named_store");
         assert!(Arc::ptr_eq(&first, &Memory::open("a_named_store")));
         assert!(!Arc::ptr_eq(&first, &Memory::open("another_named_store")));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_rise_from_store_to_store_of_one_name() {
+    fn tokens_rise_across_stores_of_one_name() {
         let reserving = |client| match acquire(client) {
             Command::Acquire(plain) => Command::from(Acquire { reserve: 1_000_000, ..(*plain).clone() }),
             other => other,

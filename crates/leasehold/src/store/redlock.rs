@@ -17,6 +17,7 @@ mod attempts;
 mod doctor;
 mod inspect;
 mod node;
+mod release;
 mod renew;
 
 use std::sync::atomic::{AtomicU64, Ordering};

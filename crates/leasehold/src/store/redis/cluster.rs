@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_found_in_its_range_unless_it_was_seen_elsewhere() {
+    fn slot_is_found_in_its_range_unless_redirected() {
         let ranges = vec![(0, 99, host(1)), (100, 100, host(2)), (200, 299, host(3))];
         let mut slots = Slots { ranges, moved: HashMap::new() };
         let found = |slots: &Slots, slot| slots.master_of(slot).map(|host| host.port);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_is_the_one_that_was_asked() {
+    fn node_without_a_name_is_the_queried_node() {
         let master =
             |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
         let entry = |name| Value::Array(vec![Value::Int(0), Value::Int(5), master(name)]);

@@ -75,7 +75,7 @@ impl Nodes {
         let mut resources = Vec::new();
         match self {
             Self::Server { endpoint, .. } => {
-                resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?)
+                resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?);
             }
             Self::Cluster { cluster, runtime, .. } => {
                 for host in cluster.masters() {
