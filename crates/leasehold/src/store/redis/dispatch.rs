@@ -384,6 +384,6 @@ impl ClusterBatch<'_> {
 fn redirect_loop() -> StoreError {
     StoreError {
         failure: Failure::Busy,
-        message: "the cluster's nodes send each other's clients round in a circle: try again soon".to_owned(),
+        message: "the cluster's nodes redirect in a loop: try again soon".to_owned(),
     }
 }

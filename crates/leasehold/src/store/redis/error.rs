@@ -96,7 +96,7 @@ impl AddressState {
         let what = match (self, Refusal::of(error)) {
             (_, None) => return explain(error),
             (Self::Unproven, Some(Refusal::ConnectionRefused)) => {
-                "nobody listens there: check the host and the port, and that the server runs"
+                "connection refused: check the host and the port, and that the server runs"
             }
             (Self::Proven, Some(Refusal::ConnectionRefused)) => {
                 "connection refused: the server has stopped, or is being restarted"
