@@ -1,4 +1,4 @@
-//! `ls`, `show` and `release`: looking at locks, and taking them away.
+//! `ls`, `show` and `release`: inspecting locks, and releasing them by force.
 
 use std::fmt::Write as _;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
         return print_json(&json!({ "store": store.public_url(), "locks": locks }));
     }
     if locks.is_empty() {
-        message(format_args!("nobody holds or waits for a lock on {}", printable(&store.public_url())));
+        message(format_args!("no lock is in use on {}", printable(&store.public_url())));
         return Ok(Exit::Success);
     }
     let mut rows =
@@ -80,7 +80,7 @@ fn only(locks: &[LockInfo]) -> Result<&LockInfo, Stop> {
         _ => {
             let kinds: Vec<_> = locks.iter().map(|lock| lock.kind.as_str()).collect();
             Err(Stop::usage(format!(
-                "several locks have this name: say --kind {}",
+                "several locks have this name: pass --kind {}",
                 kinds.join(" or --kind ")
             )))
         }
@@ -123,9 +123,7 @@ pub(crate) async fn release(
 ) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
     if !args.force {
-        return Err(Stop::usage(
-            "this takes the lock from whoever holds it, who may still be working: say --force if that is meant",
-        ));
+        return Err(Stop::usage("the holder may still be working: pass --force to release the lock anyway"));
     }
     let store = find()?;
     let client = store.connect().await?;
@@ -138,13 +136,13 @@ pub(crate) async fn release(
     if taken.is_empty() {
         return Err(Stop::new(
             Exit::Conflict(1),
-            format!("nobody holds {} on {}", printable(shown), printable(&store.public_url())),
+            format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
         ));
     }
     if !args.json {
         for holder in &taken {
             let line = format!(
-                "taken from {}, token {}\n",
+                "released from {}, token {}\n",
                 identity(&holder.metadata, &holder.client),
                 holder.token
             );
@@ -182,7 +180,7 @@ fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
         (None, None) => "held by".to_owned(),
     };
     let who = identity(&holder.metadata, &holder.client);
-    let state = if holder.retained { "given back, kept for" } else { "ends unless renewed in" };
+    let state = if holder.retained { "released, retained for" } else { "ends unless renewed in" };
     format!(
         "{what} {who} for {}, token {}, {state} {}",
         span(holder.held_for),
@@ -210,7 +208,7 @@ fn mode_word(mode: Mode) -> &'static str {
     }
 }
 
-/// A holder as people know it.
+/// Names a holder by host, process and label or program.
 pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
     let mut who = match (&metadata.host, metadata.pid) {
         (Some(host), Some(pid)) => format!("{} pid {pid}", printable(host)),
@@ -223,7 +221,7 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
     who
 }
 
-/// What somebody else has written must not steer this terminal.
+/// Replaces control characters: text from other clients must not control this terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }

@@ -1,7 +1,7 @@
-//! What `leasehold` itself has to say, which is never on stdout: that is the command's.
+//! Messages of `leasehold` itself, on stderr; stdout belongs to the command.
 //!
-//! A thread of its own writes it. The reader of stderr may stop reading: a pager, or a terminal after Ctrl-S. That must not delay
-//! the end of a command whose lease is lost.
+//! A thread of its own writes them, because the reader of stderr may stop reading (a pager, or a terminal after Ctrl-S), and that
+//! must not delay the end of a command whose lease is lost.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 
-/// So much may wait to be written; what comes then is dropped.
+/// The maximum number of queued messages; further ones are dropped.
 const QUEUE_LIMIT: usize = 256;
 
-/// How long the end of the program, or the start of a command, waits for what is still to be written.
+/// How long the end of the program, or the start of a command, waits for queued messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Once something was said: the way to the thread, or none where it can't be started.
+/// The queue to the thread, from the first message on; none if the thread can't be started.
 static WRITER: OnceLock<Option<SyncSender<Job>>> = OnceLock::new();
 
 enum Job {
@@ -27,12 +27,12 @@ enum Job {
     Flush(SyncSender<()>),
 }
 
-/// Says one thing on stderr. That nobody reads there is no reason to end, least of all while a command runs.
+/// Prints one message on stderr. A closed stderr is ignored, above all while a command runs.
 pub(crate) fn message(text: impl Display) {
     write_stderr(format!("leasehold: {text}\n"));
 }
 
-/// Writes this on stderr as it is.
+/// Writes text to stderr unchanged.
 pub(crate) fn write_stderr(text: String) {
     match writer() {
         // The queue is full when stderr was not read for long.
@@ -41,7 +41,7 @@ pub(crate) fn write_stderr(text: String) {
     }
 }
 
-/// Waits until all is written, but not for long.
+/// Waits until all messages are written, up to [`FLUSH_TIMEOUT`].
 pub(crate) fn flush() {
     let (done, flushed) = sync_channel(0);
     if let Some(Some(writer)) = WRITER.get()

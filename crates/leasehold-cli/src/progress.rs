@@ -1,4 +1,4 @@
-//! One line about the waiting, kept up to date while it lasts.
+//! The status line while a lock is waited for.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
@@ -12,20 +12,20 @@ use crate::inspect::{identity, printable};
 use crate::lock::Lock;
 use crate::output::{message, write_stderr};
 
-/// How often the line is brought up to date.
+/// How often the status line is refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Waiting for less than this is not worth a word.
+/// A shorter wait is not reported.
 const PROGRESS_DELAY: Duration = Duration::from_millis(300);
 
-/// The line, cleared when it goes.
+/// The status line on a terminal. Dropping it clears the line.
 #[derive(Default)]
 struct StatusLine {
     is_shown: bool,
 }
 
 impl StatusLine {
-    /// Replaces what it said. A background job says nothing: the line that it would write over is the shell's.
+    /// Replaces the line. A background job writes nothing, because it would overwrite the shell's line.
     fn write(&mut self, text: &str) {
         if !is_in_foreground() {
             return;
@@ -43,7 +43,7 @@ impl Drop for StatusLine {
     }
 }
 
-/// How much fits into one line.
+/// The width of a line, in characters.
 fn room() -> usize {
     let width = terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
     width.saturating_sub(1)
@@ -89,19 +89,19 @@ pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
     std::future::pending().await
 }
 
-/// What is told anew when it changes: the own place in the queue, and the first holder's token.
+/// What is reported again when it changes: the own position in the queue, and the first holder's token.
 fn state(view: &LockInfo) -> (Option<usize>, Option<Token>) {
     let own = view.waiters.iter().find(|waiter| waiter.is_own);
     (own.map(|waiter| waiter.position), view.holders.first().map(|holder| holder.token))
 }
 
-/// Tells, if asked to, why the lock was not to be had.
+/// Reports, if verbose, why the lock was not acquired.
 pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
     if is_verbose && let Ok(view) = lock.inspect().await {
         let name = printable(&view.name);
         match view.holders.first() {
-            Some(holder) => message(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
-            None => message(format_args!("\"{name}\" was not to be had; it is free now")),
+            Some(holder) => message(format_args!("\"{name}\" not acquired: {}", describe_fully(holder))),
+            None => message(format_args!("\"{name}\" not acquired; it is free now")),
         }
     }
 }
@@ -137,7 +137,7 @@ fn describe(view: &LockInfo, describe_holder: fn(&HolderInfo) -> String) -> Stri
 
 fn describe_briefly(holder: &HolderInfo) -> String {
     if holder.retained {
-        return format!("given back, and kept for {}", span(holder.expires_in));
+        return format!("released, and retained for {}", span(holder.expires_in));
     }
     format!("held by {} for {}", identity(&holder.metadata, &holder.client), span(holder.held_for))
 }

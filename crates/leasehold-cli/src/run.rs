@@ -1,4 +1,4 @@
-//! `run`: take the lock, run the command, give the lock back.
+//! `run`: acquires the lock, runs the command, releases the lock.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,10 +27,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The shortest ttl: a renewal that waits for a busy file or a slow network must fit in several times.
 const MIN_TTL: Duration = Duration::from_millis(500);
 
-/// How long giving back may take before the lease is left to run out.
+/// How long a release is retried before the lease is left to expire.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the end of everything else that the store keeps for us is waited for.
+/// How long the program waits for the client to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
@@ -68,7 +68,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     })
 }
 
-/// What is run under a lock.
+/// A command to run under a lock.
 pub(crate) struct Job<'a> {
     pub(crate) command: &'a Command,
     pub(crate) work: &'a WorkArgs,
@@ -83,11 +83,11 @@ impl Job<'_> {
         exit.map(|exit| if is_lost { Exit::Lost } else { exit })
     }
 
-    /// The terminal is ours again when this is over.
+    /// Runs the command. On return this process has the terminal again.
     async fn run_under(&self, guard: &Guard, signals: &mut Signals) -> Result<Exit, Stop> {
         make_room(guard, self.grace).await?;
         signals.catch_stop().map_err(|error| cannot_catch(&error))?;
-        // The line about the waiting goes before the command writes.
+        // The status line must be cleared before the command writes.
         output::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
             // What was never started need not be kept from others.
@@ -170,7 +170,7 @@ pub(crate) async fn acquire(
     Ok(acquired)
 }
 
-/// A lease that was waited for begins with a short one, in which no grace would fit.
+/// Renews a lease that is too short for the grace: a lease granted after a wait begins with 3 s.
 async fn make_room(guard: &Guard, grace: Duration) -> Result<(), Stop> {
     if guard.remaining() <= grace * 2 {
         guard.renew().await?;
@@ -200,8 +200,7 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 
 // --- After ---------------------------------------------------------------------------------------
 
-/// Whether it turns out only now that the lease was lost. Otherwise the command's code stays what it is, whatever happens
-/// here.
+/// Releases the lease. Returns whether it had been lost, which changes the exit code; other errors do not.
 async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
     let name = printable(guard.name());
     let Err(error) = guard.release_timeout(RELEASE_TIMEOUT).await else {
@@ -211,19 +210,18 @@ async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
         return false;
     };
     if !error.is_lost() {
-        message(format_args!("{error}; the lease ends by itself"));
+        message(format_args!("{error}; the lease expires by itself"));
     } else if is_verbose {
         message(&error);
     }
     error.is_lost()
 }
 
-/// A place in the queue is withdrawn before the program ends, and the store learns that this client is gone. A store that
-/// does not answer must not hold the program up until its leases have run out.
+/// Cancels a wait in the queue and closes the client. An unresponsive store must not delay the exit until its leases expire.
 pub(crate) async fn close(client: Client) {
     match tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => message(error),
-        Err(_) => message("the store does not answer; what it keeps for this program ends by itself"),
+        Err(_) => message("the store does not respond; this program's leases expire by themselves"),
     }
 }

@@ -8,7 +8,9 @@ use common::{Place, until};
 fn ls_lists_holders_and_waiters() {
     let place = Place::new();
     let output = place.output(&["ls"]);
-    assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
+    assert!(
+        output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("no lock is in use")
+    );
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
     let mut waiter = place.start(&["run", "--label", "the \x1b[31m second", "a", "--", "true"]);
@@ -95,7 +97,7 @@ fn diagnosed_store_is_named_without_its_password() {
         assert!(said.contains(&shown) && !said.contains("s3cret"), "{args:?} said {said}");
         said
     };
-    assert_eq!(said(&["ls"]), format!("leasehold: nobody holds or waits for a lock on {shown}\n"));
+    assert_eq!(said(&["ls"]), format!("leasehold: no lock is in use on {shown}\n"));
     said(&["release", "--force", "a"]);
     let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");

@@ -75,7 +75,7 @@ fn shared_kinds_are_refused_on_a_quorum() {
     for options in [&["-s"][..], &["--semaphore", "2"]] {
         let words = [&["run"], options, &["nightly", "--", "true"]].concat();
         let (code, said) = nodes.place.code(&words);
-        assert!(code != 0 && said.contains("a quorum of servers has mutexes and elections only"), "{said}");
+        assert!(code != 0 && said.contains("a quorum supports only mutexes and elections"), "{said}");
     }
 }
 

@@ -130,7 +130,7 @@ fn store_outage_does_not_delay_the_exit() {
     server.signal("STOP");
     fs::write(go, "").unwrap();
     assert_eq!(running.end(), 0, "the command's own");
-    assert!(running.stderr().contains("the lease ends by itself"));
+    assert!(running.stderr().contains("the lease expires by itself"));
 }
 
 /// Its lease can't be seen by who comes later, and so it is lost.

@@ -1,19 +1,19 @@
-//! What a doctor says about a store: what was seen of it, and what that means for locks.
+//! The result of diagnosing a store: facts about its components, and what they mean for locks.
 //!
-//! The stores see and judge; here are only the words for it.
+//! The stores collect the facts and judge them; this file has only the types.
 
 use std::fmt;
 
-/// What was found out about a store, by [`Client::diagnose`](crate::Client::diagnose).
+/// The result of [`Client::diagnose`](crate::Client::diagnose).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Everything that a store consists of: its servers, or its file, and what they are together.
+    /// The parts of the store: its servers, its file, and the whole that they form.
     pub components: Vec<Component>,
 }
 
 impl Diagnosis {
-    /// Whether something was found that can give one lock to two holders, or to nobody any more.
+    /// Whether a finding can give one lock to two holders, or make locks unavailable.
     #[must_use]
     pub fn is_dangerous(&self) -> bool {
         let mut findings = self.components.iter().flat_map(|component| &component.findings);
@@ -21,53 +21,53 @@ impl Diagnosis {
     }
 }
 
-/// One part of a store: a server, the sentinels, a file.
+/// One part of a store: a server, the Sentinels, a cluster, a file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Component {
-    /// Which one it is.
+    /// Its name or address.
     pub name: String,
-    /// What was seen of it.
+    /// What was observed.
     pub facts: Vec<Fact>,
-    /// What that means for locks.
+    /// What the facts mean for locks.
     pub findings: Vec<Finding>,
 }
 
-/// Something that was seen.
+/// An observed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fact {
-    /// What it is.
+    /// What was observed.
     pub name: &'static str,
-    /// How it is, in words, with its unit.
+    /// The value, with its unit.
     pub value: String,
 }
 
-/// What something that was seen means for locks.
+/// What one or more facts mean for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Which check found it: one of [`FINDING_IDS`], whatever the server, its numbers and the severity are. Later versions keep it.
+    /// The check's id, one of [`FINDING_IDS`]. It is stable across versions, and independent of the server and the severity.
     pub id: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What is the case.
+    /// What was found.
     pub what: String,
-    /// Why that matters to locks.
+    /// Why it matters for locks.
     pub why: String,
-    /// What makes it better: a line to be pasted, where one does.
+    /// The fix, as a command to paste if there is one.
     pub remedy: Option<String>,
 }
 
-/// How bad a finding is. The worst is the least, so that it is sorted to the top.
+/// The severity of a finding. The most severe is the smallest, so that it sorts first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// One lock can come to have two holders, or locks can't be had.
+    /// One lock can get two holders, or locks are unavailable.
     Danger,
-    /// Something could be better, or could not be seen.
+    /// A setting could be better, or could not be read.
     Advice,
-    /// As it should be.
+    /// Nothing to do.
     Fine,
 }
 

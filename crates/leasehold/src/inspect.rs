@@ -1,4 +1,4 @@
-//! A lock as others see it.
+//! The state of a lock: its holders and its waiters.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use crate::locks::barrier;
 use crate::locks::rw::mode_of;
 use crate::metadata::HolderMetadata;
 
-/// Who holds a lock and who waits for it, at one moment of the store's clock.
+/// The holders and waiters of a lock at one moment of the store's clock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockInfo {
-    /// The kind of lock.
+    /// Its kind.
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore, more than readers can use up for a
-    /// read-write lock, the number of parties for a barrier; 0 when nobody uses it.
+    /// The total weight that its holders can have: 1 for a mutex, the number of permits for a semaphore, the weight of a
+    /// writer for a read-write lock, the number of parties for a barrier. 0 if the lock is unused.
     pub capacity: u32,
-    /// How much of that is taken: how many have come, for a barrier.
+    /// The weight of the holders; for a barrier, how many parties have arrived.
     pub in_use: u32,
-    /// The last token that was given, as far as the store remembers.
+    /// The last token that was granted, if the store still knows it.
     pub last_token: Option<Token>,
-    /// In the order of their tokens.
+    /// Ordered by token.
     pub holders: Vec<HolderInfo>,
-    /// In the order of the queue.
+    /// In queue order.
     pub waiters: Vec<WaiterInfo>,
-    /// How many rounds of a barrier have passed lately, in the last minute for instance: as many as the store remembers.
+    /// How many recent rounds of a barrier the store remembers, usually those of the last minute.
     pub rounds: usize,
 }
 
@@ -35,27 +35,27 @@ pub struct LockInfo {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// The random id of its client.
+    /// The random id of the client.
     pub client: String,
     /// The token of its grant.
     pub token: Token,
-    /// How much of the capacity it takes: its permits, for a semaphore.
+    /// Its share of the capacity: the permits of a semaphore.
     pub weight: u32,
-    /// What it does with a read-write lock.
+    /// The mode in which a read-write lock is held.
     pub mode: Option<Mode>,
-    /// The owner that it named, if any: its acquisitions share the lock.
+    /// The named owner, if any.
     pub owner: Option<String>,
     /// How long it has held the lock.
     pub held_for: Duration,
-    /// How much longer, unless it renews.
+    /// When the lease expires unless it is renewed.
     pub expires_in: Duration,
-    /// It has given the lock back, and others are kept out until `expires_in` has passed.
+    /// The holder has released the lock, and the store retains it until `expires_in` has passed.
     pub retained: bool,
-    /// What it says about itself.
+    /// What it publishes about itself.
     pub metadata: HolderMetadata,
-    /// It is a guard of the client that asked.
+    /// Whether it belongs to the inspecting client.
     pub is_own: bool,
-    /// Which attempt was granted.
+    /// The attempt that was granted.
     pub(crate) acquisition: Acquisition,
 }
 
@@ -63,33 +63,33 @@ pub struct HolderInfo {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// The random id of its client.
+    /// The random id of the client.
     pub client: String,
-    /// 1 for the next one.
+    /// The position in the queue, from 1.
     pub position: usize,
-    /// How much of the capacity it wants.
+    /// The share of the capacity that it requests.
     pub weight: u32,
-    /// What it wants to do with a read-write lock.
+    /// The mode that it requests of a read-write lock.
     pub mode: Option<Mode>,
     /// How long it has waited.
     pub waiting_for: Duration,
-    /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
+    /// The waiter did not respond when the lock was free for it. It keeps its position, but is skipped until it responds.
     pub skipped: bool,
-    /// What it says about itself.
+    /// What it publishes about itself.
     pub metadata: HolderMetadata,
-    /// It is an attempt of the client that asked.
+    /// Whether it belongs to the inspecting client.
     pub is_own: bool,
 }
 
-/// What somebody does, or wants to do, with a read-write lock.
+/// The mode in which a read-write lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It reads.
+    /// Shared.
     Read,
-    /// It reads, and may want to write.
+    /// Shared, and upgradable to exclusive.
     UpgradableRead,
-    /// It writes.
+    /// Exclusive.
     Write,
 }
 
@@ -99,12 +99,12 @@ impl Mode {
     }
 }
 
-/// Weights as people count them.
+/// The weight in the unit of the kind.
 fn shown_weight(kind: Kind, weight: u32) -> u32 {
     if kind == Kind::Barrier { barrier::parties(weight) } else { weight }
 }
 
-/// What says that a round of a barrier has passed, or is about to, and is no party that waits for one.
+/// Whether the row marks a barrier round as passed, and is no waiting party.
 fn is_mark(kind: Kind, holder: &Holder) -> bool {
     kind == Kind::Barrier && barrier::parties(holder.weight) == 0
 }
@@ -152,7 +152,7 @@ impl HolderInfo {
 }
 
 impl HolderInfo {
-    /// In a few words, for a message.
+    /// Names the holder in an error message.
     pub(crate) fn describe(&self) -> String {
         let owner = self.owner.as_ref().map(|owner| format!("owner {owner:?}"));
         let process = match (&self.metadata.host, self.metadata.pid) {

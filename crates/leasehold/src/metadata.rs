@@ -1,23 +1,23 @@
-//! What holders and waiters say metadata themselves, for people who look: kept in the store as JSON.
+//! What holders and waiters publish about themselves, stored as JSON.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest note, in bytes.
+/// The maximum length of a label in bytes.
 pub const MAX_LABEL_BYTES: usize = 1024;
 
-/// What a holder or a waiter says about itself.
+/// What a holder or a waiter publishes about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct HolderMetadata {
-    /// The name of its machine.
+    /// The host name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its process there.
+    /// The process id on that host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The name of its program.
+    /// The program's file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
     /// Text that the caller added. The stored JSON calls it `note`.
@@ -34,11 +34,11 @@ impl HolderMetadata {
     }
 
     pub(crate) fn encode(&self) -> Arc<str> {
-        // Strings and a number always have a JSON form.
+        // Strings and a number always serialize.
         serde_json::to_string(self).unwrap_or_default().into()
     }
 
-    /// What somebody stored, whoever that was.
+    /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
     pub(crate) fn decode(stored: &str) -> Self {
         serde_json::from_str(stored).unwrap_or_else(|_| {
             let label = Some(stored.to_owned()).filter(|text| !text.is_empty());

@@ -136,7 +136,7 @@ impl fmt::Debug for Redlock {
     }
 }
 
-/// Which servers a [`Redlock`] consists of, and how they vote. Made by [`Redlock::builder`].
+/// Which servers a [`Redlock`] consists of, and how they vote. Created by [`Redlock::builder`].
 #[derive(Clone)]
 #[must_use = "nothing is connected before `connect`"]
 pub struct RedlockBuilder {

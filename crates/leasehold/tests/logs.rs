@@ -82,8 +82,8 @@ async fn outage_is_logged_once_per_lease_and_once_at_its_end() {
     until(async || kept.iter().all(|guard| guard.remaining() > long / 2)).await;
     until(async || lines_about("back").len() == 2).await;
     for name in ["one", "two"] {
-        assert_lines(name, &["could not be renewed", "is renewed again"]);
+        assert_lines(name, &["lease not renewed", "lease renewed again"]);
     }
     assert_lines("lost", &["could not be renewed", "was lost"]);
-    assert_lines("back", &["is yet to be given back", "was given back"]);
+    assert_lines("back", &["lease not released yet", "lease released after retries"]);
 }

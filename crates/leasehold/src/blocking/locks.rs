@@ -88,8 +88,8 @@ settings!(Mutex);
 impl Mutex {
     /// As [`crate::Mutex::local_handoff`], among the threads that share a client.
     #[must_use]
-    pub fn local_handoff(self, hand_overs: u32, span: Duration) -> Self {
-        Self(self.0.local_handoff(hand_overs, span))
+    pub fn local_handoff(self, max_handoffs: u32, max_duration: Duration) -> Self {
+        Self(self.0.local_handoff(max_handoffs, max_duration))
     }
 
     /// As [`crate::Mutex::global_fifo`].

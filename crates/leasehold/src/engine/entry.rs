@@ -1,4 +1,4 @@
-//! One attempt, then its lease, then what it owes: a life in three stages, and the end.
+//! One row of the table: an attempt, then its lease, then its release.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -13,21 +13,21 @@ use leasehold_core::{
 use super::session::Request;
 use crate::store::CallResult;
 
-/// How soon a release that failed is tried again; the pause doubles up to [`RELEASE_RETRY_MAX`].
+/// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
 const RELEASE_RETRY_MIN: Duration = Duration::from_millis(100);
 const RELEASE_RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// How long a client that is closed goes on giving back what is no lease, or a lease that ends sooner.
+/// How long a closed client retries a release at least, if there is no lease or the lease ends sooner.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How something that was to be given back came to be so.
+/// How a release ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReleaseOutcome {
-    /// The store has taken it back.
+    /// The store has released the lease, or removed the waiter.
     Released,
-    /// The store says that there was nothing left to take back.
+    /// The store had no such lease.
     NotHeld,
-    /// The store never answered. It has let go by itself by now.
+    /// The store never confirmed the release. The lease has expired there by now.
     Unconfirmed,
 }
 
@@ -40,47 +40,47 @@ pub(crate) enum RenewalError {
 
 pub(super) struct Entry {
     pub(super) resource: Arc<Resource>,
-    /// Who holds, where the caller named somebody.
+    /// The named owner, if the lock is reentrant.
     pub(super) owner: Option<Owner>,
     terms: LeaseTerms,
     pub(super) min_hold: Duration,
     stage: Stage,
-    /// How the attempt ended, for whoever waits for it.
+    /// How the attempt ended.
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
     pub(super) last_error: Option<String>,
-    /// A future or a guard still stands for this entry.
+    /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
-    /// The session still counts it among those that the store may keep something for.
+    /// The session counts it among the entries that the store may keep something for.
     pub(super) is_unsettled: bool,
-    /// Whoever waits for this entry is to look at it.
+    /// The tasks that wait for this entry must be woken.
     is_changed: bool,
     is_loss_logged: bool,
-    /// The log has heard that renewals fail, or that it could not be given back, and not that this is over.
+    /// A failure to renew or to release was logged, and its end was not.
     is_failure_logged: bool,
-    /// The attempt of a named owner was granted, which its other attempts do not know yet.
+    /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
     owner_was_granted: bool,
-    /// Another lease is to take the place of this one, which then ends without being lost.
+    /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
-    /// The line that it belongs to, and how that hands it on.
+    /// The local queue that owns the entry, and its hand-off limits.
     pub(super) local_queue: Option<(u64, HandoffLimits)>,
-    /// What the log is to hear of.
+    /// Not logged yet.
     pub(super) log_events: Vec<LogEvent>,
-    /// As it stands in the session's timers.
+    /// The time at which the entry stands in the table's timers.
     pub(super) timer: Option<LocalTime>,
-    /// Whoever waits for this entry to change, by the key of its watch.
+    /// The tasks that wait for this entry, by the key of their watch.
     pub(super) wakers: Vec<(u64, Waker)>,
 }
 
-/// What an operator would want to know.
+/// What is logged about an entry. An outage is logged at its first failure and at its end.
 #[derive(Debug)]
 pub(super) enum LogEvent {
     Lost(Loss),
-    /// The first time since it went well.
+    /// The first failure since the last success.
     RenewalFailed(String),
-    /// For the first time after that.
+    /// The first success after that.
     RenewalRecovered,
-    /// The first time.
+    /// The first failure.
     ReleaseFailed(String),
     /// After that.
     ReleaseRecovered,
@@ -92,22 +92,22 @@ enum Stage {
     Lease {
         machine: LeaseMachine,
         tombstone: Duration,
-        /// What the tombstone is once the `Acquire` that is under way is answered.
+        /// The tombstone once the `Acquire` in flight is answered.
         tombstone_once_answered: Duration,
     },
-    /// The store may still keep something: the release is repeated until it is answered, or until the
-    /// store has let go by itself.
+    /// The store may still keep the lease or the waiter: the release is retried until the store confirms it, or until both
+    /// have expired.
     Releasing {
         release: Release,
         retry_at: LocalTime,
         pause: Duration,
-        /// How often it was sent.
+        /// How often the release was sent.
         sent: u32,
         until: LocalTime,
-        /// A lease that is not given back has ended by then, as far as this client knows.
+        /// When an unreleased lease expires by this client's clock.
         held_until: LocalTime,
     },
-    /// The store keeps nothing.
+    /// The store keeps nothing for this entry.
     Ended(ReleaseOutcome),
 }
 
@@ -141,7 +141,7 @@ impl Entry {
         }
     }
 
-    /// Hands out the waker that this replaces.
+    /// Registers the task's waker and returns the one it replaces, which the caller must drop with the mutex free.
     pub(super) fn register(&mut self, key: u64, context: &mut Context<'_>) -> Option<Waker> {
         match self.wakers.iter_mut().find(|(known, _)| *known == key) {
             Some((_, waker)) if waker.will_wake(context.waker()) => None,
@@ -167,7 +167,7 @@ impl Entry {
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
             Stage::Releasing { release, retry_at, sent, until, .. } if *retry_at <= now && now < *until => {
                 *sent += 1;
-                // Whoever has sent it, if nobody answers it is sent again.
+                // If no response comes, the driver sends it again, whichever task sent it now.
                 *retry_at = now + self.terms.ttl / 2;
                 Command::Release(release.clone())
             }
@@ -221,7 +221,7 @@ impl Entry {
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Releasing { sent, .. }, Command::Release(_), Ok(answer)) => {
-                // An earlier one, whose answer was lost, may be why there is nothing left.
+                // An earlier release may have succeeded, and its response may have been lost.
                 let is_back = *sent > 1 || matches!(answer.reply, Reply::Released);
                 self.end(if is_back { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld });
             }
@@ -230,12 +230,12 @@ impl Entry {
                 *pause = (*pause * 2).min(RELEASE_RETRY_MAX);
                 self.log_failure(LogEvent::ReleaseFailed(error.message.clone()));
             }
-            // An answer to something that is no longer of interest.
+            // A late response: the entry has moved on.
             _ => {}
         }
     }
 
-    /// An outage is one event for each lease, however often something is tried meanwhile. What was lost is no news any more.
+    /// Logs an outage once per lease, however often a request is retried. A lost lease is not logged again.
     fn log_failure(&mut self, event: LogEvent) {
         if !self.is_loss_logged && !std::mem::replace(&mut self.is_failure_logged, true) {
             self.log_events.push(event);
@@ -247,12 +247,12 @@ impl Entry {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
             Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
-            // A grant that an answer has told already, or something that is being given back.
+            // The response was faster than the push, or the lease is being released.
             Stage::Lease { .. } | Stage::Releasing { .. } | Stage::Ended(_) => {}
         }
     }
 
-    /// Something may have been missed: ask at once.
+    /// Pushes may have been missed: asks the store at once.
     pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
@@ -262,20 +262,20 @@ impl Entry {
         }
     }
 
-    /// What an attempt waits for may be there.
+    /// The lock may be free: the attempt asks the store.
     pub(super) fn recheck(&mut self, now: LocalTime) {
         if let Stage::Attempt(machine) = &mut self.stage {
             machine.handle_hint(now);
         }
     }
 
-    /// Which owner has come to hold which resource, once.
+    /// The owner whose attempt was granted, returned once.
     pub(super) fn take_granted_owner(&mut self) -> Option<(Arc<Resource>, Owner)> {
         let owner = self.owner.as_ref().filter(|_| std::mem::take(&mut self.owner_was_granted))?;
         Some((self.resource.clone(), owner.clone()))
     }
 
-    /// The caller wants no more of it, whatever it is. Told twice, it is sent twice.
+    /// Cancels the attempt or releases the lease. A second call sends the release again.
     pub(super) fn abandon(&mut self, now: LocalTime) {
         self.end_attempt(now);
         match &mut self.stage {
@@ -294,8 +294,8 @@ impl Entry {
         }
     }
 
-    /// The client is closed: everything is given back. That is not tried for longer than the lease could be held, and for
-    /// [`CLOSE_GRACE`] where there is none, since a place in the queue harms nobody once its client is gone.
+    /// Releases everything, because the client is closed. Retries end with the lease, or after [`CLOSE_GRACE`] without one: a
+    /// waiter that stays in the queue delays no one once its client is gone.
     pub(super) fn close(&mut self, now: LocalTime) {
         self.abandon(now);
         if let Stage::Releasing { until, held_until, .. } = &mut self.stage {
@@ -304,8 +304,7 @@ impl Entry {
         self.is_changed = true;
     }
 
-    /// Another lease has taken the place of this one: there is nothing to give back, but a delayed `Acquire` must not take
-    /// it anew.
+    /// Another lease has replaced this one. Nothing is left to release, but a delayed `Acquire` must not be granted again.
     pub(super) fn mark_replaced(&mut self, now: LocalTime) {
         match &self.stage {
             Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(ReleaseOutcome::Released),
@@ -313,7 +312,7 @@ impl Entry {
         }
     }
 
-    /// A release whose sender may be gone.
+    /// Sends a release again at once, because the task that sent it may be gone.
     pub(super) fn retry_release(&mut self, now: LocalTime) {
         if let Stage::Releasing { retry_at, .. } = &mut self.stage {
             *retry_at = now.min(*retry_at);
@@ -322,7 +321,7 @@ impl Entry {
 
     // --- From stage to stage ---------------------------------------------------------------------
 
-    /// What follows from the time and from what was heard. Says whether anything changed.
+    /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
         match &mut self.stage {
@@ -358,7 +357,7 @@ impl Entry {
             if let Some((_, bound)) = self.local_queue {
                 let mut turn = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {
-                    // Others may wait as well, until the store says that they don't.
+                    // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
                     turn.handle_contended(now);
                 }
                 lease = lease.with_handoff_budget(turn);
@@ -388,9 +387,9 @@ impl Entry {
         self.is_changed = true;
     }
 
-    /// Gives back a lease of which so much remains, or a place in the queue that lasts so long.
+    /// Begins to release a lease with this much time left, or a waiter whose place in the queue lasts this long.
     fn begin_release(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
-        // By then the lease, or the place in the queue, has ended without us.
+        // By then the lease, or the place in the queue, has expired in the store.
         let lasts = self.terms.ttl.max(release.tombstone).max(place);
         let until = now + lasts + drift_margin(lasts);
         let held_until = now + remaining;
@@ -400,9 +399,9 @@ impl Entry {
         self.is_changed = true;
     }
 
-    // --- Looking ---------------------------------------------------------------------------------
+    // --- State ------------------------------------------------------------------------------------
 
-    /// Whether the store may know of it, so that it has something to say about its end.
+    /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
     pub(super) fn may_be_in_store(&self) -> bool {
         match &self.stage {
             Stage::Attempt(machine) => machine.may_be_in_store(),
@@ -449,7 +448,7 @@ impl Entry {
         }
     }
 
-    /// Why a lease that a guard stands for is lost: also if its owner was granted another token since.
+    /// Why the lease is lost. A later grant of another token to its owner counts as a loss.
     pub(super) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
         let Stage::Lease { machine, .. } = &self.stage else { return None };
         let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
@@ -459,20 +458,20 @@ impl Entry {
         }
     }
 
-    /// The ttl of a lease that is held, and lost unless it is renewed.
+    /// The ttl of a held lease that depends on renewals.
     pub(super) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
         let Stage::Lease { machine, .. } = &self.stage else { return None };
         let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
         (is_held && self.terms.renews).then_some(self.terms.ttl)
     }
 
-    /// Whether a renewal is due within this part of the ttl.
+    /// Whether a renewal is due within this fraction of the ttl.
     pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
         let Stage::Lease { machine, .. } = &self.stage else { return false };
         machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
     }
 
-    /// A renewal whose sender is gone counts as failed, so that the driver tries again.
+    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
     pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
         if let Stage::Lease { machine, .. } = &mut self.stage
             && machine.is_renewing()
@@ -481,7 +480,7 @@ impl Entry {
         }
     }
 
-    /// How the last renewal went, once none is under way.
+    /// The result of the last renewal, once none is in flight.
     pub(super) fn renewal_result(&self, now: LocalTime) -> Option<Result<(), RenewalError>> {
         if let Err(loss) = self.remaining(now) {
             return Some(Err(RenewalError::Lost(loss)));
@@ -496,10 +495,10 @@ impl Entry {
         }
     }
 
-    /// What becomes of the lease now that a task is done with it and another one waits.
+    /// Decides whether the lease goes to the next task of the local queue.
     pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
-            // One that is to be kept goes back to the store, which keeps it.
+            // A lease with a minimum hold is released to the store, which retains it.
             Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
             _ => HandoffDecision::Release,
         }

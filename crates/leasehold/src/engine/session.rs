@@ -1,11 +1,11 @@
 //! One client's attempts and leases: a table behind one mutex, stepped by the core's machines.
 //!
-//! Whoever asks (a future, a guard, the driver) takes the mutex, steps a machine, and lets go before it
-//! speaks to the store, since the store may deliver a push to this very table. Futures are passive: they leave
-//! a waker here and look at their entry when they are woken, so they run on any executor.
+//! A caller (a future, a guard, the driver) takes the mutex, steps a machine, and frees the mutex before it calls the store,
+//! because the store may deliver a push to this table. Futures are passive: they register a waker and look at their entry
+//! when they are woken, so they run on any executor.
 //!
-//! Nothing here is a queue: what an ended attempt or a dropped guard owes stays in its own entry until
-//! the store has answered, or has let go by itself.
+//! There is no queue of releases: a release stays in its own entry until the store has confirmed it, or until the lease has
+//! expired in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,29 +25,29 @@ use super::watch::Watch;
 use crate::store::CallResult;
 use crate::store::Inbox;
 
-/// Everything that one client has under way.
+/// The attempts, leases and releases of one client.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
-    /// Wakes the driver when it would otherwise sleep past something.
+    /// Wakes the driver before its own timer does.
     pub(crate) alarm: Notify,
 }
 
-/// What is to be sent: about which entry, and when that was decided.
+/// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) sequence: u64,
     pub(crate) sent_at: LocalTime,
     pub(crate) command: Command,
-    /// How many replicas must have it before its answer counts.
+    /// How many replicas must have the write before its response counts.
     pub(crate) replicas: u32,
 }
 
 /// The client was closed.
 pub(crate) struct Closed;
 
-/// How an attempt ended, with the store's last error where there was one.
+/// How an attempt ended, and the store's last error if there was one.
 pub(crate) type AttemptEnd = (Outcome, Option<String>);
 
 impl Session {
@@ -58,7 +58,7 @@ impl Session {
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
-        // A panic in a machine leaves one entry half stepped at worst.
+        // A panic in a machine leaves at most one entry half stepped.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,7 +66,7 @@ impl Session {
         Acquisition { client: self.id, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Steps one entry, settles what follows from it, and tells whom it concerns with the mutex free.
+    /// Steps one entry, reconciles the table, and applies the effects with the mutex free.
     fn step<T>(&self, sequence: u64, now: LocalTime, act: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         let (result, effects) = {
             let mut table = self.table();
@@ -86,17 +86,17 @@ impl Session {
         }
         for (resource, event) in effects.log_events {
             match event {
-                LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "a lease was lost"),
+                LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "lease lost"),
                 LogEvent::RenewalFailed(error) => {
-                    tracing::warn!(%resource, error, "a lease could not be renewed");
+                    tracing::warn!(%resource, error, "lease not renewed");
                 }
-                LogEvent::RenewalRecovered => tracing::info!(%resource, "a lease is renewed again"),
+                LogEvent::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),
                 LogEvent::ReleaseFailed(error) => {
-                    tracing::warn!(%resource, error, "a lease is yet to be given back");
+                    tracing::warn!(%resource, error, "lease not released yet");
                 }
-                LogEvent::ReleaseRecovered => tracing::info!(%resource, "a lease was given back at last"),
+                LogEvent::ReleaseRecovered => tracing::info!(%resource, "lease released after retries"),
                 LogEvent::ReleaseUnconfirmed => {
-                    tracing::warn!(%resource, "a lease was not given back, and left to run out");
+                    tracing::warn!(%resource, "release not confirmed; the lease has expired");
                 }
             }
         }
@@ -104,8 +104,7 @@ impl Session {
 
     // --- Attempts --------------------------------------------------------------------------------
 
-    /// Enters an attempt, unless the client is closed, and says what it sends first. It is entered before
-    /// anything is sent, so that no push can come too early.
+    /// Adds an attempt and returns its first request. The entry exists before the request is sent, so no push can precede it.
     pub(crate) fn begin(
         &self,
         resource: Arc<Resource>,
@@ -135,7 +134,7 @@ impl Session {
         Ok(request)
     }
 
-    /// How an request went. Says how the attempt stands now, which saves whoever waits for that a look.
+    /// Steps an entry with the response to its request. Returns the attempt's outcome, which saves the caller a second look.
     pub(crate) fn handle_response(
         &self,
         request: &Request,
@@ -148,13 +147,13 @@ impl Session {
         })?
     }
 
-    /// How a release went. Where that is the end, nobody stands for the entry any more.
+    /// Steps an entry with the response to its release. Returns the outcome if the release is complete.
     pub(crate) fn handle_release_response(
         &self,
         request: &Request,
         answered: &CallResult,
     ) -> Option<ReleaseOutcome> {
-        // Only a release that failed is concerned with the time.
+        // Only a failed release uses the time.
         let now = if answered.is_ok() { request.sent_at } else { clock::local() };
         self.step(request.sequence, now, |entry| {
             entry.handle_response(request, now, answered);
@@ -163,12 +162,12 @@ impl Session {
         })?
     }
 
-    /// For a future that waits for this entry.
+    /// Lets a future wait for changes of this entry.
     pub(crate) fn watch(&self, sequence: u64) -> Watch<'_> {
         Watch { session: self, sequence, key: None, retired: Vec::new() }
     }
 
-    /// How the attempt ended, once it has.
+    /// Ready once the attempt has ended.
     pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<AttemptEnd> {
         watch.retired.clear();
         let mut table = self.table();
@@ -186,12 +185,12 @@ impl Session {
 
     // --- Leases ----------------------------------------------------------------------------------
 
-    /// Looks at a held lease; zero and a loss when it is not held any more.
+    /// How much longer a held lease may be trusted, or why it was lost.
     pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
         self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
     }
 
-    /// Why a lease of this owner is lost that a guard still stands for; also if the owner was granted this token since.
+    /// The loss of a lease of this owner that still has a guard. `granted`: a token of a later grant, which implies a loss.
     pub(crate) fn loss_of_owner(
         &self,
         resource: &Resource,
@@ -199,7 +198,7 @@ impl Session {
         granted: Option<Token>,
         now: LocalTime,
     ) -> Option<Loss> {
-        // All of the table, which is no longer than what one client holds.
+        // A scan of the table, which is only as long as one client's attempts and leases.
         let table = self.table();
         let mut theirs = table.entries.values().filter(|entry| {
             entry.is_referenced && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
@@ -220,7 +219,7 @@ impl Session {
         }
     }
 
-    /// Begins a renewal now, unless one is under way.
+    /// Begins a renewal, unless one is in flight.
     pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Request> {
         self.step(sequence, now, |entry| {
             entry.renew_now(now);
@@ -228,12 +227,12 @@ impl Session {
         })?
     }
 
-    /// Nobody listens for the answer to a renewal any more.
+    /// The future that awaited the renewal's response was dropped.
     pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| entry.abandon_renewal(now));
     }
 
-    /// Once no renewal is under way: the last one's error, if it failed.
+    /// Ready once no renewal is in flight, with the last renewal's error if it failed.
     pub(crate) fn poll_renewed(
         &self,
         watch: &mut Watch<'_>,
@@ -253,7 +252,7 @@ impl Session {
         }
     }
 
-    /// Begins to give back a lease. Says what to send for it, and whether it was lost before.
+    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
     pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Request>, Option<Loss>) {
         let began = self.step(sequence, now, |entry| {
             let loss = entry.remaining(now).err();
@@ -263,27 +262,27 @@ impl Session {
         began.unwrap_or((None, Some(Loss::Closed)))
     }
 
-    /// When the longest hold of this lease is over; never without one.
+    /// When the maximum hold of this lease ends; `NEVER` without one.
     pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
         self.table().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
     }
 
-    /// The hold goes on from an earlier lease, and ends with it.
+    /// Sets the end of the hold. An exchanged lease continues the hold of the lease before it.
     pub(crate) fn limit_hold(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
         self.step(sequence, now, |entry| entry.limit_hold(ends_at));
     }
 
-    /// How long what was taken stays taken from now on, after its grant.
+    /// Replaces the minimum hold, counted from the grant.
     pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
         self.step(sequence, now, |entry| entry.min_hold = min_hold);
     }
 
-    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is no log_events.
+    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
     pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
         self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
     }
 
-    /// Another lease has taken the place of this one, and nobody stands for it any more.
+    /// Another lease has replaced this one, and no guard refers to it.
     pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| {
             entry.is_referenced = false;
@@ -291,7 +290,7 @@ impl Session {
         });
     }
 
-    /// Nobody stands for this entry any more: it gives back whatever it has, and goes once that is done.
+    /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.
     pub(crate) fn release_dropped(&self, sequence: u64, now: LocalTime) -> Option<Request> {
         self.step(sequence, now, |entry| {
             entry.is_referenced = false;
@@ -300,12 +299,12 @@ impl Session {
         })?
     }
 
-    /// Leaves it to the driver to send this release.
+    /// Lets the driver send this release.
     pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| entry.retry_release(now));
     }
 
-    /// Whether the entry was given back, once the store has answered or has let go by itself.
+    /// Ready once the store has confirmed the release, or the lease has expired in the store.
     pub(crate) fn poll_released(
         &self,
         watch: &mut Watch<'_>,
@@ -327,13 +326,13 @@ impl Session {
 
     // --- The whole -------------------------------------------------------------------------------
 
-    /// Nothing begins any more, and everything is being given back.
+    /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {
         let mut effects = Effects::default();
         {
             let mut table = self.table();
             if !std::mem::replace(&mut table.is_closed, true) {
-                // What was left to run out before that is over.
+                // Releases that failed before the close are not its result.
                 table.unconfirmed = 0;
             }
             effects.wake_driver = true;
@@ -348,7 +347,7 @@ impl Session {
         self.apply_effects(effects);
     }
 
-    /// Once nothing is left that the store may keep: how often that had to go without the store's word.
+    /// Ready once the store keeps nothing for this client: how many releases it has not confirmed.
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<u64> {
         let mut table = self.table();
         if table.unsettled == 0 {
@@ -358,7 +357,7 @@ impl Session {
         Poll::Pending
     }
 
-    /// Once the driver has let go of the store, which it does when the client is closed and nothing is left.
+    /// Ready once the driver has dropped the store, which it does when the client is closed and everything is released.
     pub(crate) fn poll_driver_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut table = self.table();
         if table.is_driver_gone {
@@ -378,21 +377,21 @@ impl Session {
             table.is_driver_gone = true;
             (std::mem::take(&mut table.close_wakers), std::mem::take(&mut table.sleepers))
         };
-        // Nobody is there any more who would wake them in time.
+        // No driver is left to wake them at their time.
         close_wakers.into_iter().chain(sleepers.into_values()).for_each(Waker::wake);
     }
 
-    /// The last handle is gone: the driver ends once nothing is left to give back.
+    /// The last handle was dropped: the driver ends once everything is released.
     pub(crate) fn on_handles_dropped(&self) {
         self.table().has_no_handles = true;
         self.alarm.notify_one();
     }
 
-    /// What the driver is to send now, and when it is to ask again.
+    /// What the driver must send now, and when it must ask again.
     pub(crate) fn due(&self, now: LocalTime) -> DueWork {
         let mut effects = Effects::default();
         let due = self.table().due(now, &mut effects);
-        // The driver is awake already.
+        // The caller is the driver, which is awake.
         effects.wake_driver = false;
         self.apply_effects(effects);
         due

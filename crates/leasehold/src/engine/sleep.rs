@@ -1,4 +1,4 @@
-//! Waiting for a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
+//! Sleeping until a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::session::Session;
 use super::table::Effects;
 use crate::engine::clock;
 
-/// Ends when the local clock reaches a point, or with the client.
+/// A future that ends when the local clock reaches a point, or when the driver ends.
 pub(crate) struct Sleep {
     session: Arc<Session>,
     until: LocalTime,
@@ -33,11 +33,11 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let mut effects = Effects::default();
-        // A waker is never dropped with the mutex held: its task may go with it, and a guard with that.
+        // Dropping a waker may drop its task, and with it a guard that takes the mutex: drop it with the mutex free.
         let replaced = {
             let mut table = self.session.table();
             if table.is_driver_gone {
-                // Nobody is there who would wake it.
+                // No driver is left to wake this task.
                 return Poll::Ready(());
             }
             table.wake_driver_by(self.until, &mut effects);

@@ -47,7 +47,7 @@ impl Lock {
         self.attempt(resource, weight, replaces, wait).instrument(span).await
     }
 
-    /// One attempt, by itself.
+    /// One attempt in the store's queue, outside of local queues and admission.
     pub(crate) async fn attempt(
         &self,
         resource: &Arc<Resource>,
@@ -59,7 +59,7 @@ impl Lock {
         let (outcome, last_error) = attempt.finish(request).await;
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
-            tracing::debug!(%resource, %token, "a lease was granted");
+            tracing::debug!(%resource, %token, "lease granted");
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
@@ -68,11 +68,11 @@ impl Lock {
                 let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
                 match (is_cancelled, replaces) {
                     (true, _) => Ok(None),
-                    // The store has said so, only an earlier answer of its own was lost.
+                    // The store has refused the attempt; only an earlier response was lost.
                     (false, None) if outcome == Outcome::NotGranted => Ok(None),
                     (false, None) => Err(self.failed(resource, outcome, last_error.as_deref())),
                     (false, Some(_)) => {
-                        let what = "whether the lease was exchanged is unknown";
+                        let what = "the store did not confirm whether the lease was exchanged";
                         Err(self.handle.unavailable(resource, what))
                     }
                 }
@@ -81,11 +81,11 @@ impl Lock {
         }
     }
 
-    /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
+    /// Maps a terminal outcome to the caller's error.
     pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, last_error: Option<&str>) -> Error {
         match outcome {
             Outcome::QueueFull => {
-                let what = format!("{} wait already", self.max_waiters);
+                let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
                 self.handle.error(ErrorKind::QueueFull, resource, what)
             }
             Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
@@ -95,12 +95,12 @@ impl Lock {
             Outcome::Cancelled => self.handle.closed(),
             Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
             Outcome::TimedOut => {
-                let what = "the time to wait is over, and the store does not say whether it was granted";
+                let what = "timed out, and the store did not confirm that the lock was not granted";
                 let last_error = last_error.map(|last_error| format!(": {last_error}")).unwrap_or_default();
                 self.handle.unavailable(resource, &format!("{what}{last_error}"))
             }
             Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
-                let message = last_error.unwrap_or("the answer came too late to be of use");
+                let message = last_error.unwrap_or("the response came too late");
                 self.handle.unavailable(resource, message)
             }
         }
@@ -142,7 +142,7 @@ impl Lock {
         ))
     }
 
-    /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
+    /// The lease's terms. A ttl never exceeds the maximum hold, which an exchanged lease continues.
     fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
         let mut terms = self.terms;
         if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
@@ -158,15 +158,15 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     match refusal {
         Refusal::Capacity { in_use } => {
             let in_use = if kind == Kind::Barrier { super::barrier::parties(in_use) } else { in_use };
-            format!("it is in use with {in_use} {unit}: everybody must name the same number")
+            format!("it is in use with {in_use} {unit}: all clients must pass the same number")
         }
-        Refusal::Weight { capacity } => format!("more than its {capacity} {unit}, or none, can't be had"),
+        Refusal::Weight { capacity } => format!("a request must be for 1 to {capacity} {unit}"),
         other => format!("the store refused: {other:?}"),
     }
 }
 
-/// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
-/// does not meet it. The driver sends it. Says whether the store has confirmed it by then, and ends with the client.
+/// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
+/// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
 pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
     let session = &handle.session;
     let mut limit = pin!(Sleep::until(session, until));
@@ -179,7 +179,7 @@ pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: Loc
     .await
 }
 
-/// An attempt under way. Dropped, it gives back whatever it has or may come to have.
+/// An attempt in progress. Dropping it cancels the attempt and releases a lease that was granted.
 pub(crate) struct Attempt<'a> {
     handle: &'a Arc<Handle>,
     pub(crate) resource: &'a Arc<Resource>,
@@ -188,7 +188,7 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends the first command, and waits for the end. Further commands are the driver's.
+    /// Sends the first request, and waits for the outcome. The driver sends the following requests.
     pub(crate) async fn finish(&self, request: Option<Request>) -> AttemptEnd {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
@@ -216,13 +216,13 @@ impl Attempt<'_> {
                 session.handle_response(request, clock::local(), &answered);
                 call = None;
             }
-            // The deadline may come before the answer.
+            // The deadline may come before the response.
             session.poll_ended(&mut watch, context)
         })
         .await
     }
 
-    /// A guard stands for the lease from now on.
+    /// Turns a granted attempt into a guard.
     pub(crate) fn into_guard(mut self, token: Token) -> Guard {
         self.is_taken = true;
         Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
@@ -232,7 +232,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            // What nobody came to have was never used, and need not be kept.
+            // The lease was never used, so its minimum hold does not apply.
             self.handle.session.set_min_hold(self.sequence, Duration::ZERO, clock::local());
             self.handle.abandon(self.resource, self.sequence);
         }

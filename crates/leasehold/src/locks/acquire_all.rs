@@ -1,7 +1,7 @@
-//! Attempts at several locks of one client, sent as one command: all of them are granted, or none.
+//! Acquires several locks of one client in one command: all of them are granted, or none.
 //!
-//! Each attempt has its own entry in the session, as if it were alone. So whatever happens to the command, each repeats,
-//! gives back and owes what a single attempt would. Nobody waits here.
+//! Each attempt has its own table entry, as if it were alone. So each is retried and released like a single attempt, whatever
+//! happens to the command. These attempts never wait in a queue.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -20,24 +20,24 @@ use crate::locks::acquire::{Attempt, CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::Lock;
 use crate::store::{BoxFuture, CallResult, StoreError};
 
-/// What came of it.
+/// The result of a batch.
 pub(crate) enum BatchOutcome {
-    /// One for each lock, in their order.
+    /// One guard per lock, in the order of the locks.
     Granted(Vec<Guard>),
-    /// At least one can't be had now, by the store's word, and none is held.
+    /// The store has refused at least one lock, and none is held.
     Contended,
-    /// The store or a lock's settings do not allow it, or it could not be asked yet: they are to be taken one by one.
+    /// The store or an option does not allow a batch, or the store was busy: the locks must be acquired one by one.
     Unsupported,
 }
 
 impl Lock {
-    /// Whether an attempt of it can be one of many.
+    /// Whether this lock's attempt can be part of a batch.
     fn can_join_batch(&self) -> bool {
-        // What replicas must have goes over a connection of its own.
+        // Commands that wait for replicas need a connection of their own.
         self.terms.replicas == 0 && self.owner.is_none()
     }
 
-    /// Whether tasks of this client stand in line for it, who are not to be overtaken.
+    /// Whether a task of this client has the lease. A batch must not overtake the local queue.
     fn is_held_locally(&self) -> Result<bool, Error> {
         let resource = self.checked_resource()?;
         let hand_off = self.handoff_limits();
@@ -46,7 +46,7 @@ impl Lock {
     }
 }
 
-/// Takes all of these locks of one client now, in one command, if they can be had.
+/// Tries to acquire these locks of one client in one command.
 pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) -> Result<BatchOutcome, Error> {
     if !locks.iter().all(|lock| lock.can_join_batch()) {
         return Ok(BatchOutcome::Unsupported);
@@ -76,12 +76,12 @@ pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) ->
     }
 }
 
-/// Others were in the way, who can be waited for.
+/// Whether the store was busy with other clients, so that waiting helps.
 fn is_busy(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Busy)
 }
 
-/// What the work comes to, unless the deadline is earlier.
+/// The result of the work; none if the deadline is earlier.
 pub(crate) async fn with_deadline<T>(
     handle: &Handle,
     deadline: Option<LocalTime>,
@@ -98,7 +98,7 @@ pub(crate) async fn with_deadline<T>(
     .await
 }
 
-/// The attempts under way. Dropped, they give back whatever they have or may come to have.
+/// The attempts of one batch. Dropping it cancels them and releases the leases that were granted.
 struct BatchAcquire<'a> {
     handle: &'a Arc<Handle>,
     attempts: Vec<(&'a Lock, Attempt<'a>, Request)>,
@@ -109,13 +109,13 @@ impl<'a> BatchAcquire<'a> {
         let mut attempts = Vec::with_capacity(locks.len());
         for lock in locks {
             let (attempt, request) = lock.begin(lock.checked_resource()?, 1, None, None)?;
-            // An attempt that was just made has something to send.
+            // A new attempt always has a request.
             attempts.extend(request.map(|request| (*lock, attempt, request)));
         }
         Ok(Self { handle, attempts })
     }
 
-    /// Nothing where the store can't do that with these.
+    /// None if the store does not support a batch of these locks.
     fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
         let said = |(_, attempt, request): &(&Lock, Attempt<'_>, Request)| match &request.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
@@ -124,7 +124,7 @@ impl<'a> BatchAcquire<'a> {
         let said: Vec<_> = self.attempts.iter().filter_map(said).collect();
         let sent = self.handle.store.acquire_all(&said);
         if sent.is_none() {
-            let message = "they can't be taken together".to_owned();
+            let message = "the store does not support this batch".to_owned();
             let not_sent = Err(StoreError { failure: Failure::NotSent, message });
             for (_, _, request) in &self.attempts {
                 self.handle.session.handle_response(request, clock::local(), &not_sent);
@@ -133,7 +133,7 @@ impl<'a> BatchAcquire<'a> {
         sent
     }
 
-    /// Says how each attempt ended. One whose answer was lost asks once more, for itself.
+    /// Returns how each attempt ended. An attempt whose response was lost is retried on its own.
     async fn handle_response(&self, answers: &[CallResult]) -> Vec<AttemptEnd> {
         let now = clock::local();
         for ((_, _, request), answered) in self.attempts.iter().zip(answers) {
@@ -150,7 +150,7 @@ impl<'a> BatchAcquire<'a> {
         let tokens: Option<Vec<_>> = ended.iter().map(granted).collect();
         if let Some(tokens) = tokens {
             let guards = self.attempts.into_iter().zip(tokens).map(|((_, attempt, _), token)| {
-                tracing::debug!(resource = %attempt.resource, %token, "a lease was granted");
+                tracing::debug!(resource = %attempt.resource, %token, "lease granted");
                 attempt.into_guard(token)
             });
             return Ok(BatchOutcome::Granted(guards.collect()));
@@ -164,7 +164,7 @@ impl<'a> BatchAcquire<'a> {
         Ok(if may_wait { BatchOutcome::Unsupported } else { BatchOutcome::Contended })
     }
 
-    /// Gives everything back, and waits for the store's word, though not for long. Says whether that came.
+    /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. Returns whether it came.
     async fn withdraw(self) -> bool {
         let Self { handle, attempts } = self;
         let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();

@@ -22,7 +22,7 @@ use crate::options::settings;
 /// How often an observer looks unless it is told otherwise.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// One leader at a time, and how to become it. Made by [`Client::election`](crate::Client::election).
+/// One leader at a time, and how to become it. Created by [`Client::election`](crate::Client::election).
 ///
 /// Whoever campaigns queues; the guard is the leadership, and releasing it is to resign. The
 /// [`label`](Self::label) tells everybody what there is to know about the leader, its address for instance.
@@ -54,12 +54,12 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be; `is_unavailable` when the store could not be asked;
+    /// `is_invalid` for an invalid name or option; `is_unavailable` if the store did not respond;
     /// `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released.
     pub async fn campaign(&self) -> Result<Guard, Error> {
         self.0.lock(1).await
     }
@@ -125,7 +125,7 @@ impl Election {
     }
 }
 
-/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Made by [`Election::observe`].
+/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
 ///
 /// Leaders that come and go between two looks are not told, only the one that there is then. As a stream it tells what
 /// [`next`](Self::next) does, errors too, and ends when the client is closed, after that error.

@@ -23,7 +23,7 @@ const KEEP: Duration = Duration::from_secs(24 * 3_600);
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 
-/// A number that is counted down to zero, and a way to wait for that. Made by [`Client::latch`](crate::Client::latch).
+/// A number that is counted down to zero, and a way to wait for that. Created by [`Client::latch`](crate::Client::latch).
 ///
 /// Counts outlive those who count. They are remembered for a day, or as long as [`keep`](Self::keep) says; after that the
 /// latch begins anew, as it does with [`force_release`](Self::force_release). Everybody names the same number.
@@ -150,7 +150,7 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn wait(&self) -> Result<(), Error> {
         while !self.wait_timeout(Duration::MAX).await? {}
         Ok(())
@@ -164,7 +164,7 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
         let deadline = clock::local() + limit;

@@ -1,6 +1,6 @@
-//! What every kind of lock is made of: one attempt at a lease in one resource's table, and its settings.
+//! The base of every kind of lock: its resource, its options, and their validation.
 //!
-//! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
+//! A kind only says which resource it uses, how much capacity that has, and how much of it an attempt takes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
 
-/// The shortest ttl: below it a renewal could not be repeated in time.
+/// The minimum ttl. Below it a failed renewal could not be retried in time.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
-/// The longest ttl, and the longest that a released lock can be kept.
+/// The maximum ttl, and the maximum time for which a released lock can be retained.
 pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
-/// A resource, and how its leases are asked for.
+/// A resource, and the options of its leases.
 #[derive(Clone)]
 pub(crate) struct Lock {
     pub(crate) handle: Arc<Handle>,
     resource: Result<Arc<Resource>, NameError>,
-    /// How much weight the resource bears.
+    /// The total weight of the resource's holders.
     pub(crate) capacity: u32,
     pub(crate) owner: Option<Owner>,
     pub(crate) terms: LeaseTerms,
     pub(crate) min_hold: Duration,
     pub(crate) max_waiters: u32,
-    /// Whether the client's tasks hand a lease on among themselves, and for how long.
+    /// The limits for handing a lease off between the client's tasks; none if tasks do not share leases.
     pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
@@ -48,7 +48,7 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// For how long an attempt waits.
+/// How long an attempt waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WaitMode {
     NoWait,
@@ -57,7 +57,7 @@ pub(crate) enum WaitMode {
 }
 
 impl WaitMode {
-    /// Until then, if it is still to come.
+    /// Waits until the deadline; not at all without one, or if it has passed.
     pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
         deadline.map_or(Self::NoWait, |deadline| Self::AtMost(deadline.since(clock::local())))
     }
@@ -65,7 +65,7 @@ impl WaitMode {
     pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
             Self::NoWait => None,
-            // Less than the clock counts is no time.
+            // Below the clock's resolution.
             Self::AtMost(limit) if limit < Duration::from_micros(1) => None,
             Self::AtMost(limit) => Some(clock::local() + limit),
             Self::Forever => Some(LocalTime::NEVER),
@@ -116,8 +116,8 @@ impl Lock {
         self.acquire(weight, None, WaitMode::AtMost(limit)).await
     }
 
-    /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
-    /// is to be told ([`Guard::mark_replaced`]).
+    /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller
+    /// must call [`Guard::mark_replaced`].
     pub(crate) async fn replace(
         &self,
         held: &Guard,
@@ -132,12 +132,12 @@ impl Lock {
         let ends_at = session.ends_at(held.sequence());
         let taken = self.acquire(weight, Some(held), wait).await;
         match &taken {
-            // The attempt may have waited, and the hold has not begun anew.
+            // The exchange continues the hold, even if the attempt has waited.
             Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, clock::local()),
             _ => session.set_replacing(held.sequence(), false, clock::local()),
         }
         if let Ok(None) = taken {
-            // Its grant may have been on the way when the attempt gave up, and then `held` has ended with it.
+            // A grant that was in flight when the attempt timed out has ended `held`. A renewal finds out.
             held.renew().await?;
         }
         taken
@@ -153,18 +153,18 @@ impl Lock {
         self.handle.force_release((**resource).clone()).await
     }
 
-    /// Whether this is the lock that the guard is about.
+    /// Whether the guard is one of this lock.
     pub(crate) fn is_of(&self, guard: &Guard) -> bool {
         self.resource.as_ref().is_ok_and(|resource| resource.name.as_str() == guard.name())
     }
 
-    /// As the kinds print themselves.
+    /// The `Debug` form of the kinds.
     pub(crate) fn debug(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.resource.as_ref().map(|resource| resource.name.as_str());
         write!(f, "{kind}({name:?} on {})", self.handle.url)
     }
 
-    // --- What can't be ---------------------------------------------------------------------------
+    // --- Validation ------------------------------------------------------------------------------
 
     pub(crate) fn checked_resource(&self) -> Result<&Arc<Resource>, Error> {
         self.resource.as_ref().map_err(|error| Error::from(*error))
@@ -175,10 +175,10 @@ impl Lock {
         let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
         if weight == 0 || weight > self.capacity {
             let unit = unit(resource.kind);
-            return invalid(format!("of {} {unit}, {weight} can't be had", self.capacity));
+            return invalid(format!("{weight} of {} {unit} requested", self.capacity));
         }
         if let Some(owner) = &self.owner {
-            // What is no name for a lock is none for an owner.
+            // Owners follow the rules for lock names.
             Name::new(owner.as_str()).map_err(|_| {
                 let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
                 self.handle.error(ErrorKind::Invalid, resource, what)
@@ -186,16 +186,14 @@ impl Lock {
         }
         let store = &self.handle.store;
         if !store.supports(resource.kind, self.owner.is_some()) {
-            let what = "a quorum of servers has mutexes and elections only";
+            let what = "a quorum supports only mutexes and elections";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.min_hold);
         if let Some(longest) = store.max_ttl()
             && ttl > longest
         {
-            return invalid(format!(
-                "it may be kept for {ttl:?}, which is more than the max_ttl, {longest:?}"
-            ));
+            return invalid(format!("a lease of up to {ttl:?} exceeds max_ttl, {longest:?}"));
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
@@ -204,14 +202,14 @@ impl Lock {
         if let Some(hold) = self.terms.max_hold
             && hold < MIN_TTL
         {
-            return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+            return invalid(format!("a maximum hold is at least {MIN_TTL:?}, not {hold:?}"));
         }
         if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
-            let what = "this store has no replicas that could be waited for";
+            let what = "this store has no replicas to wait for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         if self.min_hold > MAX_TTL {
-            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.min_hold));
+            return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));
         }
         if self.label_bytes > MAX_LABEL_BYTES {
             return invalid(format!(
@@ -223,7 +221,7 @@ impl Lock {
     }
 }
 
-/// What a kind's weight counts.
+/// The unit of a kind's weight.
 pub(super) fn unit(kind: Kind) -> &'static str {
     match kind {
         Kind::Semaphore => "permits",

@@ -70,7 +70,7 @@ impl MutexSet {
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have.
+    /// If the future is dropped, the wait is cancelled and granted leases are released.
     pub async fn lock(&self) -> Result<SetGuard, Error> {
         let guard = self.take(WaitMode::Forever).await?;
         match (guard, self.mutexes.first()) {
@@ -177,7 +177,7 @@ fn nothing_to_take() -> Error {
 }
 
 /// The held leases of a [`MutexSet`]. They are given back when it is released or dropped.
-#[must_use = "the locks are given back when the guard is dropped"]
+#[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard {
     guards: Vec<Guard>,
@@ -196,7 +196,7 @@ impl SetGuard {
     }
 
     /// The same, each to be given back on its own.
-    #[must_use = "the locks are given back when the guards are dropped"]
+    #[must_use = "the locks are released when the guard is dropped"]
     pub fn into_guards(self) -> Vec<Guard> {
         self.guards
     }
@@ -217,7 +217,7 @@ impl SetGuard {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn lost(&self) -> (&Guard, Loss) {
         let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
         poll_fn(|context| {

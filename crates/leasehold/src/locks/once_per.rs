@@ -25,7 +25,7 @@ const MIN_KEEP: Duration = Duration::from_millis(900);
 /// How often whoever waits looks whether the work is done.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Work that one of many starts in each period. Made by [`Client::once_per`](crate::Client::once_per).
+/// Work that one of many starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
 ///
 /// Two starts are never closer to each other than nine tenths of the period: all hosts may ask at noon, by clocks that
 /// differ, and one of them is told to start. If it dies half way there are two ways to go on, and neither can have it both

@@ -32,7 +32,7 @@ fn reconnects_do_not_extend_a_lease_without_renewal() {
     assert!(guard.remaining() > ttl / 4 * 3, "it was renewed by hand: {:?}", guard.remaining());
 }
 
-/// One task waits in the line behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
+/// One task waits in the local queue behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
 /// the lock is kept.
 fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mutex = stage.client.mutex("a");
