@@ -393,7 +393,14 @@ impl AcquireMachine {
         let elapsed = at.since(answered_at);
         let since = heard_at.min(sent_at + elapsed);
         let margin = drift_margin(elapsed + grant.lasts);
-        self.granted(now, grant, since, since + grant.lasts.saturating_sub(margin));
+        let trusted_until = since + grant.lasts.saturating_sub(margin);
+        // The question that it is measured from may have been on its way for seconds, where many were asked at once. What is
+        // left of the trust may then be too short for the renewal, though the lease is new: an answer says more.
+        if trusted_until < now + grant.lasts / 2 {
+            self.handle_hint(now);
+        } else {
+            self.granted(now, grant, since, trusted_until);
+        }
     }
 
     /// The way to the store is new: what was told meanwhile was missed, and what is told now may be by another clock, until

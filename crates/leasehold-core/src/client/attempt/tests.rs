@@ -150,6 +150,24 @@ fn whoever_waits_asks_again_for_what_is_left_of_a_grant_that_arrives_late() {
 }
 
 #[test]
+fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
+    for (answered_at, is_confirmed) in [(4_000, false), (6_000, true), (9_900, true)] {
+        let mut attempt = asked(patient());
+        // The store had the question so late, and answered at once.
+        attempt.handle_answer(at(0), at(answered_at), &answer(0, queued(None)));
+        let now = answered_at + 1;
+        attempt.handle_push(at(now), &pushed(1, PushKind::Granted(grant(TTL))));
+        assert_eq!(attempt.poll_outcome().is_none(), is_confirmed, "asked {answered_at} ms before");
+        if is_confirmed {
+            assert!(matches!(attempt.poll_transmit(at(now)), Some(Command::Acquire(_))));
+            attempt.handle_answer(at(now), at(now + 1), &answer(2, Reply::Granted(grant(TTL))));
+            let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
+            assert_eq!(trusted_until, at(now + 10_000 - 102));
+        }
+    }
+}
+
+#[test]
 fn a_late_push_while_an_answer_is_under_way_sends_nothing_twice() {
     let window = Duration::from_secs(3);
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };

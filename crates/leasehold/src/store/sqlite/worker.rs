@@ -27,13 +27,20 @@ use crate::store::{Answered, StoreError};
 const MAX_JOBS: usize = 65_536;
 
 /// The most commands of one transaction.
-const CHUNK: usize = 256;
+const MAX_CHUNK: usize = 256;
+
+/// How long a transaction of several commands should take: meanwhile the file is closed to everybody else. The next one has
+/// as many commands as take about this long.
+const TRANSACTION: Duration = Duration::from_millis(5);
 
 /// How long it is between two looks at what has expired.
 const REST: Duration = Duration::from_secs(60);
 
 /// How long it sleeps when nothing happens, between two looks at whether the files are still in place.
 pub(super) const WATCH: Duration = Duration::from_secs(5);
+
+/// How long it lets others write between two transactions of one job. They look again every few milliseconds at the latest.
+const GAP: Duration = Duration::from_micros(200);
 
 /// How long it lets others write between two batches of what has expired.
 const BREATH: Duration = Duration::from_millis(10);
@@ -53,15 +60,47 @@ pub(super) struct Worker {
 
 /// What lies before the thread.
 struct Post {
-    /// With the time until which each may wait for the file.
-    jobs: Mutex<VecDeque<(Instant, Job)>>,
+    jobs: Mutex<Jobs>,
     is_ending: AtomicBool,
     /// A byte in it wakes the thread. It never blocks: when it is full the thread is awake.
     bell: File,
 }
 
+/// Jobs in the order in which they came, each with the time until which it may wait for the file.
+#[derive(Default)]
+struct Jobs {
+    /// Renewals and releases alone. They do not wait for what others want to have, of which there may be thousands.
+    of_holders: VecDeque<(Instant, Job)>,
+    others: VecDeque<(Instant, Job)>,
+}
+
+impl Jobs {
+    fn len(&self) -> usize {
+        self.of_holders.len() + self.others.len()
+    }
+
+    fn push(&mut self, until: Instant, job: Job) {
+        let jobs = if job.is_of_holders() { &mut self.of_holders } else { &mut self.others };
+        jobs.push_back((until, job));
+    }
+
+    fn pop(&mut self) -> Option<(Instant, Job)> {
+        self.of_holders.pop_front().or_else(|| self.others.pop_front())
+    }
+}
+
+impl Job {
+    fn is_of_holders(&self) -> bool {
+        matches!(self, Self::Commands(batch, _) if are_of_holders(batch))
+    }
+}
+
+fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
+    batch.iter().all(|(_, command)| matches!(command, Command::Renew(_) | Command::Release(_)))
+}
+
 impl Post {
-    fn jobs(&self) -> MutexGuard<'_, VecDeque<(Instant, Job)>> {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -78,6 +117,7 @@ impl Worker {
             post,
             bell: heard,
             connection: None,
+            chunk: MAX_CHUNK / 8,
             is_behind: false,
             are_files_gone: false,
         };
@@ -92,7 +132,7 @@ impl Worker {
             if jobs.len() >= MAX_JOBS || self.post.is_ending.load(Ordering::Acquire) {
                 return false;
             }
-            jobs.push_back((Instant::now() + BUSY_LIMIT, job));
+            jobs.push(Instant::now() + BUSY_LIMIT, job);
         }
         self.wake();
         true
@@ -120,6 +160,8 @@ struct Desk {
     bell: OwnedFd,
     /// Opened when it is first needed, which in a short life it may never be.
     connection: Option<Connection>,
+    /// How many commands the next transaction has.
+    chunk: usize,
     /// There is more to sweep.
     is_behind: bool,
     /// The files were seen not to be in place any more, and the client was told.
@@ -133,7 +175,7 @@ impl Drop for Desk {
         self.mailbox.remove();
         let mut jobs = self.post.jobs();
         self.post.is_ending.store(true, Ordering::Release);
-        jobs.clear();
+        *jobs = Jobs::default();
     }
 }
 
@@ -200,28 +242,63 @@ impl Desk {
 
     fn run_jobs(&mut self) {
         loop {
-            let Some((until, job)) = self.post.jobs().pop_front() else { return };
-            // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
-            self.hear();
-            match job {
-                Job::Commands(batch, tell) => {
-                    let answers = self.run(&batch, until);
-                    // Nobody waits for the answers any more: the client gives back what they may have granted.
-                    let _ = tell.send(answers);
-                }
-                Job::Together(attempts, tell) => {
-                    let _ = tell.send(self.run_together(&attempts, until));
-                }
-                Job::List(tell) => {
-                    let listed = self.list();
-                    let _ = tell.send(listed);
-                }
+            let Some((until, job)) = self.post.jobs().pop() else { return };
+            self.run_job(job, until);
+        }
+    }
+
+    fn run_job(&mut self, job: Job, until: Instant) {
+        // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
+        self.hear();
+        // Nobody waits for the answers any more where they can't be sent: the client gives back what they may have granted.
+        match job {
+            Job::Commands(batch, tell) => {
+                let answers = self.run(&batch, until);
+                let _ = tell.send(answers);
+            }
+            Job::Together(attempts, tell) => {
+                let _ = tell.send(self.run_together(&attempts, until));
+            }
+            Job::List(tell) => {
+                let listed = self.list();
+                let _ = tell.send(listed);
             }
         }
     }
 
     fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
-        batch.chunks(CHUNK).flat_map(|chunk| self.run_chunk(chunk, until)).collect()
+        let mut answers = Vec::with_capacity(batch.len());
+        loop {
+            let rest = &batch[answers.len()..];
+            let count = rest.len().min(self.chunk);
+            let began = Instant::now();
+            answers.extend(self.run_chunk(&rest[..count], until));
+            self.measure(count, began.elapsed());
+            if answers.len() == batch.len() {
+                return answers;
+            }
+            if !are_of_holders(batch) {
+                self.run_jobs_of_holders();
+            }
+            thread::sleep(GAP);
+        }
+    }
+
+    /// How many commands the next transaction has, after one of so many that took this long.
+    fn measure(&mut self, count: usize, took: Duration) {
+        if took > TRANSACTION {
+            self.chunk = (count / 2).max(1);
+        } else if took < TRANSACTION / 4 && count == self.chunk {
+            self.chunk = (count * 2).min(MAX_CHUNK);
+        }
+    }
+
+    /// In the midst of a long job of others.
+    fn run_jobs_of_holders(&mut self) {
+        loop {
+            let Some((until, job)) = self.post.jobs().of_holders.pop_front() else { return };
+            self.run_job(job, until);
+        }
     }
 
     /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
