@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::blocking::Client;
 use leasehold_bench::{Contestant, bar, compare, median, processor_time, show};
-use leasehold_core::model::{Table, Turn, apply};
+use leasehold_core::model::{CommandContext, Table, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command as StoreCommand, Now, Push, Release, StoreTime,
 };
@@ -57,8 +57,8 @@ impl Model {
 
     fn apply(&mut self, command: &StoreCommand) {
         let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000 + self.now));
-        let turn = Turn { now, is_there: &mut |_| true, pushes: &mut self.pushes };
-        let Ok(answer) = apply(&mut self.table, turn, command);
+        let context = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut self.pushes };
+        let Ok(answer) = apply(&mut self.table, context, command);
         std::hint::black_box(answer);
     }
 }

@@ -224,7 +224,7 @@ async fn waiting(report: &mut Report, server: &Server) {
         ("1,000 clients", clients(server, WAITERS).await, 50.0),
         (
             "1,000 tasks of one client",
-            vec![clients(server, 1).await.remove(0).strict(); WAITERS as usize],
+            vec![clients(server, 1).await.remove(0).global_fifo(); WAITERS as usize],
             1.0,
         ),
     ] {

@@ -44,7 +44,7 @@ pub fn run(report: &mut Report) {
 /// What a line costs whoever stands in it alone.
 async fn uncontended(report: &mut Report, server: &Server) {
     let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
-    let (strict, mutex) = (&mutex.clone().strict(), &mutex);
+    let (strict, mutex) = (&mutex.clone().global_fifo(), &mutex);
     let pairs = |mutex| async move {
         for _ in 0..PAIRS {
             Mutex::lock(mutex).await.expect("it is free").release().await.expect("is given back");
@@ -125,7 +125,7 @@ async fn with_another(report: &mut Report, server: &Server) {
 pub fn fairness(report: &mut Report, span: Duration) {
     let server = Server::on_port();
     runtime().block_on(async {
-        let (turns, _) = contest(&server, 1, Mutex::strict, span).await;
+        let (turns, _) = contest(&server, 1, Mutex::global_fifo, span).await;
         let (least, most) = extremes(&turns);
         report.title(&format!(
             "{CLIENTS} clients on one mutex with a hold of {HOLD:?}, strictly, for {span:?}"

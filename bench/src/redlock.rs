@@ -50,7 +50,7 @@ fn quorum(ports: &[u16], parameters: &str) -> String {
 
 async fn mutex_at(url: &str) -> Mutex {
     // Handing the lease on is something that one server's clients do.
-    Client::connect(url).await.expect("connects").mutex("bench:redlock").strict()
+    Client::connect(url).await.expect("connects").mutex("bench:redlock").global_fifo()
 }
 
 async fn pairs(

@@ -12,15 +12,15 @@ use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
-use crate::look::printable;
+use crate::inspect::printable;
 
 const EXAMPLES: &str = "\
 Examples:
-  leasehold run report -- ./report.sh            wait for the turn, then run it
+  leasehold run report -- ./report.sh            wait for the lock, then run it
   leasehold run -n deploy -- ./deploy.sh         or exit with 1 at once
   leasehold run -w 2.5 deploy -- ./deploy.sh     or after 2.5 seconds
   leasehold run backup -c 'tar c /srv | gzip > b.tgz'
-  leasehold run --once-per 1h lottery -- ./draw  once, though several hosts start it
+  leasehold run --once-per 1h lottery -- ./draw  on one of several hosts
   leasehold run --semaphore 3 encode -- ./encode three at a time
   leasehold run -s site -- ./crawl               beside others with -s, and
   leasehold run -x site -- ./publish             alone
@@ -28,7 +28,7 @@ Examples:
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
-  leasehold doctor                               what is dangerous for locks
+  leasehold doctor                               check the store for unsafe settings
 
 The store, without --store and LEASEHOLD_STORE, is a file of the user's own:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
@@ -45,18 +45,18 @@ const RUN: &str = "\
 The command gets
   LEASEHOLD_NAME      the lock's name
   LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
-                      grant of this lock. Give it to what the lock protects,
-                      and let that refuse a lower one than it has seen
+                      grant of this lock. Pass it to the protected resource,
+                      which must refuse tokens lower than the highest it has
+                      seen
   LEASEHOLD_DEADLINE  when the lease ends unless it is renewed, as it was when
                       the command started: seconds since 1970 with three
                       decimals. It is renewed at a third of its ttl for as
                       long as the command runs
-  LEASEHOLD_STORE     the store's address, without its password: a leasehold
-                      in the command that needs the password gets it in
-                      another way
-  LEASEHOLD_TOKENS    the tokens of this run and of those around it. By these a
-                      run that would wait for one that it runs under, and so
-                      for itself, says so at once and ends with 2
+  LEASEHOLD_STORE     the store's address, without its password: pass the
+                      password to a nested leasehold in another way
+  LEASEHOLD_TOKENS    the tokens of this run and of the enclosing ones. A nested
+                      run that would wait for an enclosing one, and so for
+                      itself, exits at once with 2
 
 The command runs in a process group of its own. On a terminal it behaves as if it
 were in that of leasehold: it is in the foreground from its start if leasehold is
@@ -94,13 +94,13 @@ round: say -x instead of nothing where others say -s.
 With --once-per two starts are never closer to each other than nine tenths of
 the period, by the store's clock; so all hosts may start leasehold at noon, by
 clocks that differ a little. When the command ends, with whatever code, it is
-done for this period. If its host dies half way, either the period is lost (at
-most once, the default), or another host that waits, or asks later, starts the
-command anew (--at-least-once): what was half done is done again.
+done for this period. If its host crashes before that, either the period is
+lost (at most once, the default), or another host starts the command again
+(--at-least-once), which repeats the work.
 
-The lock is given back as soon as the command ends, also if it leaves
-processes behind. Its command line is shown to everybody who can see the
-store; --note shows something else instead.";
+The lock is released as soon as the command ends, even if it leaves
+processes behind. The command line is visible to everyone with access to
+the store; --label shows another text instead.";
 
 const ELECT: &str = "\
 Start it on every host that may run the command. One of them is elected and
@@ -120,10 +120,10 @@ whatever --backoff-max is.
 
 INT and TERM are passed on to the command; when it has ended, leasehold resigns
 and exits with the command's code. HUP, QUIT and the others are passed on too,
-and leasehold goes on: if the command ends, it is as if it had ended by itself,
-and without a command they do nothing. Where leasehold's input is a terminal,
-HUP and QUIT end it as well. --note is what others are told about the leader:
-see leasehold show --kind election NAME.";
+and leasehold continues: a command that ends is restarted as usual, and without
+a command they do nothing. Where leasehold's input is a terminal,
+HUP and QUIT end it as well. --label is the text that others see about the
+leader: see leasehold show --kind election NAME.";
 
 const SHOW: &str = "\
 With --json it is one value, with these keys, to which later versions only add:
@@ -133,8 +133,8 @@ With --json it is one value, with these keys, to which later versions only add:
   capacity, in_use  1 and 1 for a mutex that is held; for a semaphore how many
                     permits there are, and are out; for a rw lock a writer
                     takes all of the capacity; for a barrier how many
-                    parties there are, and have come; 0 if nobody uses it
-  rounds            how many rounds of a barrier have passed lately,
+                    parties there are, and have arrived; 0 if it is unused
+  rounds            how many recent rounds of a barrier the store remembers,
                     otherwise null
   last_token        the last fencing token that was given, or null
   holders           a list, empty when the lock is free; each has
@@ -143,29 +143,28 @@ With --json it is one value, with these keys, to which later versions only add:
                     weight         how much of the capacity it takes
                     mode           read, upgradable or write in a rw lock,
                                    otherwise null
-                    owner          who holds, if somebody was named (run
-                                   --owner), or null
+                    owner          the named owner (run --owner), or null
                     held_for_ms    how long it has held the lock
                     expires_in_ms  how much longer, unless it renews
-                    kept           true: given back, but kept until then
-                                   (run --at-least)
-                    about          host, pid, program and note, each of them
+                    retained       true: released, but retained until then
+                                   (run --min-hold)
+                    metadata       host, pid, program and label, each of them
                                    a value or null
   waiters           a list, the next one first; each has client, weight,
-                    mode, about and
-                    place          1 for the next one
+                    mode, metadata and
+                    position       1 for the next one
                     waiting_for_ms
-                    passed_over    true: it was absent when its turn came,
-                                   and keeps its place
+                    skipped        true: it did not respond when the lock was
+                                   free for it, and keeps its position
 
 ls --json prints {\"store\": ..., \"locks\": [...]} of such values, and release --json
 prints {\"released\": [...]} of such holders.";
 
 const DOCTOR: &str = "\
 It prints what it found, the worst first:
-  danger    one lock can come to have two holders, or locks can't be had
-  advice    something could be better, or could not be seen
-  fine      as it should be
+  danger    one lock can get two holders, or locks are unavailable
+  advice    a setting could be better, or could not be read
+  fine      nothing to do
 In brackets is the id of the finding, which stays the same: with --accept ID, for
 instance where a test's server needs no persistence, the exit code does not
 depend on it. After > comes what to do about it: a line for the server's console
@@ -182,15 +181,15 @@ add:
   store       the store's address, without its password
   dangerous   whether there is a danger that was not accepted; the exit code
               is 1 then
-  subjects    a list: servers, sentinels, cluster, clocks, or a file. Each has
+  components    a list: servers, sentinels, cluster, clocks, or a file. Each has
               name
-              facts     what was seen: an object of texts
+              facts     what was observed: an object of texts
               findings  a list; each has
                         id        of the check that found it
                         accepted  whether --accept names the id
                         severity  danger, advice or fine
-                        what      what is the case
-                        why       why that matters to locks
+                        what      what was found
+                        why       why it matters for locks
                         remedy    what to do, or null";
 
 /// Runs commands under locks, first come, first served, with leases that end by themselves.
@@ -226,17 +225,17 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(after_long_help = after(RUN))]
     Run(RunArgs),
-    /// Keep a command running on exactly one of the hosts that say so
+    /// Keep a command running on exactly one of several hosts
     #[command(after_long_help = after(ELECT))]
     Elect(ElectArgs),
-    /// List the locks that somebody holds or waits for
+    /// List the locks in use
     Ls(LsArgs),
-    /// Show who holds a lock and who waits for it
+    /// Show the holders and waiters of a lock
     #[command(after_long_help = after(SHOW))]
     Show(ShowArgs),
-    /// Take a lock away from its holder
+    /// Release a lock by force
     Release(ReleaseArgs),
-    /// Say what is dangerous for locks about the store, and how to set it
+    /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
     /// Kill a command's group if leasehold is killed; started by leasehold itself
@@ -256,63 +255,63 @@ pub(crate) enum Action {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct RunArgs {
-    /// Don't wait: exit with 1 if somebody else holds the lock. Connecting to the store may take 1 s
+    /// Don't wait: exit with 1 if the lock is held. Connecting to the store may take 1 s
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// Wait for at most this long, then exit with 1. Connecting to the store counts, and may take 1 s at least
+    /// Wait at most this long, then exit with 1. The time to connect counts, and may take at least 1 s
     #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) wait: Option<Duration>,
-    /// The exit code when the lock was not to be had
+    /// The exit code if the lock was not acquired
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
-    /// The exit code when the lease was lost
+    /// The exit code if the lease was lost
     #[arg(long, value_name = "CODE", default_value_t = 124)]
     pub(crate) lost_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
-    /// With --once-per: if the host dies half way, another one starts the command anew. The others wait for that, and
-    /// exit with 1 when the command has ended
+    /// With --once-per: if the host crashes, another one starts the command again. The others wait until the command has
+    /// ended, and then exit with 1
     #[arg(long, requires = "once_per")]
     pub(crate) at_least_once: bool,
-    /// Keep the lock until this long after it was taken, though the command ends earlier and this program with it. If
-    /// leasehold is killed, only the ttl counts
+    /// Hold the lock for at least this long, even if the command finishes sooner. If leasehold is killed, only the ttl
+    /// counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
-    pub(crate) at_least: Duration,
+    pub(crate) min_hold: Duration,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
 
 #[derive(Debug, Arguments)]
 pub(crate) struct ElectArgs {
-    /// The pause before the command is started anew; it doubles each time, until the command has run for longer
+    /// The first pause before the command is restarted. It doubles each time, until a run lasts longer than --backoff-max
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff: Duration,
-    /// The longest such pause
+    /// The maximum pause
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff_max: Duration,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
 
-/// Which kind of lock: a mutex unless something else is said.
+/// The kind of lock; a mutex by default.
 #[derive(Debug, Arguments)]
 #[group(multiple = false)]
 pub(crate) struct KindArgs {
-    /// Share the lock with others that say -s; those that say -x wait
+    /// Acquire the lock in shared mode, together with other -s; -x waits
     #[arg(short, long)]
     pub(crate) shared: bool,
-    /// Share the lock with nobody; for a lock that others share with -s
+    /// Acquire the lock in exclusive mode, for a lock that others share with -s
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
-    /// Share the lock with at most N - 1 others; all say the same N
+    /// Up to N holders; everyone passes the same N
     #[arg(long, value_name = "N")]
     pub(crate) semaphore: Option<u32>,
-    /// Start the command on one host only in each period, of 1h for instance; the others exit with 1 at once
+    /// Start the command on one host per period, for example 1h; the others exit with 1 at once
     #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
-          conflicts_with_all = ["no_wait", "wait", "at_least"])]
+          conflicts_with_all = ["no_wait", "wait", "min_hold"])]
     pub(crate) once_per: Option<Duration>,
-    /// Enter at once if this owner holds the lock already, from here or elsewhere
+    /// Acquire the lock at once if this owner already holds it, on any host
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
 }
@@ -320,7 +319,7 @@ pub(crate) struct KindArgs {
 /// The command and its lease.
 #[derive(Debug, Arguments)]
 pub(crate) struct WorkArgs {
-    /// How long the lease outlives a leasehold that is killed; it is renewed at a third of this
+    /// How long the lease lasts if leasehold is killed; it is renewed at a third of this
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) ttl: Duration,
     /// What happens to the command when the lease is lost
@@ -330,10 +329,10 @@ pub(crate) struct WorkArgs {
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
-    /// What others are shown instead of the command line
+    /// The text that others see instead of the command line
     #[arg(long, value_name = "TEXT")]
-    pub(crate) note: Option<String>,
-    /// Say what is going on, also when stderr is no terminal
+    pub(crate) label: Option<String>,
+    /// Report progress, even if stderr is no terminal
     #[arg(short, long)]
     pub(crate) verbose: bool,
     /// A command for the shell, instead of a program and its arguments
@@ -350,9 +349,9 @@ pub(crate) struct WorkArgs {
 pub(crate) enum OnLost {
     /// TERM before the lease ends, KILL when it ends
     Kill,
-    /// TERM before the lease ends, and nothing more
+    /// TERM before the lease ends, and no KILL
     Signal,
-    /// Only say so
+    /// Only report it
     Ignore,
 }
 
@@ -377,7 +376,7 @@ pub(crate) struct ShowArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct DoctorArgs {
-    /// Accept a finding: it is still printed, at the end, and is no danger for the exit code. Repeat it for several
+    /// Accept a finding: it is printed at the end and does not affect the exit code. Repeatable
     #[arg(long, value_name = "ID", value_parser = PossibleValuesParser::new(FINDING_IDS), hide_possible_values = true)]
     pub(crate) accept: Vec<String>,
     /// Print JSON
@@ -387,7 +386,7 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct ReleaseArgs {
-    /// Yes, take it away: the holder may still be working, and only tokens tell it from the next one
+    /// Confirm: the holder may still be working, and only tokens distinguish it from the next one
     #[arg(long)]
     pub(crate) force: bool,
     /// Print JSON: {"released": [...]}
@@ -454,7 +453,7 @@ pub(crate) fn man(command: Option<&str>) -> Result<Exit, Stop> {
     print(&text)
 }
 
-/// Writes to stdout. That nobody reads on is no failure.
+/// Writes to stdout. A closed pipe is no failure.
 pub(crate) fn print(text: &[u8]) -> Result<Exit, Stop> {
     let mut out = io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {

@@ -8,11 +8,11 @@ use std::process;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, killpg, sigprocmask};
 use nix::unistd::{Pid, getpgrp, getpid, getppid};
-use rustix::process::{WaitOptions, WaitStatus};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, WaitStatus, waitid, waitpid};
 
 use crate::command::Command;
 use crate::exit::Exit;
-use crate::say::say;
+use crate::output::message;
 use crate::terminal::Terminal;
 use crate::watchdog::{self, Watchdog};
 
@@ -40,7 +40,7 @@ impl Child {
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .process_group(0);
         let parent = getpid();
-        let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_ours());
+        let given = Terminal::open().filter(|terminal| wants_terminal.get() && terminal.is_own());
         let is_given = given.is_some();
         let bind = move || {
             bind(parent, given.as_ref(), &mask)?;
@@ -64,11 +64,20 @@ impl Child {
     }
 
     /// What has become of it, if anything has since the last look.
+    ///
+    /// A command that has ended is waited for only after the terminal was taken back from its group. As long as its process is
+    /// there, another `leasehold` of our group recognises the group in the foreground as one of our job.
     pub(crate) fn look(&self) -> io::Result<Option<Change>> {
         // By number, because a command may be ended by a signal that has no name: the real-time ones.
-        let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
-        let status = rustix::process::waitpid(pid, WaitOptions::NOHANG | WaitOptions::UNTRACED)?;
-        Ok(status.and_then(|(_, status)| Change::from_status(status)))
+        let Some(pid) = rustix::process::Pid::from_raw(self.pid.as_raw()) else { return Ok(None) };
+        let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        if waitid(WaitId::Pid(pid), peek)?.is_some() {
+            let had_terminal = self.leave_terminal();
+            let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
+            return Ok(status.and_then(|(_, status)| Change::from_end(status, had_terminal)));
+        }
+        let status = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
+        Ok(status.as_ref().and_then(Change::from_stop))
     }
 
     /// Whether there are processes in its group, once it has ended itself.
@@ -81,7 +90,7 @@ impl Child {
         if let Err(error) = killpg(self.pid, signal)
             && error != Errno::ESRCH
         {
-            say(format_args!("the command can't be sent {signal}: {}", error.desc()));
+            message(format_args!("the command can't be sent {signal}: {}", error.desc()));
         }
     }
 
@@ -127,7 +136,7 @@ impl Child {
     /// Lets it go on, in the foreground if that is where we are and it wants the terminal.
     pub(crate) fn resume(&self) {
         if self.wants_terminal.get()
-            && let Some(terminal) = Terminal::open().filter(Terminal::is_ours)
+            && let Some(terminal) = Terminal::open().filter(Terminal::is_own)
         {
             terminal.give(self.pid);
         }
@@ -144,7 +153,11 @@ impl Drop for Child {
 /// What became of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    Ended(Exit),
+    Ended {
+        exit: Exit,
+        /// Its group was in the foreground, which ours is again.
+        had_terminal: bool,
+    },
     /// By Ctrl-Z. Another kind of stop, by SIGSTOP for instance, is meant for the command alone.
     StoppedByKey,
     /// It read from the terminal, or set its modes, without being in the foreground.
@@ -152,13 +165,13 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    fn from_status(status: WaitStatus) -> Option<Self> {
-        if let Some(code) = status.exit_status() {
-            return Some(Self::Ended(Exit::Command(u8::try_from(code).unwrap_or(255))));
-        }
-        if let Some(signal) = status.terminating_signal() {
-            return Some(Self::Ended(Exit::Signal(signal)));
-        }
+    fn from_end(status: WaitStatus, had_terminal: bool) -> Option<Self> {
+        let code = status.exit_status().map(|code| Exit::Command(u8::try_from(code).unwrap_or(255)));
+        let exit = code.or_else(|| status.terminating_signal().map(Exit::Signal))?;
+        Some(Self::Ended { exit, had_terminal })
+    }
+
+    fn from_stop(status: &WaitIdStatus) -> Option<Self> {
         match Signal::try_from(status.stopping_signal()?).ok()? {
             Signal::SIGTSTP => Some(Self::StoppedByKey),
             Signal::SIGTTIN | Signal::SIGTTOU => Some(Self::StoppedForTerminal),

@@ -10,7 +10,7 @@ use crate::args::WorkArgs;
 use crate::exit::{Exit, Stop};
 
 /// Notes are cut to this many characters.
-const NOTE: usize = 200;
+const MAX_LABEL_CHARS: usize = 200;
 
 #[derive(Debug)]
 pub(crate) struct Command {
@@ -61,10 +61,10 @@ impl Command {
     }
 
     /// What others are shown: the command line, as a shell would need it.
-    pub(crate) fn note(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         let words = std::iter::once(&self.program).chain(&self.args).map(|word| quote(word));
         let line = words.collect::<Vec<_>>().join(" ");
-        match line.char_indices().nth(NOTE) {
+        match line.char_indices().nth(MAX_LABEL_CHARS) {
             None => line,
             Some((end, _)) => format!("{}…", &line[..end]),
         }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_can_t_run_is_told_from_one_that_is_not_there() {
+    fn not_executable_and_not_found_have_different_exit_codes() {
         assert!(command("sh", &[]).check().is_ok());
         assert!(command("/bin/sh", &[]).check().is_ok());
         let exit = |program| command(program, &[]).check().unwrap_err().exit;
@@ -99,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn the_note_is_the_command_line_and_not_endless() {
-        assert_eq!(command("echo", &["a b", "$x"]).note(), "echo 'a b' '$x'");
-        assert_eq!(command("echo", &[&"ä".repeat(500)]).note().chars().count(), NOTE + 1);
+    fn label_is_the_truncated_command_line() {
+        assert_eq!(command("echo", &["a b", "$x"]).label(), "echo 'a b' '$x'");
+        assert_eq!(command("echo", &[&"ä".repeat(500)]).label().chars().count(), MAX_LABEL_CHARS + 1);
     }
 }

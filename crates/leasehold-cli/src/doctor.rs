@@ -2,20 +2,20 @@
 
 use std::fmt::Write as _;
 
-use leasehold::{Examination, Finding, Severity, Subject};
+use leasehold::{Component, Diagnosis, Finding, Severity};
 use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::look::{print_json, printable, store_line};
+use crate::inspect::{print_json, printable, store_line};
 use crate::store::Store;
 
 pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
     let client = store.connect_quietly().await?;
-    let report = Report { examination: client.examine().await?, accepted: args.accept };
+    let report = Report { diagnosis: client.diagnose().await?, accepted: args.accept };
     if args.json {
         let mut value = report.to_json();
-        value["store"] = store.shown().into();
+        value["store"] = store.public_url().into();
         print_json(&value)?;
     } else {
         print(format!("{}{}", store_line(store), report.text()).as_bytes())?;
@@ -25,7 +25,7 @@ pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop
 
 /// What was found, and which findings the operator accepts.
 struct Report {
-    examination: Examination,
+    diagnosis: Diagnosis,
     accepted: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl Report {
 
     /// Whether there is a danger that nobody has accepted.
     fn is_dangerous(&self) -> bool {
-        let mut findings = self.examination.subjects.iter().flat_map(|subject| &subject.findings);
+        let mut findings = self.diagnosis.components.iter().flat_map(|component| &component.findings);
         findings.any(|finding| finding.severity == Severity::Danger && !self.is_accepted(finding))
     }
 }
@@ -46,24 +46,24 @@ impl Report {
 impl Report {
     /// The worst first, each once with all that it is about; then what was seen of each.
     fn text(&self) -> String {
-        let (mut text, examination) = (String::new(), &self.examination);
+        let (mut text, diagnosis) = (String::new(), &self.diagnosis);
         let (accepted, open): (Vec<_>, Vec<_>) =
-            grouped(examination).into_iter().partition(|(finding, _)| self.is_accepted(finding));
+            grouped(diagnosis).into_iter().partition(|(finding, _)| self.is_accepted(finding));
         for (finding, names) in open {
             finding_text(&mut text, finding, &names);
         }
         for (finding, names) in accepted {
-            let (what, about) = (printable(&finding.what), printable(&names.join(", ")));
-            let _ = writeln!(text, "accepted {}: {what} ({about})", finding.id);
+            let (what, names) = (printable(&finding.what), printable(&names.join(", ")));
+            let _ = writeln!(text, "accepted {}: {what} ({names})", finding.id);
         }
-        for subject in &examination.subjects {
-            let _ = writeln!(text, "\n{}", printable(&subject.name));
-            let width = subject.facts.iter().map(|fact| fact.name.len()).max().unwrap_or(0);
-            for fact in &subject.facts {
+        for component in &diagnosis.components {
+            let _ = writeln!(text, "\n{}", printable(&component.name));
+            let width = component.facts.iter().map(|fact| fact.name.len()).max().unwrap_or(0);
+            for fact in &component.facts {
                 let _ = writeln!(text, "  {:<width$}  {}", fact.name, printable(&fact.value));
             }
         }
-        if remedies(examination).any(|remedy| remedy.starts_with("CONFIG SET")) {
+        if remedies(diagnosis).any(|remedy| remedy.starts_with("CONFIG SET")) {
             text += "\nCONFIG SET lasts until the server restarts; CONFIG REWRITE writes it into its file.\n";
         }
         text
@@ -71,8 +71,8 @@ impl Report {
 }
 
 fn finding_text(text: &mut String, finding: &Finding, names: &[&str]) {
-    let (word, about) = (finding.severity.to_string(), names.join(", "));
-    let _ = write!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&about));
+    let (word, names) = (finding.severity.to_string(), names.join(", "));
+    let _ = write!(text, "{word:<8}{} ({})", printable(&finding.what), printable(&names));
     if finding.severity == Severity::Fine {
         text.push('\n');
     } else {
@@ -86,19 +86,19 @@ fn finding_text(text: &mut String, finding: &Finding, names: &[&str]) {
     }
 }
 
-fn remedies(examination: &Examination) -> impl Iterator<Item = &str> {
-    let findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+fn remedies(diagnosis: &Diagnosis) -> impl Iterator<Item = &str> {
+    let findings = diagnosis.components.iter().flat_map(|component| &component.findings);
     findings.filter_map(|finding| finding.remedy.as_deref())
 }
 
 /// Servers of one store are set up alike, so most findings are about several of them.
-fn grouped(examination: &Examination) -> Vec<(&Finding, Vec<&str>)> {
+fn grouped(diagnosis: &Diagnosis) -> Vec<(&Finding, Vec<&str>)> {
     let mut groups: Vec<(&Finding, Vec<&str>)> = Vec::new();
-    for subject in &examination.subjects {
-        for finding in &subject.findings {
+    for component in &diagnosis.components {
+        for finding in &component.findings {
             match groups.iter_mut().find(|(known, _)| *known == finding) {
-                Some((_, names)) => names.push(&subject.name),
-                None => groups.push((finding, vec![&subject.name])),
+                Some((_, names)) => names.push(&component.name),
+                None => groups.push((finding, vec![&component.name])),
             }
         }
     }
@@ -128,15 +128,15 @@ fn wrapped(prose: &str) -> Vec<String> {
 
 impl Report {
     fn to_json(&self) -> Value {
-        let subjects = self.examination.subjects.iter().map(|subject| self.subject_json(subject));
-        json!({ "dangerous": self.is_dangerous(), "subjects": subjects.collect::<Vec<_>>() })
+        let components = self.diagnosis.components.iter().map(|component| self.subject_json(component));
+        json!({ "dangerous": self.is_dangerous(), "components": components.collect::<Vec<_>>() })
     }
 
-    fn subject_json(&self, subject: &Subject) -> Value {
+    fn subject_json(&self, component: &Component) -> Value {
         let facts: Map<String, Value> =
-            subject.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
-        let findings = subject.findings.iter().map(|finding| self.finding_json(finding));
-        json!({ "name": subject.name, "facts": facts, "findings": findings.collect::<Vec<_>>() })
+            component.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+        let findings = component.findings.iter().map(|finding| self.finding_json(finding));
+        json!({ "name": component.name, "facts": facts, "findings": findings.collect::<Vec<_>>() })
     }
 
     fn finding_json(&self, finding: &Finding) -> Value {

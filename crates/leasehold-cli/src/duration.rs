@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_read_as_people_type_them() {
+    fn durations_are_parsed() {
         for (text, millis) in
             [("10s", 10_000), ("1m30s", 90_000), ("500ms", 500), ("0.25", 250), (" 2 ", 2_000)]
         {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_shown_with_two_units_at_most() {
+    fn durations_are_shown_with_at_most_two_units() {
         let shown = |seconds| show(Duration::from_secs(seconds));
         assert_eq!((shown(5), shown(72)), ("5s".to_owned(), "1m 12s".to_owned()));
         assert_eq!((shown(3_725), shown(90_000)), ("1h 02m".to_owned(), "1d 01h".to_owned()));

@@ -9,45 +9,45 @@ use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::lock::Lock;
-use crate::run::{Connected, Job, Taken, connect, grace, leave, take, uncaught};
-use crate::say::say;
+use crate::output::message;
+use crate::run::{Acquired, Connected, Job, acquire, cannot_catch, close, connect, grace};
 use crate::signals::Signals;
 use crate::store::Store;
 
 /// The longest pause after the store could not be asked.
-const OUTAGE_MOST: Duration = Duration::from_secs(2);
+const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
     name(&work.name)?;
     let command = Command::find(work)?;
-    let mut signals = Signals::catch_of_a_service().map_err(|error| uncaught(&error))?;
+    let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
     let client = match connect(&store, Duration::MAX, &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
-    let note = work.note.clone().unwrap_or_else(|| command.note());
-    let lock = Lock::leadership(&client, work, &note)?;
+    let label = work.label.clone().unwrap_or_else(|| command.label());
+    let lock = Lock::leadership(&client, work, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
-    let exit = stand_again_and_again(&lock, &job, &args, &mut signals).await;
-    leave(client).await;
+    let exit = campaign_repeatedly(&lock, &job, &args, &mut signals).await;
+    close(client).await;
     exit
 }
 
-async fn stand_again_and_again(
+async fn campaign_repeatedly(
     lock: &Lock,
     job: &Job<'_>,
     args: &ElectArgs,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
     // That the store can't be asked says nothing about the command, which may be needed as soon as it can.
-    let mut outages = Backoff::new(args.backoff, args.backoff_max.min(OUTAGE_MOST));
+    let mut outages = Backoff::new(args.backoff, args.backoff_max.min(MAX_OUTAGE_PAUSE));
     let mut failures = Backoff::new(args.backoff, args.backoff_max);
     let mut has_run = false;
     loop {
-        let (pause, what) = match stand(lock, job, signals).await {
+        let (pause, what) = match campaign(lock, job, signals).await {
             Ok(Term::Interrupted(exit)) => return Ok(exit),
             Ok(Term::Served { exit, ran_for }) => {
                 has_run = true;
@@ -67,7 +67,7 @@ async fn stand_again_and_again(
                 _ => return Err(stop),
             },
         };
-        say(format_args!("{what}; standing for election again in {}", duration::show(pause)));
+        message(format_args!("{what}; standing for election again in {}", duration::show(pause)));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             signal = signals.next_end() => return Ok(Exit::Signal(signal as i32)),
@@ -81,14 +81,14 @@ enum Term {
     Interrupted(Exit),
 }
 
-async fn stand(lock: &Lock, job: &Job<'_>, signals: &mut Signals) -> Result<Term, Stop> {
-    let guard = match take(lock, Duration::MAX, job.work, signals).await? {
-        Taken::Yes(guard) => guard,
-        Taken::No => return Err(Stop::failure("the election ended without a leader")),
-        Taken::Interrupted(signal) => return Ok(Term::Interrupted(Exit::Signal(signal as i32))),
+async fn campaign(lock: &Lock, job: &Job<'_>, signals: &mut Signals) -> Result<Term, Stop> {
+    let guard = match acquire(lock, Duration::MAX, job.work, signals).await? {
+        Acquired::Granted(guard) => guard,
+        Acquired::NotGranted => return Err(Stop::failure("the election ended without a leader")),
+        Acquired::Interrupted(signal) => return Ok(Term::Interrupted(Exit::Signal(signal as i32))),
     };
     let began = Instant::now();
-    let exit = job.run_and_give_back(guard, signals).await?;
+    let exit = job.run_and_release(guard, signals).await?;
     Ok(Term::Served { exit, ran_for: began.elapsed() })
 }
 
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_are_short_again_after_a_long_run() {
+    fn backoff_doubles_to_its_maximum_and_resets_after_a_long_run() {
         let seconds = Duration::from_secs;
         let mut backoff = Backoff::new(seconds(1), seconds(5));
         let pauses: Vec<_> = (0..4).map(|_| backoff.after(seconds(5)).as_secs()).collect();

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use nix::sys::signal::Signal;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::say;
+use crate::output;
 use crate::terminal::Terminal;
 
 /// How the program ends.
@@ -69,8 +69,8 @@ impl Exit {
     /// Ends the program. At a terminal an interrupted program ends by the signal itself, as the command did: a shell whose
     /// script or loop calls it gives up then, and would go on after an exit code.
     pub(crate) fn end(self) -> ExitCode {
-        say::flush();
-        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
+        output::flush();
+        if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_own()) {
             // It does not return unless the signal is not to be had; the code says the same then.
             let _ = emulate_default_handler(Signal::SIGINT as i32);
         }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_has_a_line_for_each_code() {
+    fn exit_code_table_has_a_line_for_each_code() {
         let fixed =
             [Exit::Conflict(1), Exit::Usage, Exit::Lost, Exit::Failure, Exit::NotExecutable, Exit::NotFound];
         for exit in fixed {

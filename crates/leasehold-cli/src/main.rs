@@ -11,17 +11,17 @@ mod doctor;
 mod duration;
 mod elect;
 mod exit;
+mod inspect;
 mod lock;
-mod look;
 mod nested;
+mod output;
 mod process;
+mod progress;
 mod run;
-mod say;
 mod signals;
 mod store;
 mod supervise;
 mod terminal;
-mod waiting;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ use args::{Action, Args};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use exit::{Exit, Stop};
-use say::say;
+use output::message;
 use store::Store;
 
 fn main() -> ExitCode {
@@ -54,9 +54,9 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     match args.action {
         Action::Run(args) => run::run(store, args).await,
         Action::Elect(args) => elect::elect(store, args).await,
-        Action::Ls(args) => look::ls(&store()?, args).await,
-        Action::Show(args) => look::show(&store()?, args).await,
-        Action::Release(args) => look::release(store, args).await,
+        Action::Ls(args) => inspect::ls(&store()?, args).await,
+        Action::Show(args) => inspect::show(&store()?, args).await,
+        Action::Release(args) => inspect::release(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
@@ -71,12 +71,12 @@ fn usage(error: &clap::Error) -> ExitCode {
         // A closed stdout is no reason to fail.
         let _ = error.print();
     } else {
-        say(args::complaint(error));
+        message(args::complaint(error));
     }
     if is_help { Exit::Success.end() } else { Exit::Usage.end() }
 }
 
 fn finish(stop: &Stop) -> ExitCode {
-    say(&stop.message);
+    message(&stop.message);
     stop.exit.end()
 }

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parent_and_first_process_are_ancestors_and_the_process_itself_is_not() {
+    fn parent_is_an_ancestor_and_the_process_itself_is_not() {
         assert_eq!(parent_of(std::process::id()), Some(std::os::unix::process::parent_id()));
         assert!(is_ancestor(std::os::unix::process::parent_id()));
         assert!(!is_ancestor(std::process::id()));

@@ -1,4 +1,4 @@
-//! `run`: take the lock, run the command, give the lock back.
+//! `run`: acquires the lock, runs the command, releases the lock.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,14 +12,14 @@ use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
+use crate::inspect::printable;
 use crate::lock::Lock;
-use crate::look::printable;
 use crate::nested;
-use crate::say::{self, say};
+use crate::output::{self, message};
+use crate::progress;
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::supervise::Supervision;
-use crate::waiting;
 
 /// The longest grace unless one is asked for.
 const GRACE: Duration = Duration::from_secs(5);
@@ -27,48 +27,48 @@ const GRACE: Duration = Duration::from_secs(5);
 /// The shortest ttl: a renewal that waits for a busy file or a slow network must fit in several times.
 const MIN_TTL: Duration = Duration::from_millis(500);
 
-/// How long giving back may take before the lease is left to run out.
-const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a release is retried before the lease is left to expire.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the end of everything else that the store keeps for us is waited for.
-const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+/// How long the program waits for the client to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
-const LEAST_TO_CONNECT: Duration = Duration::from_secs(1);
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
     name(&work.name)?;
     let command = Command::find(work)?;
-    let mut signals = Signals::catch().map_err(|error| uncaught(&error))?;
+    let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
     let (store, began) = (find()?, Instant::now());
-    let client = match connect(&store, limit.max(LEAST_TO_CONNECT), &mut signals).await? {
+    let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
-    let note = work.note.clone().unwrap_or_else(|| command.note());
-    let lock = Lock::new(&client, &args, &note)?;
+    let label = work.label.clone().unwrap_or_else(|| command.label());
+    let lock = Lock::new(&client, &args, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let left = limit.saturating_sub(began.elapsed());
-    let exit = match take(&lock, left, work, &mut signals).await {
-        Ok(Taken::Yes(guard)) => job.run_and_give_back(guard, &mut signals).await,
-        Ok(Taken::No) => {
-            waiting::explain_conflict(&lock, work.verbose).await;
+    let exit = match acquire(&lock, left, work, &mut signals).await {
+        Ok(Acquired::Granted(guard)) => job.run_and_release(guard, &mut signals).await,
+        Ok(Acquired::NotGranted) => {
+            progress::explain_conflict(&lock, work.verbose).await;
             Ok(Exit::Conflict(args.conflict_exit_code))
         }
-        Ok(Taken::Interrupted(signal)) => Ok(Exit::Signal(signal as i32)),
+        Ok(Acquired::Interrupted(signal)) => Ok(Exit::Signal(signal as i32)),
         Err(stop) => Err(stop),
     };
-    leave(client).await;
+    close(client).await;
     exit.map(|exit| match exit {
         Exit::Lost => Exit::LostAs(args.lost_exit_code),
         other => other,
     })
 }
 
-/// What is run under a lock.
+/// A command to run under a lock.
 pub(crate) struct Job<'a> {
     pub(crate) command: &'a Command,
     pub(crate) work: &'a WorkArgs,
@@ -77,27 +77,27 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    pub(crate) async fn run_and_give_back(&self, guard: Guard, signals: &mut Signals) -> Result<Exit, Stop> {
+    pub(crate) async fn run_and_release(&self, guard: Guard, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
-        let is_lost = give_back(guard, self.work.verbose).await;
+        let is_lost = release_and_report(guard, self.work.verbose).await;
         exit.map(|exit| if is_lost { Exit::Lost } else { exit })
     }
 
-    /// The terminal is ours again when this is over.
+    /// Runs the command. On return this process has the terminal again.
     async fn run_under(&self, guard: &Guard, signals: &mut Signals) -> Result<Exit, Stop> {
         make_room(guard, self.grace).await?;
-        signals.catch_stop().map_err(|error| uncaught(&error))?;
-        // The line about the waiting goes before the command writes.
-        say::flush();
+        signals.catch_stop().map_err(|error| cannot_catch(&error))?;
+        // The status line must be cleared before the command writes.
+        output::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
             // What was never started need not be kept from others.
-            .inspect_err(|_| drop(guard.set_at_least(Duration::ZERO)))
+            .inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))
             .map_err(|error| cannot_start(self.command, &error))?;
         Supervision::new(&child, guard, self.work.on_lost, self.grace).until_ended(signals).await
     }
 }
 
-pub(crate) fn uncaught(error: &io::Error) -> Stop {
+pub(crate) fn cannot_catch(error: &io::Error) -> Stop {
     Stop::failure(format!("signals can't be caught: {error}"))
 }
 
@@ -141,36 +141,36 @@ pub(crate) async fn connect(
     }
 }
 
-pub(crate) enum Taken {
-    Yes(Guard),
-    No,
+pub(crate) enum Acquired {
+    Granted(Guard),
+    NotGranted,
     Interrupted(Signal),
 }
 
-pub(crate) async fn take(
+pub(crate) async fn acquire(
     lock: &Lock,
     limit: Duration,
     work: &WorkArgs,
     signals: &mut Signals,
-) -> Result<Taken, Stop> {
+) -> Result<Acquired, Stop> {
     let began = Instant::now();
-    let taken = tokio::select! {
+    let acquired = tokio::select! {
         biased;
-        taken = lock.take(limit) => taken?.map_or(Taken::No, Taken::Yes),
-        signal = signals.next_end() => Taken::Interrupted(signal),
-        stop = nested::until_waiting_for_itself(lock) => return Err(stop),
-        never = waiting::tell(lock, work.verbose) => match never {},
+        taken = lock.acquire(limit) => taken?.map_or(Acquired::NotGranted, Acquired::Granted),
+        signal = signals.next_end() => Acquired::Interrupted(signal),
+        stop = nested::until_self_deadlock(lock) => return Err(stop),
+        never = progress::show(lock, work.verbose) => match never {},
     };
-    if let Taken::Yes(guard) = &taken
+    if let Acquired::Granted(guard) = &acquired
         && work.verbose
     {
         let (name, waited) = (printable(guard.name()), duration::show(began.elapsed()));
-        say(format_args!("acquired \"{name}\" after {waited}, token {}", guard.token()));
+        message(format_args!("acquired \"{name}\" after {waited}, token {}", guard.token()));
     }
-    Ok(taken)
+    Ok(acquired)
 }
 
-/// A lease that was waited for begins with a short one, in which no grace would fit.
+/// Renews a lease that is too short for the grace: a lease granted after a wait begins with 3 s.
 async fn make_room(guard: &Guard, grace: Duration) -> Result<(), Stop> {
     if guard.remaining() <= grace * 2 {
         guard.renew().await?;
@@ -200,30 +200,28 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 
 // --- After ---------------------------------------------------------------------------------------
 
-/// Whether it turns out only now that the lease was lost. Otherwise the command's code stays what it is, whatever happens
-/// here.
-async fn give_back(guard: Guard, is_verbose: bool) -> bool {
+/// Releases the lease. Returns whether it had been lost, which changes the exit code; other errors do not.
+async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
     let name = printable(guard.name());
-    let Err(error) = guard.release_within(RELEASE_LIMIT).await else {
+    let Err(error) = guard.release_timeout(RELEASE_TIMEOUT).await else {
         if is_verbose {
-            say(format_args!("released \"{name}\""));
+            message(format_args!("released \"{name}\""));
         }
         return false;
     };
     if !error.is_lost() {
-        say(format_args!("{error}; the lease ends by itself"));
+        message(format_args!("{error}; the lease expires by itself"));
     } else if is_verbose {
-        say(&error);
+        message(&error);
     }
     error.is_lost()
 }
 
-/// A place in the queue is withdrawn before the program ends, and the store learns that this client is gone. A store that
-/// does not answer must not hold the program up until its leases have run out.
-pub(crate) async fn leave(client: Client) {
-    match tokio::time::timeout(LEAVE_LIMIT, client.close()).await {
+/// Cancels a wait in the queue and closes the client. An unresponsive store must not delay the exit until its leases expire.
+pub(crate) async fn close(client: Client) {
+    match tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => say(error),
-        Err(_) => say("the store does not answer; what it keeps for this program ends by itself"),
+        Ok(Err(error)) => message(error),
+        Err(_) => message("the store does not respond; this program's leases expire by themselves"),
     }
 }

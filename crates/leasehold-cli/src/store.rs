@@ -9,7 +9,7 @@ use leasehold::Client;
 
 use crate::duration;
 use crate::exit::Stop;
-use crate::say::say;
+use crate::output::message;
 
 /// The variable that names the store, here and for the command.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
@@ -53,12 +53,12 @@ impl Store {
             let waited = duration::show(limit);
             Stop::failure(format!(
                 "{}: no connection within {waited}: check the store, or wait longer (-w)",
-                self.shown()
+                self.public_url()
             ))
         })??;
         warn_of(&client);
         if self.url.starts_with("memory:") {
-            say(
+            message(
                 "warning: memory: is the memory of this process: no other leasehold sees its locks, and nobody is excluded",
             );
         }
@@ -66,8 +66,8 @@ impl Store {
     }
 
     /// The address without what may be secret.
-    pub(crate) fn shown(&self) -> String {
-        without_secrets(&self.url)
+    pub(crate) fn public_url(&self) -> String {
+        without_passwords(&self.url)
     }
 
     /// The address for a command that runs elsewhere: without what may be secret, and with a whole path.
@@ -77,14 +77,14 @@ impl Store {
                 Ok(folder) => format!("sqlite:{}/{path}", folder.display()),
                 Err(_) => self.url.clone(),
             },
-            _ => self.shown(),
+            _ => self.public_url(),
         }
     }
 }
 
 fn warn_of(client: &Client) {
     for warning in client.warnings() {
-        say(format_args!("warning: {warning}; see leasehold doctor"));
+        message(format_args!("warning: {warning}; see leasehold doctor"));
     }
 }
 
@@ -111,7 +111,7 @@ fn users_own() -> Result<String, Stop> {
 const SECRET: [&str; 3] = ["pass", "password", "sentinel_password"];
 
 /// An address without its passwords. All else stays, so that a user without a password can use the result.
-fn without_secrets(url: &str) -> String {
+fn without_passwords(url: &str) -> String {
     // A path may contain anything, and is no secret.
     if url.starts_with("sqlite:") || url.starts_with("memory:") {
         return url.to_owned();
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_loses_its_passwords_and_nothing_else() {
+    fn public_address_omits_only_passwords() {
         for (given, shown) in [
             ("redis://:hunter2@host:1/2?protocol=2", "redis://host:1/2?protocol=2"),
             ("rediss://me:hun:ter2@host?ca=/a&key=/b", "rediss://me@host?ca=/a&key=/b"),
@@ -165,7 +165,7 @@ mod tests {
                 "redis-sentinel://me:hunter2@a,b/service?sentinel_user=you&sentinel_password=hunter2",
                 "redis-sentinel://me@a,b/service?sentinel_user=you",
             ),
-            ("redlock://:hunter2@a,b,c?longest_ttl_ms=5", "redlock://a,b,c?longest_ttl_ms=5"),
+            ("redlock://:hunter2@a,b,c?max_ttl_ms=5", "redlock://a,b,c?max_ttl_ms=5"),
             (
                 "redlock:redis://:hunter2@a rediss://me:hunter2@b ?unfenced",
                 "redlock:redis://a rediss://me@b ?unfenced",
@@ -174,12 +174,12 @@ mod tests {
             ("redis://host", "redis://host"),
             ("redis://me@host", "redis://me@host"),
         ] {
-            assert_eq!(without_secrets(given), shown);
+            assert_eq!(without_passwords(given), shown);
         }
     }
 
     #[test]
-    fn path_of_a_file_is_whole_for_the_command() {
+    fn command_gets_an_absolute_store_path() {
         let folder = std::env::current_dir().unwrap();
         let of = |url: &str| Store { url: url.to_owned() }.for_command();
         assert_eq!(

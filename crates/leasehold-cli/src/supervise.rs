@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::args::OnLost;
 use crate::child::{Change, Child};
 use crate::exit::{Exit, Stop};
-use crate::say::say;
+use crate::output::message;
 use crate::signals::Signals;
 
 /// How often a group is looked at whose first process has ended: nobody tells when the others do.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) struct Supervision<'a> {
     child: &'a Child,
@@ -60,8 +60,8 @@ impl<'a> Supervision<'a> {
         loop {
             // Also at the beginning: it may have ended before the first signal was waited for.
             match self.child.look().map_err(failed)? {
-                Some(Change::Ended(exit)) => {
-                    if self.child.leave_terminal() && exit.is_interrupt() {
+                Some(Change::Ended { exit, had_terminal }) => {
+                    if had_terminal && exit.is_interrupt() {
                         signals.interrupt_job();
                     }
                     self.end_the_rest().await;
@@ -98,7 +98,7 @@ impl<'a> Supervision<'a> {
         while matches!(self.ending, Ending::Asked | Ending::LastGrace(_)) && self.child.has_left_others() {
             tokio::select! {
                 event = self.next() => self.act(&event),
-                () = sleep(LOOK_AGAIN) => {}
+                () = sleep(POLL_INTERVAL) => {}
             }
         }
     }
@@ -115,7 +115,7 @@ impl<'a> Supervision<'a> {
         match self.ending {
             Ending::NotYet if self.on_lost == OnLost::Ignore => Event::Lost(self.guard.lost().await),
             Ending::NotYet => {
-                self.guard.expires_within(self.grace).await;
+                self.guard.wait_until_expiring(self.grace).await;
                 if self.guard.is_held() { Event::RunningOut } else { Event::Lost(self.guard.lost().await) }
             }
             Ending::Asked => Event::Lost(self.guard.lost().await),
@@ -140,16 +140,16 @@ impl<'a> Supervision<'a> {
         };
         self.ending = match self.on_lost {
             OnLost::Ignore => {
-                say(format_args!("{what}; the command goes on, as --on-lost ignore says"));
+                message(format_args!("{what}; the command goes on, as --on-lost ignore says"));
                 Ending::Done
             }
             OnLost::Kill if self.is_too_late_to_ask(event) => {
-                say(format_args!("{what}: the command gets KILL"));
+                message(format_args!("{what}: the command gets KILL"));
                 self.child.signal(Signal::SIGKILL);
                 Ending::Done
             }
             on_lost => {
-                say(format_args!("{what}: the command gets TERM"));
+                message(format_args!("{what}: the command gets TERM"));
                 self.ask_to_end();
                 if on_lost == OnLost::Kill { then } else { Ending::Done }
             }
@@ -158,7 +158,7 @@ impl<'a> Supervision<'a> {
 
     /// Somebody else may hold the lock already, or the command was asked before.
     fn is_too_late_to_ask(&self, event: &Event) -> bool {
-        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::LongestHold));
+        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold));
         ran_out || self.ending != Ending::NotYet
     }
 

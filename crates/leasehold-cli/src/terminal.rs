@@ -44,7 +44,7 @@ impl Terminal {
     }
 
     /// Whether this process is in the foreground. A background job must not take the terminal.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.foreground() == Some(getpgrp())
     }
 

@@ -27,7 +27,7 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     /// Starts a watchdog if this program needs one.
     pub(crate) fn for_program(program: &Path) -> io::Result<Option<Self>> {
-        if !cfg!(target_os = "linux") || !has_rights_of_its_own(program) {
+        if !cfg!(target_os = "linux") || !gains_privileges(program) {
             return Ok(None);
         }
         // In a group of its own, so that no key of a terminal reaches it. By this path also a program that was replaced.
@@ -76,7 +76,7 @@ pub(crate) fn watch() -> Exit {
 }
 
 /// Whether executing this program changes the process's rights.
-fn has_rights_of_its_own(program: &Path) -> bool {
+fn gains_privileges(program: &Path) -> bool {
     const SETUID_OR_SETGID: u32 = 0o6000;
     program.metadata().is_ok_and(|found| found.permissions().mode() & SETUID_OR_SETGID != 0)
         || has_capabilities(program)
@@ -104,14 +104,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_with_rights_of_their_own_are_recognised_by_their_mode() {
+    fn setuid_and_setgid_programs_are_recognised() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
         fs::write(&program, "").unwrap();
         for (mode, has_rights) in [(0o755, false), (0o2755, true), (0o4755, true), (0o1755, false)] {
             fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(has_rights_of_its_own(&program), has_rights, "{mode:o}");
+            assert_eq!(gains_privileges(&program), has_rights, "{mode:o}");
         }
-        assert!(!has_rights_of_its_own(&folder.path().join("none")));
+        assert!(!gains_privileges(&folder.path().join("none")));
     }
 }

@@ -45,11 +45,11 @@ fn dangers_come_first_with_what_to_set_and_exit_code_1() {
     let (code, said, _) = doctor(&place, &server.url(), &["--json"]);
     let value: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &value["dangerous"]), (1, &Value::Bool(true)));
-    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let findings = value["components"][0]["findings"].as_array().unwrap();
     let policy =
         findings.iter().find(|finding| finding["remedy"] == "CONFIG SET maxmemory-policy noeviction");
     assert_eq!(policy.unwrap()["severity"], "danger");
-    assert_eq!(value["subjects"][0]["facts"]["maxmemory-policy"], "allkeys-lru");
+    assert_eq!(value["components"][0]["facts"]["maxmemory-policy"], "allkeys-lru");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn replica_is_reported_before_what_its_settings_lack() {
 }
 
 #[test]
-fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
+fn accepted_danger_is_printed_last_and_exits_with_0() {
     let place = Place::new();
     let server = Server::builder().setting("maxmemory-policy", "allkeys-lru").start();
     let accept = ["--accept", "eviction", "--accept", "persistence"];
@@ -82,7 +82,7 @@ fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
     let (code, said, _) = doctor(&place, &server.url(), &[&accept[..], &["--json"]].concat());
     let value: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((code, &value["dangerous"]), (0, &Value::Bool(false)));
-    let findings = value["subjects"][0]["findings"].as_array().unwrap();
+    let findings = value["components"][0]["findings"].as_array().unwrap();
     let eviction = findings.iter().find(|finding| finding["id"] == "eviction").unwrap();
     assert_eq!((&eviction["severity"], &eviction["accepted"]), (&"danger".into(), &true.into()));
 
@@ -91,7 +91,7 @@ fn accepted_danger_is_told_last_and_no_danger_for_the_exit_code() {
 }
 
 #[test]
-fn every_id_of_a_finding_is_documented() {
+fn every_finding_id_is_documented() {
     let page = include_str!("../../../docs/operations.md");
     for id in leasehold::FINDING_IDS {
         assert!(page.contains(&format!("`{id}`")), "{id} is not documented");
@@ -99,13 +99,13 @@ fn every_id_of_a_finding_is_documented() {
 }
 
 #[test]
-fn every_key_of_doctor_s_json_is_in_its_help() {
+fn every_json_key_of_doctor_is_in_its_help() {
     let place = Place::new();
     let (_, said, _) = doctor(&place, &place.store(), &["--json"]);
     let help = String::from_utf8(place.output(&["doctor", "--help"]).stdout).unwrap();
     let value: Value = serde_json::from_str(&said).unwrap();
-    let subject = &value["subjects"][0];
-    let keys = [&value, subject, &subject["findings"][0]].map(|value| value.as_object().unwrap().keys());
+    let component = &value["components"][0];
+    let keys = [&value, component, &component["findings"][0]].map(|value| value.as_object().unwrap().keys());
     let keys: Vec<&String> = keys.into_iter().flatten().collect();
     assert_eq!(keys.len(), 12, "{keys:?}");
     for key in keys {
@@ -116,7 +116,7 @@ fn every_key_of_doctor_s_json_is_in_its_help() {
 }
 
 #[test]
-fn a_store_that_can_t_be_reached_is_a_failure_and_no_finding() {
+fn unreachable_store_is_a_failure_and_no_finding() {
     let place = Place::new();
     let (code, said, complaints) = doctor(&place, "redis+unix:///no/such/socket", &[]);
     assert_eq!((code, said.as_str()), (125, ""));
@@ -142,7 +142,7 @@ fn each_command_prints_the_store_s_warnings_once_on_stderr() {
 /// What is left in the shared memory speaks of the removed log, so that the file can't be opened.
 #[test]
 #[cfg(target_os = "linux")]
-fn newcomers_to_a_file_whose_log_was_removed_are_told_who_still_uses_that() {
+fn removed_wal_error_names_the_processes_that_use_it() {
     let place = Place::new();
     let user = place.start(&["run", "--on-lost", "ignore", "a", "--", "sleep", "60"]);
     place.until_held("a");

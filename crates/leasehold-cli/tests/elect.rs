@@ -15,7 +15,7 @@ fn holders(place: &Place) -> usize {
 }
 
 #[test]
-fn one_runs_the_command_and_another_takes_over_when_it_ends_or_its_host_dies() {
+fn another_host_takes_over_when_the_leader_ends_or_dies() {
     let place = Place::new();
     let log = place.path("log");
     let script = format!("echo $$ >> {}; exec sleep 60", log.display());
@@ -45,7 +45,7 @@ fn one_runs_the_command_and_another_takes_over_when_it_ends_or_its_host_dies() {
 }
 
 #[test]
-fn a_command_that_ends_is_started_again_here_if_nobody_else_does() {
+fn elect_restarts_the_command_on_the_only_host() {
     let place = Place::new();
     let log = place.path("log");
     let script = format!("echo $LEASEHOLD_TOKEN >> {}; exit 3", log.display());
@@ -67,7 +67,7 @@ fn a_command_that_ends_is_started_again_here_if_nobody_else_does() {
 }
 
 #[test]
-fn a_store_that_is_gone_ends_the_command_and_is_waited_for() {
+fn store_outage_ends_the_command_and_elect_waits_for_the_store() {
     let mut server = leasehold_testkit::Server::on_port();
     let place = Place::on(&server.url());
     let log = place.path("log");
@@ -87,7 +87,7 @@ fn a_store_that_is_gone_ends_the_command_and_is_waited_for() {
 }
 
 #[test]
-fn a_signal_that_is_meant_for_the_command_does_not_end_the_election() {
+fn signal_for_the_command_does_not_end_the_election() {
     let place = Place::new();
     let log = place.path("log");
     let script = format!(
@@ -119,7 +119,7 @@ fn a_signal_that_is_meant_for_the_command_does_not_end_the_election() {
 }
 
 #[test]
-fn a_command_that_can_t_be_started_any_more_is_tried_again() {
+fn elect_retries_a_command_that_can_no_longer_be_started() {
     let place = Place::new();
     let (program, away) = (place.path("program"), place.path("away"));
     let log = place.path("log");
@@ -140,7 +140,7 @@ fn a_command_that_can_t_be_started_any_more_is_tried_again() {
 }
 
 #[test]
-fn a_store_that_is_gone_costs_no_more_than_a_short_pause() {
+fn store_outage_pauses_the_election_only_briefly() {
     let mut server = leasehold_testkit::Server::on_port();
     let place = Place::on(&server.url());
     let args =
@@ -160,7 +160,7 @@ fn a_store_that_is_gone_costs_no_more_than_a_short_pause() {
 }
 
 #[test]
-fn what_can_t_be_is_refused_at_once() {
+fn invalid_lock_is_refused_at_once() {
     let place = Place::new();
     assert_eq!(place.code(&["elect", "a", "--", "no-such-command"]).0, 127);
     assert_eq!(place.code(&["elect", "", "--", "true"]).0, 2);

@@ -17,7 +17,7 @@ fn keys<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn every_key_of_the_json_is_in_the_help() {
+fn every_json_key_of_show_is_in_its_help() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");
@@ -27,7 +27,7 @@ fn every_key_of_the_json_is_in_the_help() {
     let help = String::from_utf8(help).unwrap();
     let mut found = Vec::new();
     keys(&view, &mut found);
-    assert!(found.contains(&"passed_over") && found.contains(&"expires_in_ms"));
+    assert!(found.contains(&"skipped") && found.contains(&"expires_in_ms"));
     for key in found {
         assert!(help.contains(key), "{key} is not documented");
     }
@@ -44,7 +44,7 @@ fn every_scheme_of_a_store_and_the_shared_file_are_in_the_help() {
 }
 
 #[test]
-fn a_complaint_about_arguments_is_one_line_that_says_where_to_look() {
+fn argument_error_is_one_line_and_refers_to_help() {
     let place = Place::new();
     for (args, says) in [
         (&["run", "a", "ls"][..], "the command comes after --"),

@@ -5,7 +5,7 @@ mod common;
 use common::{Place, until};
 
 #[test]
-fn shared_commands_run_side_by_side_and_an_exclusive_one_alone() {
+fn shared_commands_overlap_and_an_exclusive_one_runs_alone() {
     let place = Place::new();
     let readers = [0, 1].map(|_| place.start(&["run", "-s", "a", "--", "sleep", "60"]));
     until(|| (place.show("a")["holders"].as_array()?.len() == 2).then_some(()));
@@ -26,7 +26,7 @@ fn shared_commands_run_side_by_side_and_an_exclusive_one_alone() {
 }
 
 #[test]
-fn as_many_commands_run_at_once_as_a_semaphore_has_permits() {
+fn semaphore_limits_concurrent_commands() {
     let place = Place::new();
     let holders = [0, 1].map(|_| place.start(&["run", "--semaphore", "2", "a", "--", "sleep", "60"]));
     until(|| (place.show("a")["holders"].as_array()?.len() == 2).then_some(()));
@@ -43,7 +43,7 @@ fn as_many_commands_run_at_once_as_a_semaphore_has_permits() {
 }
 
 #[test]
-fn an_owner_enters_again_within_its_own_command() {
+fn owner_reenters_within_its_own_command() {
     let place = Place::new();
     let script =
         "\"$0\" run -n --owner job-7 a -- \"$0\" show a --json; \"$0\" run -n --owner other a -- true";
@@ -63,7 +63,7 @@ fn with_program(script: &str) -> String {
 }
 
 #[test]
-fn a_mutex_and_a_shared_lock_of_one_name_are_not_mixed_unawares() {
+fn mutex_is_refused_while_a_rw_lock_of_that_name_is_in_use() {
     let place = Place::new();
     let reader = place.start(&["run", "-s", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -79,7 +79,7 @@ fn a_mutex_and_a_shared_lock_of_one_name_are_not_mixed_unawares() {
 }
 
 #[test]
-fn several_locks_of_one_name_are_told_apart_by_their_kind() {
+fn locks_with_the_same_name_are_distinguished_by_kind() {
     let place = Place::new();
     let mut holders = [
         place.start(&["run", "a", "--", "sleep", "60"]),
@@ -103,7 +103,7 @@ fn several_locks_of_one_name_are_told_apart_by_their_kind() {
 }
 
 #[test]
-fn a_command_is_started_once_in_a_period_and_its_end_is_the_end_of_it() {
+fn once_per_starts_the_command_once_in_a_period() {
     let place = Place::new();
     let once = ["run", "--once-per", "1h", "a", "--", "echo", "done"];
     assert_eq!(place.output(&once).stdout, b"done\n");
@@ -112,7 +112,7 @@ fn a_command_is_started_once_in_a_period_and_its_end_is_the_end_of_it() {
     assert_eq!(place.code(&["run", "-E", "0", "--once-per", "1h", "a", "--", "false"]).0, 0);
     let (code, said) = place.code(&["run", "-v", "--once-per", "1h", "a", "--", "true"]);
     assert!(code == 1 && said.contains("kept for 53m"), "{said}");
-    for args in [&["-n"][..], &["--at-least", "1s"], &["-s"]] {
+    for args in [&["-n"][..], &["--min-hold", "1s"], &["-s"]] {
         assert_eq!(place.code(&[&["run", "--once-per", "1h"], args, &["a", "--", "true"]].concat()).0, 2);
     }
     let (code, said) = place.code(&["run", "--once-per", "40d", "a", "--", "true"]);
@@ -121,7 +121,7 @@ fn a_command_is_started_once_in_a_period_and_its_end_is_the_end_of_it() {
 }
 
 #[test]
-fn a_host_that_dies_half_way_costs_the_period_or_is_followed_by_another() {
+fn killed_host_loses_the_period_or_is_followed_by_another() {
     let place = Place::new();
     let dies = |options: &[&str], name: &str| {
         let args =
@@ -136,7 +136,7 @@ fn a_host_that_dies_half_way_costs_the_period_or_is_followed_by_another() {
     let mut next = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "sleep", "60"]);
     until(|| {
         let view = place.show("b");
-        (view["holders"][0]["about"]["pid"].as_u64() == Some(next.0.id().into())).then_some(())
+        (view["holders"][0]["metadata"]["pid"].as_u64() == Some(next.0.id().into())).then_some(())
     });
     // Others wait for its end, and do not start then.
     let mut third = place.start(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "echo", "no"]);
@@ -151,7 +151,7 @@ fn a_host_that_dies_half_way_costs_the_period_or_is_followed_by_another() {
 }
 
 #[test]
-fn one_lock_has_one_kind() {
+fn run_accepts_only_one_kind() {
     let place = Place::new();
     for args in [&["-s", "-x"][..], &["-s", "--semaphore", "2"], &["-x", "--owner", "me"]] {
         let (code, said) = place.code(&[&["run"], args, &["a", "--", "true"]].concat());

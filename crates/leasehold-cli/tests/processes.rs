@@ -84,7 +84,7 @@ fn eight_processes_count_exactly() {
 }
 
 #[test]
-fn grants_follow_the_order_of_the_queue() {
+fn grants_follow_queue_order() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -124,7 +124,7 @@ const FENCED: &str = r#"
     echo "$LEASEHOLD_TOKEN" >>"$TOKENS.done""#;
 
 #[test]
-fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
+fn counter_stays_exact_when_processes_are_killed() {
     disturb(|_, victim| {
         // The wrapper is killed, wherever it is: waiting, about to start, or with its command running.
         for wrapper in children(victim.0.id()) {
@@ -136,7 +136,7 @@ fn a_killed_process_costs_its_lease_and_the_count_stays_exact() {
 }
 
 #[test]
-fn a_stopped_process_holds_nobody_up_for_long_and_the_count_stays_exact() {
+fn counter_stays_exact_when_processes_are_stopped() {
     disturb(|counter, victim| {
         victim.signal("STOP");
         // The wrapper, not its command, which goes on without knowing that its lease ends.

@@ -29,7 +29,7 @@ fn is_used_as_any_other(url: &str) {
 }
 
 #[test]
-fn a_server_on_its_port_its_socket_and_by_tls() {
+fn server_is_diagnosed_by_port_socket_and_tls() {
     let server = Server::on_port();
     is_used_as_any_other(&server.url());
     is_used_as_any_other(&server.socket_url());
@@ -39,7 +39,7 @@ fn a_server_on_its_port_its_socket_and_by_tls() {
 }
 
 #[test]
-fn a_master_that_sentinels_name() {
+fn sentinel_address_is_diagnosed() {
     let sentinels = Sentinels::start();
     is_used_as_any_other(&sentinels.url(Sentinels::SERVICE));
 }

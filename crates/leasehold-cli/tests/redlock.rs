@@ -18,13 +18,13 @@ impl Nodes {
         let servers: Vec<Server> =
             (0..3).map(|number| Server::builder().password(&format!("s3cret{number}")).start()).collect();
         let nodes: Vec<String> = servers.iter().map(Server::url).collect();
-        let place = Place::on(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" ")));
+        let place = Place::on(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" ")));
         Self { servers, place }
     }
 }
 
 #[test]
-fn one_runs_a_command_another_waits_and_who_looks_sees_the_holder() {
+fn show_names_the_holder_while_another_waits() {
     let nodes = Nodes::start();
     let place = &nodes.place;
     let gone = place.path("gone");
@@ -50,7 +50,7 @@ fn one_runs_a_command_another_waits_and_who_looks_sees_the_holder() {
 }
 
 #[test]
-fn what_is_taken_away_is_lost_and_one_at_a_time_leads() {
+fn force_released_leader_loses_and_one_leads_at_a_time() {
     let mut nodes = Nodes::start();
     // Any minority may be away.
     nodes.servers[1].stop();
@@ -70,17 +70,17 @@ fn what_is_taken_away_is_lost_and_one_at_a_time_leads() {
 }
 
 #[test]
-fn what_votes_can_t_share_is_refused_and_says_so() {
+fn shared_kinds_are_refused_on_a_quorum() {
     let nodes = Nodes::start();
     for options in [&["-s"][..], &["--semaphore", "2"]] {
         let words = [&["run"], options, &["nightly", "--", "true"]].concat();
         let (code, said) = nodes.place.code(&words);
-        assert!(code != 0 && said.contains("a quorum of servers has mutexes and elections only"), "{said}");
+        assert!(code != 0 && said.contains("a quorum supports only mutexes and elections"), "{said}");
     }
 }
 
 #[test]
-fn without_a_quorum_each_node_is_named_and_no_password() {
+fn missing_quorum_error_names_each_node_and_no_password() {
     let mut nodes = Nodes::start();
     nodes.servers[0].stop();
     nodes.servers[2].stop();

@@ -12,7 +12,7 @@ use common::{Place, is_alive, send, until};
 use leasehold_testkit::Server;
 
 #[test]
-fn the_command_s_exit_code_is_passed_on() {
+fn exit_code_of_the_command_is_passed_on() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "a", "--", "true"]), (0, String::new()));
     assert_eq!(place.code(&["run", "a", "--", "sh", "-c", "exit 7"]).0, 7);
@@ -22,7 +22,7 @@ fn the_command_s_exit_code_is_passed_on() {
 }
 
 #[test]
-fn stdout_and_arguments_are_the_command_s_own() {
+fn stdout_and_arguments_belong_to_the_command() {
     let place = Place::new();
     let output = place.output(&["run", "a", "--", "printf", "%s|", "a b", "-n", "--help", "$HOME"]);
     assert_eq!(output.stdout, b"a b|-n|--help|$HOME|");
@@ -31,7 +31,7 @@ fn stdout_and_arguments_are_the_command_s_own() {
 }
 
 #[test]
-fn the_command_knows_its_lock() {
+fn command_gets_the_lock_in_its_environment() {
     let place = Place::new();
     let script = "echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_DEADLINE\"";
     let output = place.output(&["run", "a name", "--ttl", "30s", "-c", script]);
@@ -47,7 +47,7 @@ fn the_command_knows_its_lock() {
 }
 
 #[test]
-fn a_lock_that_is_held_is_a_conflict() {
+fn held_lock_is_a_conflict() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -65,7 +65,7 @@ fn a_lock_that_is_held_is_a_conflict() {
 }
 
 #[test]
-fn a_waiter_gets_its_turn_when_the_holder_ends() {
+fn waiter_is_granted_when_the_holder_ends() {
     let place = Place::new();
     let holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -77,7 +77,7 @@ fn a_waiter_gets_its_turn_when_the_holder_ends() {
 }
 
 #[test]
-fn bad_input_is_one_line_and_leaves_nothing() {
+fn bad_input_is_a_one_line_error_and_creates_nothing() {
     let place = Place::new();
     let long = "x".repeat(513);
     for (args, says) in [
@@ -87,14 +87,14 @@ fn bad_input_is_one_line_and_leaves_nothing() {
         (&["run", "--ttl", "0", "a", "--", "true"], "--ttl is between"),
         (&["run", "--ttl", "1ms", "a", "--", "true"], "--ttl is between"),
         (&["run", "--ttl", "1000d", "a", "--", "true"], "--ttl is between"),
-        (&["run", "--at-least", "1000d", "a", "--", "true"], "at most 30 days"),
+        (&["run", "--min-hold", "1000d", "a", "--", "true"], "at most 30 days"),
         (&["run", "--ttl", "3s", "--grace", "2s", "a", "--", "true"], "does not fit"),
         (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store is called pigeon:"),
         (
-            &["run", "--store", "redlock://:hunter2@h?longest_ttl_ms=1s", "a", "--", "true"],
+            &["run", "--store", "redlock://:hunter2@h?max_ttl_ms=1s", "a", "--", "true"],
             "a number of milliseconds",
         ),
-        (&["run", "--note", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
+        (&["run", "--label", &"x".repeat(1025), "a", "--", "true"], "at most 1024 bytes"),
         (&["run", "a", "--", ""], "no command"),
         (&["release", "a"], "--force"),
         (&["show", ""], "can't be empty"),
@@ -128,7 +128,7 @@ fn bad_input_is_one_line_and_leaves_nothing() {
 }
 
 #[test]
-fn a_command_that_can_t_run_takes_no_lock() {
+fn command_that_is_not_executable_acquires_no_lock() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -151,7 +151,7 @@ fn a_command_that_can_t_run_takes_no_lock() {
 }
 
 #[test]
-fn a_store_that_can_t_be_opened_is_named() {
+fn unopenable_store_is_named() {
     let place = Place::new();
     let missing = format!("sqlite:{}", place.path("no/such/locks.db").display());
     let (code, said) = place.code(&["run", "--store", &missing, "a", "--", "true"]);
@@ -163,7 +163,7 @@ fn a_store_that_can_t_be_opened_is_named() {
 }
 
 #[test]
-fn the_default_store_is_made_on_first_use_for_the_user_alone() {
+fn default_store_is_created_on_first_use_with_mode_0700() {
     let place = Place::new();
     let mut command = place.leasehold(&["run", "a", "--", "true"]);
     let state = place.path("state/of/mine");
@@ -175,7 +175,7 @@ fn the_default_store_is_made_on_first_use_for_the_user_alone() {
 }
 
 #[test]
-fn many_may_make_the_store_at_once() {
+fn concurrent_first_uses_create_one_store() {
     for _ in 0..5 {
         let place = Place::new();
         let mut all: Vec<_> = (0..8).map(|_| place.start(&["run", "a", "--", "true"])).collect();
@@ -188,19 +188,19 @@ fn many_may_make_the_store_at_once() {
 }
 
 #[test]
-fn at_least_keeps_the_lock_after_the_program_has_ended() {
+fn min_hold_retains_the_lock_after_the_program_has_ended() {
     let place = Place::new();
     let began = Instant::now();
-    assert_eq!(place.code(&["run", "--at-least", "1.5", "a", "--", "true"]).0, 0);
+    assert_eq!(place.code(&["run", "--min-hold", "1.5", "a", "--", "true"]).0, 0);
     assert!(began.elapsed() < Duration::from_millis(1_400), "the program does not wait for it");
     assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 1);
-    assert_eq!(place.show("a")["holders"][0]["kept"], true);
+    assert_eq!(place.show("a")["holders"][0]["retained"], true);
     assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0);
     assert!(began.elapsed() >= Duration::from_millis(1_480), "the next one waited for it");
 }
 
 #[test]
-fn a_signal_withdraws_a_waiter() {
+fn signal_cancels_the_wait() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -230,7 +230,7 @@ fn signals_reach_the_whole_group_of_the_command() {
 }
 
 #[test]
-fn a_killed_wrapper_takes_its_command_along_and_the_lease_ends_by_itself() {
+fn killing_leasehold_kills_its_command_and_the_lease_expires() {
     let place = Place::new();
     let mut holder = place.start(&["run", "--ttl", "1s", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
     let command: u32 = holder.line().parse().unwrap();
@@ -242,7 +242,7 @@ fn a_killed_wrapper_takes_its_command_along_and_the_lease_ends_by_itself() {
 }
 
 #[test]
-fn a_lock_taken_by_force_ends_the_command_and_then_kills_it() {
+fn force_release_sends_term_and_then_kill() {
     let place = Place::new();
     let mut gentle = place.start(&[
         "run",
@@ -287,7 +287,7 @@ fn a_lock_taken_by_force_ends_the_command_and_then_kills_it() {
 }
 
 #[test]
-fn a_lease_that_can_t_be_renewed_ends_the_command_before_it_ends_elsewhere() {
+fn command_ends_before_its_unrenewed_lease_expires() {
     let server = Server::on_socket();
     let place = Place::on(&server.url());
     let script = "trap 'date +%s%N; exit' TERM; echo $LEASEHOLD_DEADLINE; while :; do sleep 0.02; done";
@@ -304,7 +304,7 @@ fn a_lease_that_can_t_be_renewed_ends_the_command_before_it_ends_elsewhere() {
 }
 
 #[test]
-fn a_wrapper_that_was_stopped_for_too_long_kills_its_command() {
+fn leasehold_stopped_past_its_lease_kills_its_command() {
     let place = Place::new();
     let mut holder = place.start(&[
         "run",
@@ -327,7 +327,7 @@ fn a_wrapper_that_was_stopped_for_too_long_kills_its_command() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn wait_bounds_the_connection_too() {
+fn wait_limit_includes_the_connection() {
     let place = Place::new();
     let server = Server::on_port();
     server.signal("STOP");
@@ -359,7 +359,7 @@ fn catches(pid: u32, signal: u32) -> bool {
 }
 
 #[test]
-fn lost_lease_has_the_exit_code_that_was_asked_for() {
+fn lost_exit_code_is_configurable() {
     let place = Place::new();
     let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
     assert_eq!(place.code(&["run", "a", "-c", &script]).0, 124);
@@ -377,7 +377,7 @@ fn nested(place: &Place, outer: &[&str], inner: &str) -> (i32, String) {
 }
 
 #[test]
-fn run_that_would_wait_for_its_own_ancestor_says_so_at_once() {
+fn nested_run_for_the_same_lock_reports_the_deadlock_at_once() {
     let place = Place::new();
     let deeper = format!("b -- '{}' run a", env!("CARGO_BIN_EXE_leasehold"));
     for (outer, inner) in [
@@ -399,7 +399,7 @@ fn run_that_would_wait_for_its_own_ancestor_says_so_at_once() {
 }
 
 #[test]
-fn run_inside_of_another_runs_where_it_can_have_its_lock() {
+fn nested_run_with_another_lock_succeeds() {
     let (place, elsewhere) = (Place::new(), Place::new());
     let other = format!("--store '{}' a", elsewhere.store());
     for (outer, inner) in [
@@ -429,7 +429,7 @@ fn run_inside_of_another_runs_where_it_can_have_its_lock() {
 }
 
 #[test]
-fn reader_behind_a_writer_that_waits_for_its_ancestor_says_so() {
+fn reader_behind_a_writer_that_waits_for_its_ancestor_reports_the_deadlock() {
     let place = Place::new();
     let (go, leasehold) = (place.path("go"), env!("CARGO_BIN_EXE_leasehold"));
     let script = format!(
@@ -451,7 +451,7 @@ fn reader_behind_a_writer_that_waits_for_its_ancestor_says_so() {
 }
 
 #[test]
-fn verbose_run_tells_of_its_lock_from_the_queue_to_the_release() {
+fn verbose_run_reports_queue_grant_and_release() {
     let place = Place::new();
     let (code, said) = place.code(&["run", "-v", "a", "--", "true"]);
     let lines: Vec<&str> = said.lines().collect();

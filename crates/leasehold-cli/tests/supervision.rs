@@ -23,7 +23,7 @@ const STATUS: [&str; 5] = ["run", "a", "--", "cat", "/proc/self/status"];
 
 #[test]
 #[cfg(target_os = "linux")]
-fn the_command_starts_with_no_signal_ignored_or_blocked() {
+fn command_starts_with_no_signal_ignored_or_blocked() {
     let status = String::from_utf8(Place::new().output(&STATUS).stdout).unwrap();
     // PIPE among them, which this program ignores.
     assert_eq!((signals(&status, "SigIgn:"), signals(&status, "SigBlk:")), (0, 0));
@@ -31,7 +31,7 @@ fn the_command_starts_with_no_signal_ignored_or_blocked() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn what_was_ignored_at_the_start_stays_ignored() {
+fn signals_ignored_at_start_stay_ignored() {
     let place = Place::new();
     let without_hup = |args: &[&str]| {
         let mut shell = as_from_terminal("sh");
@@ -51,13 +51,13 @@ fn what_was_ignored_at_the_start_stays_ignored() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_signal_without_a_name_is_passed_on_as_well() {
+fn realtime_signal_is_forwarded() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "a", "-c", "kill -40 $$"]), (128 + 40, String::new()));
 }
 
 #[test]
-fn what_is_left_of_a_group_ends_with_a_lost_lease() {
+fn remaining_processes_end_with_a_lost_lease() {
     let place = Place::new();
     let script = "sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.05; done' & wait";
     let mut running = place.start(&["run", "--grace", "500ms", "a", "-c", script]);
@@ -70,7 +70,7 @@ fn what_is_left_of_a_group_ends_with_a_lost_lease() {
 }
 
 #[test]
-fn what_is_left_of_a_group_goes_on_when_the_lease_was_not_lost() {
+fn remaining_processes_continue_after_a_normal_end() {
     let place = Place::new();
     let mut running = place.start(&["run", "a", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]);
     let left: u32 = running.line().parse().unwrap();
@@ -81,7 +81,7 @@ fn what_is_left_of_a_group_goes_on_when_the_lease_was_not_lost() {
 }
 
 #[test]
-fn a_command_that_only_gets_term_is_left_to_its_own_end() {
+fn on_lost_signal_sends_term_and_no_kill() {
     let place = Place::new();
     let script = "trap 'echo asked' TERM; echo on; until [ -e stop ]; do sleep 0.05; done; exit 3";
     let mut command = place.leasehold(&["run", "--on-lost", "signal", "--grace", "100ms", "a", "-c", script]);
@@ -97,7 +97,7 @@ fn a_command_that_only_gets_term_is_left_to_its_own_end() {
 }
 
 #[test]
-fn a_lease_that_was_lost_shows_in_the_exit_code_also_if_the_command_ends_before_that_is_known() {
+fn lost_lease_sets_the_exit_code_when_noticed_at_release() {
     let place = Place::new();
     let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
     for _ in 0..5 {
@@ -106,7 +106,7 @@ fn a_lease_that_was_lost_shows_in_the_exit_code_also_if_the_command_ends_before_
 }
 
 #[test]
-fn messages_that_nobody_reads_do_not_end_the_supervision() {
+fn closed_stderr_does_not_end_the_supervision() {
     let place = Place::new();
     // A shell tells about its own killed sleeper, and would be ended by that.
     let script = "exec 2>&-; trap 'echo ending; exit 0' TERM; echo on; while :; do sleep 0.05; done";
@@ -119,7 +119,7 @@ fn messages_that_nobody_reads_do_not_end_the_supervision() {
 }
 
 #[test]
-fn a_store_that_is_gone_does_not_hold_up_the_end() {
+fn store_outage_does_not_delay_the_exit() {
     let server = Server::on_socket();
     let place = Place::on(&server.url());
     let go = place.path("go");
@@ -130,19 +130,19 @@ fn a_store_that_is_gone_does_not_hold_up_the_end() {
     server.signal("STOP");
     fs::write(go, "").unwrap();
     assert_eq!(running.end(), 0, "the command's own");
-    assert!(running.stderr().contains("the lease ends by itself"));
+    assert!(running.stderr().contains("the lease expires by itself"));
 }
 
 /// Its lease can't be seen by who comes later, and so it is lost.
 #[test]
-fn a_file_that_is_moved_away_is_a_lost_lease() {
+fn moving_the_store_file_away_loses_the_lease() {
     let place = Place::new();
     let script = format!("mv '{}' '{}'", place.path("locks.db").display(), place.path("gone").display());
     assert_eq!(place.code(&["run", "--ttl", "1h", "a", "-c", &script]).0, 124);
 }
 
 #[test]
-fn a_grace_is_at_most_half_the_ttl() {
+fn grace_is_at_most_half_the_ttl() {
     let place = Place::new();
     let run = |grace| place.code(&["run", "--ttl", "10s", "--grace", grace, "a", "--", "true"]);
     assert_eq!(run("5s").0, 0);
@@ -153,7 +153,7 @@ fn a_grace_is_at_most_half_the_ttl() {
 }
 
 #[test]
-fn a_conflict_is_explained_to_those_who_ask() {
+fn verbose_conflict_names_the_holder() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");
@@ -164,7 +164,7 @@ fn a_conflict_is_explained_to_those_who_ask() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn signals_that_were_blocked_at_the_start_are_heard_and_are_blocked_in_the_command() {
+fn signals_blocked_at_start_are_handled_and_blocked_in_the_command() {
     let place = Place::new();
     // As a program that reads its signals from a descriptor starts others.
     let blocked = |args: &[&str]| {
@@ -198,7 +198,7 @@ fn privileged_shell(place: &Place) -> String {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn killed_wrapper_takes_the_whole_group_of_a_privileged_command_along() {
+fn killing_leasehold_kills_the_group_of_a_privileged_command() {
     let place = Place::new();
     let shell = privileged_shell(&place);
     // The child of the shell gets no signal from the kernel, as a privileged command itself does not.
@@ -213,7 +213,7 @@ fn killed_wrapper_takes_the_whole_group_of_a_privileged_command_along() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn watchdog_of_a_privileged_command_leaves_alone_what_the_command_leaves_behind() {
+fn watchdog_spares_processes_left_by_a_privileged_command() {
     let place = Place::new();
     let shell = privileged_shell(&place);
     let mut running =
@@ -229,7 +229,7 @@ fn watchdog_of_a_privileged_command_leaves_alone_what_the_command_leaves_behind(
 /// As a pager that waits for a key, or a terminal after Ctrl-S.
 #[test]
 #[cfg(target_os = "linux")]
-fn command_ends_with_its_lease_though_nobody_reads_what_is_said() {
+fn blocked_stderr_does_not_delay_the_end_of_the_command() {
     let place = Place::new();
     // As much as a pipe holds.
     let fill = "head -c 65536 /dev/zero >&2; touch \"$0\"; exec sleep 60";

@@ -51,7 +51,7 @@ impl Screen {
 }
 
 #[test]
-fn the_command_owns_the_terminal_and_the_shell_gets_it_back() {
+fn command_owns_the_terminal_until_it_ends() {
     let place = Place::new();
     let line = "\"$LEASEHOLD\" run a -c 'read -r x; echo \"command $x\"'; read -r y; echo \"shell $y\"";
     let mut screen = Screen::new(&place, line);
@@ -76,7 +76,7 @@ fn ctrl_c_goes_to_the_command_alone() {
 }
 
 #[test]
-fn ctrl_z_stops_both_and_the_shell_continues_both() {
+fn ctrl_z_stops_command_and_leasehold_until_the_shell_continues_both() {
     let place = Place::new();
     // An interactive shell has job control.
     let mut screen = Screen::new(&place, "PS1='$ ' exec bash --norc -i");
@@ -94,7 +94,7 @@ fn ctrl_z_stops_both_and_the_shell_continues_both() {
 }
 
 #[test]
-fn ctrl_c_withdraws_a_waiter() {
+fn ctrl_c_cancels_the_wait() {
     let place = Place::new();
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
@@ -108,9 +108,9 @@ fn ctrl_c_withdraws_a_waiter() {
 }
 
 #[test]
-fn who_waits_sees_for_whom() {
+fn status_line_names_the_holder() {
     let place = Place::new();
-    let mut holder = place.start(&["run", "--note", "the holder", "a", "--", "sleep", "60"]);
+    let mut holder = place.start(&["run", "--label", "the holder", "a", "--", "sleep", "60"]);
     place.until_held("a");
     let screen = Screen::new(&place, "stty cols 200; \"$LEASEHOLD\" run a -- echo granted");
     screen.until_shown("waiting for \"a\": 1st in the queue; held by");

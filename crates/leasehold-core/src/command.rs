@@ -103,7 +103,7 @@ pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
     /// Keep the resource taken until this long after the grant, though nobody holds it any more.
-    pub at_least: Duration,
+    pub min_hold: Duration,
     /// An `Acquire` of this attempt may still be under way: leave a tombstone for this long, so that it
     /// answers `Cancelled` instead of taking a lease that nobody holds. Zero leaves none.
     pub tombstone: Duration,
@@ -113,7 +113,7 @@ impl Release {
     /// At once, of an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
-        Self { acquisition, at_least: Duration::ZERO, tombstone: Duration::ZERO }
+        Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO }
     }
 }
 
@@ -146,11 +146,11 @@ pub enum Reply {
     /// To `Renew`: the lease runs on.
     Renewed {
         /// From the store's `at`.
-        lasts: Duration,
+        valid_for: Duration,
         /// The tokens set aside, where some were asked for.
         tokens: Option<TokenRange>,
         /// Somebody waits for the resource.
-        wanted: bool,
+        contended: bool,
     },
     /// To `Release`: it is given back.
     Released,
@@ -168,7 +168,7 @@ pub struct Grant {
     /// Its token and those set aside.
     pub tokens: TokenRange,
     /// How long it runs from the store's `at`.
-    pub lasts: Duration,
+    pub valid_for: Duration,
 }
 
 /// A place in the queue.
@@ -178,19 +178,19 @@ pub struct Queued {
     pub is_head: bool,
     /// When to look again, if nothing is heard until then: for the head, when the first of the present leases ends;
     /// for others a while later, in case that the head is gone too.
-    pub look_again_at: StoreTime,
+    pub repoll_at: StoreTime,
 }
 
 /// What the first in the queue needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct HeadHint {
     /// When the first of the present leases ends unless it is renewed: the time to look again.
-    pub look_again_at: StoreTime,
+    pub repoll_at: StoreTime,
 }
 
-impl From<Head> for Queued {
-    fn from(head: Head) -> Self {
-        Self { is_head: true, look_again_at: head.look_again_at }
+impl From<HeadHint> for Queued {
+    fn from(head: HeadHint) -> Self {
+        Self { is_head: true, repoll_at: head.repoll_at }
     }
 }
 
@@ -243,11 +243,11 @@ pub enum PushKind {
     /// The waiter holds the lease now, for a claim window. A renewal makes it full length.
     Granted(Grant),
     /// The waiter is the first in the queue now.
-    Next(Head),
+    Next(HeadHint),
     /// The lease was taken away.
     Revoked,
     /// Somebody waits for the lease, whose holder has set tokens aside to hand it on among its own.
-    Wanted,
+    Contended,
 }
 
 /// Who holds and who waits.
@@ -262,7 +262,7 @@ pub struct View {
     /// In the order of their tokens.
     pub holders: Vec<Holder>,
     /// In the order of the queue.
-    pub waiters: Vec<Waiting>,
+    pub waiters: Vec<QueueEntry>,
 }
 
 /// One lease as others see it.
@@ -281,14 +281,14 @@ pub struct Holder {
     /// Until when, unless it is renewed.
     pub expires_at: StoreTime,
     /// Nobody holds it any more: it only keeps others out until then.
-    pub kept: bool,
+    pub retained: bool,
     /// What the holder said about itself.
     pub metadata: Arc<str>,
 }
 
 /// One place in the queue as others see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct QueueEntry {
     /// The attempt.
     pub acquisition: Acquisition,
     /// How much of the capacity it wants.
@@ -299,7 +299,7 @@ pub struct Waiting {
     pub deadline: StoreTime,
     /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is
     /// heard from.
-    pub passed_over: bool,
+    pub skipped: bool,
     /// What the waiter said about itself.
     pub metadata: Arc<str>,
 }

@@ -27,13 +27,13 @@ mod name;
 mod time;
 mod token;
 
-pub use client::attempt::{AcquireMachine, Failure, Outcome, Patience};
-pub use client::handoff::{HandOff, HandOn, Turn};
+pub use client::attempt::{AcquireMachine, Failure, Outcome, WaitPolicy};
+pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};
 pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
-pub use client::quorum::{Round, Tally, Verdict, Vote, Word, Words, quorum_of};
+pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, quorum_of};
 pub use command::{
-    Acquire, Answer, Command, Grant, Head, Holder, Push, PushKind, Queued, Refusal, Release, Renew, Reply,
-    View, WaitFor, Waiting,
+    Acquire, Answer, Command, Grant, HeadHint, Holder, Push, PushKind, QueueEntry, Queued, Refusal, Release,
+    Renew, Reply, View, WaitFor,
 };
 pub use id::{Acquisition, ClientId, Owner};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};

@@ -36,9 +36,9 @@ pub enum Script {
     /// `ForceRelease`.
     ForceRelease,
     /// `Acquire` of several resources: all of them, or none.
-    AcquireTogether,
+    AcquireAll,
     /// `Renew` of several resources, where that is all that is to be done.
-    RenewTogether,
+    RenewAll,
 }
 
 impl Script {
@@ -49,8 +49,8 @@ impl Script {
         Self::Release,
         Self::Inspect,
         Self::ForceRelease,
-        Self::AcquireTogether,
-        Self::RenewTogether,
+        Self::AcquireAll,
+        Self::RenewAll,
     ];
 
     /// The whole text. `clock` is [`CLOCK`] or what a test has instead of it: something that sets the local `now` to
@@ -62,12 +62,12 @@ impl Script {
         // What is for one resource, as a function of what it is called with.
         let function = |name, step: &str| ["local function ", name, "(KEYS, ARGV)\n", step, "end\n"].concat();
         match self {
-            Self::AcquireTogether => {
+            Self::AcquireAll => {
                 let acquire = function("acquire", &Self::Acquire.step(channels, quorum));
                 let release = function("release", &Self::Release.step(channels, quorum));
                 [clock, &acquire, &release, include_str!("lua/acquire_all.lua")].concat()
             }
-            Self::RenewTogether => {
+            Self::RenewAll => {
                 let renew = concat!(
                     "local function renew(state, id, ttl)\n",
                     "local raw, reserve = redis.call('GET', state), 0\n",
@@ -91,7 +91,7 @@ impl Script {
             Self::Release => (include_str!("lua/release_fast.lua"), include_str!("lua/release.lua")),
             Self::Inspect => ("", include_str!("lua/inspect.lua")),
             Self::ForceRelease => ("", include_str!("lua/force_release.lua")),
-            Self::AcquireTogether | Self::RenewTogether => ("", ""),
+            Self::AcquireAll | Self::RenewAll => ("", ""),
         };
         [STATE, channels, quorum, usual, ROWS, MODEL, command].concat()
     }
@@ -101,7 +101,7 @@ impl Script {
     pub const fn voting(self) -> &'static str {
         match self {
             Self::Acquire => concat!(include_str!("lua/floor.lua"), include_str!("lua/restart_guard.lua")),
-            Self::AcquireTogether => NO_FLOOR,
+            Self::AcquireAll => NO_FLOOR,
             _ => include_str!("lua/floor.lua"),
         }
     }

@@ -1,7 +1,7 @@
 //! The server's side of every lock kind: one weighted FIFO lease table per resource.
 //!
 //! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
-//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_together`] several by an attempt
+//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_all`] several by an attempt
 //! each; [`Table`] keeps a resource in memory; [`Rows`] is what another store implements instead. What all commands share
 //! is here, and what each of them does in `acquire.rs`, `release.rs` and `inspect.rs`.
 //!
@@ -22,7 +22,7 @@
 //!   wall clock has passed it.
 //!
 //! ```
-//! use leasehold_core::model::{Table, Turn, apply};
+//! use leasehold_core::model::{Table, CommandContext, apply};
 //! use leasehold_core::{Acquire, Acquisition, ClientId, Command, Now, Reply, StoreTime};
 //! use std::time::Duration;
 //!
@@ -35,7 +35,7 @@
 //!     let (owner, wait, replaces) = (None, None, None);
 //!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
-//!     let turn = Turn { now, is_there: &mut |_| true, pushes: &mut Vec::new() };
+//!     let turn = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut Vec::new() };
 //!     apply(&mut table, turn, &acquire.into()).unwrap().reply
 //! };
 //! assert!(matches!(ask(1), Reply::Granted(_)));
@@ -52,12 +52,12 @@ mod table;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::command::{Answer, Command, Grant, Head, Push, PushKind};
+use crate::command::{Answer, Command, Grant, HeadHint, Push, PushKind};
 use crate::id::{Acquisition, ClientId, Owner};
 use crate::time::{Now, StoreTime};
 use crate::token::TokenRange;
 
-pub use acquire_all::apply_together;
+pub use acquire_all::apply_all;
 pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
 
@@ -67,24 +67,24 @@ pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 
 /// How long the last token is remembered after its last use, so that a wall clock which is stepped
 /// back by less than this can't make a token fall.
-pub const REMEMBER_TOKEN: Duration = Duration::from_secs(3600);
+pub const TOKEN_RETENTION: Duration = Duration::from_secs(3600);
 
 /// Within this time after the lease's end, and after the head's time to look, every other waiter looks.
-const FOLLOWERS_APART_MICROS: u64 = 1_500_000;
+const REPOLL_JITTER_MICROS: u64 = 1_500_000;
 
 /// How far apart the looks at one resource are on average, however many clients wait for it and however many places each
 /// of them has: at most 40 a second.
-const LOOKS_APART: Duration = Duration::from_millis(25);
+const REPOLL_SPACING: Duration = Duration::from_millis(25);
 
 /// Where the queue begins for all who do not hold: places below it are for holders that wait for more.
-const BEHIND_HOLDERS: u64 = 1 << 40;
+const FIRST_WAITER_PLACE: u64 = 1 << 40;
 
 /// The world around one command: the time, who is there, and where pushes go.
-pub struct Turn<'a> {
+pub struct CommandContext<'a> {
     /// The store's clocks.
     pub now: Now,
     /// Whether this client could receive a push now.
-    pub is_there: &'a mut dyn FnMut(ClientId) -> bool,
+    pub is_reachable: &'a mut dyn FnMut(ClientId) -> bool,
     /// Receives what others are to be told once the command has taken effect.
     pub pushes: &'a mut Vec<Push>,
 }
@@ -94,16 +94,24 @@ pub struct Turn<'a> {
 /// # Errors
 ///
 /// The store's, from [`Rows`]. The command must then be rolled back as a whole, and `turn.pushes` dropped.
-pub fn apply<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<Answer, R::Error> {
-    step(rows, turn, command).map(|(answer, _)| answer)
+pub fn apply<R: Rows>(
+    rows: &mut R,
+    context: CommandContext<'_>,
+    command: &Command,
+) -> Result<Answer, R::Error> {
+    step(rows, context, command).map(|(answer, _)| answer)
 }
 
 /// As [`apply`]. Also says whether the table had heard of the attempt before.
-fn step<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<(Answer, bool), R::Error> {
-    let at = turn.now.time;
-    let mut step = Step::begin(rows, turn)?;
+fn step<R: Rows>(
+    rows: &mut R,
+    context: CommandContext<'_>,
+    command: &Command,
+) -> Result<(Answer, bool), R::Error> {
+    let at = context.now.time;
+    let mut step = Step::begin(rows, context)?;
     step.expire()?;
-    step.hear(command)?;
+    step.mark_client_alive(command)?;
     step.grant()?;
     let reply = match command {
         Command::Acquire(acquire) => step.acquire(acquire)?,
@@ -123,8 +131,8 @@ fn step<R: Rows>(rows: &mut R, turn: Turn<'_>, command: &Command) -> Result<(Ans
 /// # Errors
 ///
 /// As [`apply`].
-pub fn sweep<R: Rows>(rows: &mut R, turn: Turn<'_>) -> Result<bool, R::Error> {
-    let mut step = Step::begin(rows, turn)?;
+pub fn sweep<R: Rows>(rows: &mut R, context: CommandContext<'_>) -> Result<bool, R::Error> {
+    let mut step = Step::begin(rows, context)?;
     step.expire()?;
     step.grant()?;
     step.end()
@@ -133,14 +141,14 @@ pub fn sweep<R: Rows>(rows: &mut R, turn: Turn<'_>) -> Result<bool, R::Error> {
 /// One command under way.
 struct Step<'r, 't, R: Rows> {
     rows: &'r mut R,
-    turn: Turn<'t>,
+    context: CommandContext<'t>,
     header: Header,
     /// As it was stored, to save the write when nothing changed.
     before: Option<Header>,
     /// Whose `Acquire` this is. The answer reaches it, whether or not a push would.
-    asker: Option<Acquisition>,
+    requester: Option<Acquisition>,
     /// Its client was found absent in this step. (Before the step it was heard from.)
-    is_asker_parked: bool,
+    is_requester_parked: bool,
     /// The table had heard of that attempt before.
     is_known: bool,
     /// Somebody joined or left the queue, or the leases that its head waits for ended earlier.
@@ -148,16 +156,16 @@ struct Step<'r, 't, R: Rows> {
 }
 
 impl<'r, 't, R: Rows> Step<'r, 't, R> {
-    fn begin(rows: &'r mut R, turn: Turn<'t>) -> Result<Self, R::Error> {
+    fn begin(rows: &'r mut R, context: CommandContext<'t>) -> Result<Self, R::Error> {
         let before = rows.header()?;
         let header = before.clone().unwrap_or_else(|| Header::new(0));
         Ok(Self {
             rows,
-            turn,
+            context,
             header,
             before,
-            asker: None,
-            is_asker_parked: false,
+            requester: None,
+            is_requester_parked: false,
             is_known: false,
             queue_moved: false,
         })
@@ -165,16 +173,16 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.
     fn end(mut self) -> Result<bool, R::Error> {
-        let was_awaited = self.before.as_ref().is_some_and(Header::is_awaited);
-        if !was_awaited && self.header.is_awaited() {
-            self.tell_holder()?;
+        let was_awaited = self.before.as_ref().is_some_and(Header::has_ready_waiter);
+        if !was_awaited && self.header.has_ready_waiter() {
+            self.notify_holder()?;
         }
         if self.queue_moved {
-            self.tell_head()?;
+            self.notify_head()?;
         }
         assert!(self.header.in_use <= self.header.capacity, "more weight is held than there is capacity");
         assert!(self.header.parked <= self.header.waiters, "more waiters are parked than wait");
-        if self.header.is_forgettable(self.turn.now.wall) {
+        if self.header.is_removable(self.context.now.wall) {
             if self.before.is_some() {
                 self.rows.remove_header()?;
             }
@@ -187,7 +195,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn now(&self) -> StoreTime {
-        self.turn.now.time
+        self.context.now.time
     }
 
     // --- Time passes -----------------------------------------------------------------------------
@@ -229,17 +237,17 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     /// A client that takes or keeps something is awake: its entries are no longer passed over.
-    fn hear(&mut self, command: &Command) -> Result<(), R::Error> {
-        let speaker = match command {
+    fn mark_client_alive(&mut self, command: &Command) -> Result<(), R::Error> {
+        let sender = match command {
             Command::Acquire(acquire) => {
-                self.asker = Some(acquire.acquisition);
+                self.requester = Some(acquire.acquisition);
                 acquire.acquisition.client
             }
             Command::Renew(renew) => renew.acquisition.client,
             Command::Release(_) | Command::Inspect | Command::ForceRelease => return Ok(()),
         };
         if self.header.parked > 0 {
-            self.set_parked(speaker, false)?;
+            self.set_parked(sender, false)?;
         }
         Ok(())
     }
@@ -259,7 +267,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
                 break;
             }
             let client = waiter.acquisition.client;
-            if self.asker != Some(waiter.acquisition) && !(self.turn.is_there)(client) {
+            if self.requester != Some(waiter.acquisition) && !(self.context.is_reachable)(client) {
                 self.set_parked(client, true)?;
                 continue;
             }
@@ -274,12 +282,12 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     /// waits for now.
     fn next_candidate(&mut self) -> Result<Option<Waiter>, R::Error> {
         let first = self.first_ready()?;
-        if let Some(asker) = self.asker.filter(|_| self.is_asker_parked)
-            && let Some(asker) = self.rows.waiter(asker)?
-            && first.as_ref().is_none_or(|first| asker.place < first.place)
-            && self.fits_waiter(&asker)?.is_none_or(|(fits, _)| fits)
+        if let Some(requester) = self.requester.filter(|_| self.is_requester_parked)
+            && let Some(requester) = self.rows.waiter(requester)?
+            && first.as_ref().is_none_or(|first| requester.place < first.place)
+            && self.fits_waiter(&requester)?.is_none_or(|(fits, _)| fits)
         {
-            return Ok(Some(asker));
+            return Ok(Some(requester));
         }
         Ok(first)
     }
@@ -287,18 +295,18 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     /// Whether what the waiter adds to what it holds already fits, and that. None if what it was to take the place of is
     /// gone.
     fn fits_waiter(&mut self, waiter: &Waiter) -> Result<Option<(bool, Option<Lease>)>, R::Error> {
-        let Some(held) = self.held_already(waiter)? else { return Ok(None) };
+        let Some(held) = self.current_lease(waiter)? else { return Ok(None) };
         let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
         Ok(Some((self.fits(further), held)))
     }
 
     fn first_ready(&mut self) -> Result<Option<Waiter>, R::Error> {
-        if self.header.is_awaited() { self.rows.first_ready_waiter() } else { Ok(None) }
+        if self.header.has_ready_waiter() { self.rows.first_ready_waiter() } else { Ok(None) }
     }
 
     /// What a waiter holds of the resource already, if anything. None if it was to take the place of a lease that is
     /// gone.
-    fn held_already(&mut self, waiter: &Waiter) -> Result<Option<Option<Lease>>, R::Error> {
+    fn current_lease(&mut self, waiter: &Waiter) -> Result<Option<Option<Lease>>, R::Error> {
         match waiter.replaces {
             None => Ok(Some(self.held_by(waiter.owner.as_ref())?)),
             Some(sequence) => Ok(self.replaceable(waiter.acquisition.client, sequence)?.map(Some)),
@@ -306,15 +314,15 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn lease_to_waiter(&mut self, waiter: &Waiter, held: Option<&Lease>) -> Result<Grant, R::Error> {
-        let lasts = waiter.ttl.min(CLAIM_WINDOW);
+        let valid_for = waiter.ttl.min(CLAIM_WINDOW);
         let mut granted_at = self.now();
         let tokens = match held {
             Some(held) if waiter.replaces.is_none() => TokenRange { first: held.token, last: held.token },
             _ => self.next_tokens(waiter.reserve),
         };
         if let Some(held) = held.filter(|_| waiter.replaces.is_some()) {
-            self.make_way(held)?;
-            granted_at = self.held_since(held);
+            self.remove_replaced(held)?;
+            granted_at = self.hold_start(held);
         }
         self.add_lease(Lease {
             acquisition: waiter.acquisition,
@@ -322,46 +330,46 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             weight: waiter.weight,
             token: tokens.first,
             granted_at,
-            expires_at: self.now() + lasts,
+            expires_at: self.now() + valid_for,
             claimed: false,
-            kept: false,
+            retained: false,
             metadata: waiter.metadata.clone(),
         })?;
-        Ok(Grant { tokens, lasts })
+        Ok(Grant { tokens, valid_for })
     }
 
     /// A grant that is answered need not be pushed as well.
     fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
-        let index = self.turn.pushes.iter().position(|push| push.acquisition == acquisition)?;
-        match self.turn.pushes[index].kind {
+        let index = self.context.pushes.iter().position(|push| push.acquisition == acquisition)?;
+        match self.context.pushes[index].kind {
             PushKind::Granted(grant) => {
-                self.turn.pushes.remove(index);
+                self.context.pushes.remove(index);
                 Some(grant)
             }
-            PushKind::Next(_) | PushKind::Revoked | PushKind::Wanted => None,
+            PushKind::Next(_) | PushKind::Revoked | PushKind::Contended => None,
         }
     }
 
     /// Ends a lease whose place another takes. If it was granted just now, nobody needs to hear of it any more.
-    fn make_way(&mut self, held: &Lease) -> Result<(), R::Error> {
+    fn remove_replaced(&mut self, held: &Lease) -> Result<(), R::Error> {
         self.take_back_grant(held.acquisition);
         self.remove_lease(held)
     }
 
     /// A holder that is alone hands on to its own only with tokens that it has set aside, and those come after its
     /// lease's own. Others have no use for the news.
-    fn tell_holder(&mut self) -> Result<(), R::Error> {
+    fn notify_holder(&mut self) -> Result<(), R::Error> {
         if self.header.leases == 1
             && let Some(lease) = self.rows.first_expiring_lease()?
-            && !lease.kept
+            && !lease.retained
             && lease.token.get() < self.header.last_token
         {
-            self.push(lease.acquisition, PushKind::Wanted);
+            self.push(lease.acquisition, PushKind::Contended);
         }
         Ok(())
     }
 
-    fn tell_head(&mut self) -> Result<(), R::Error> {
+    fn notify_head(&mut self) -> Result<(), R::Error> {
         let Some(waiter) = self.first_ready()? else {
             self.header.head = 0;
             return Ok(());
@@ -374,9 +382,9 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
-    fn head_hint(&mut self) -> Result<Head, R::Error> {
+    fn head_hint(&mut self) -> Result<HeadHint, R::Error> {
         let first = self.rows.first_expiring_lease()?;
-        Ok(Head { look_again_at: first.map_or(self.now(), |lease| lease.expires_at) })
+        Ok(HeadHint { repoll_at: first.map_or(self.now(), |lease| lease.expires_at) })
     }
 
     // --- Rows and header, changed together -------------------------------------------------------
@@ -389,11 +397,11 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if self.header.leases == 0 {
             return Ok(None);
         }
-        Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.kept))
+        Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.retained))
     }
 
     /// When the lease was granted; now, where the clock has been set back to before that.
-    fn held_since(&self, lease: &Lease) -> StoreTime {
+    fn hold_start(&self, lease: &Lease) -> StoreTime {
         lease.granted_at.min(self.now())
     }
 
@@ -407,7 +415,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn held_by(&mut self, owner: Option<&Owner>) -> Result<Option<Lease>, R::Error> {
         match owner {
             Some(owner) if self.header.leases > 0 => {
-                Ok(self.rows.heaviest_lease_of(owner)?.filter(|lease| !lease.kept))
+                Ok(self.rows.heaviest_lease_of(owner)?.filter(|lease| !lease.retained))
             }
             _ => Ok(None),
         }
@@ -416,7 +424,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn add_lease(&mut self, lease: Lease) -> Result<(), R::Error> {
         let before = self.weight_of(lease.owner.as_ref())?;
         let (weight, owner) = (lease.weight, lease.owner.clone());
-        self.soonest_expiry(lease.expires_at);
+        self.note_expiry(lease.expires_at);
         self.rows.put_lease(lease)?;
         self.header.leases += 1;
         self.header.in_use += weight.max(before) - before;
@@ -456,14 +464,14 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.header.parked -= changed;
         }
         self.queue_moved |= changed > 0;
-        if self.asker.is_some_and(|asker| asker.client == client) {
-            self.is_asker_parked = parked && changed > 0;
+        if self.requester.is_some_and(|requester| requester.client == client) {
+            self.is_requester_parked = parked && changed > 0;
         }
         Ok(())
     }
 
     fn next_tokens(&mut self, reserve: u32) -> TokenRange {
-        let Now { wall, floor, .. } = self.turn.now;
+        let Now { wall, floor, .. } = self.context.now;
         let from = floor.map_or(wall, |floor| wall.max(StoreTime::from_micros(floor.get())));
         let tokens = TokenRange::next(self.header.last_token, reserve, from);
         self.remember_token(tokens.last.get());
@@ -474,21 +482,21 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         self.header.last_token = last;
         // Forgetting the last token is safe once the wall clock has passed it, and not before.
         let passed = StoreTime::from_micros(last) + Duration::from_micros(1);
-        self.header.remember_until = passed.max(self.turn.now.wall + REMEMBER_TOKEN);
+        self.header.remember_until = passed.max(self.context.now.wall + TOKEN_RETENTION);
     }
 
-    fn soonest_expiry(&mut self, expiry: StoreTime) {
+    fn note_expiry(&mut self, expiry: StoreTime) {
         self.header.next_expiry = self.header.next_expiry.min(expiry);
     }
 
     /// A lease that it waits for ends at another time than it was told.
-    fn head_was_told_wrong(&mut self) {
+    fn invalidate_head_hint(&mut self) {
         self.header.head = 0;
         self.queue_moved = true;
     }
 
     fn push(&mut self, acquisition: Acquisition, kind: PushKind) {
         let at = self.now();
-        self.turn.pushes.push(Push { acquisition, at, kind });
+        self.context.pushes.push(Push { acquisition, at, kind });
     }
 }

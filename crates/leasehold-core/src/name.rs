@@ -101,7 +101,7 @@ pub enum Kind {
     /// A place where parties wait until all have come.
     Barrier,
     /// Those who wait for a lock that several stores vote about: whose turn it is to try. It is no lock of its own.
-    Queue,
+    Admission,
 }
 
 impl Kind {
@@ -119,14 +119,14 @@ impl Kind {
             Self::Election => "election",
             Self::Latch => "latch",
             Self::Barrier => "barrier",
-            Self::Queue => "queue",
+            Self::Admission => "queue",
         }
     }
 
     /// The kind that this word stands for.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().chain([Self::Queue]).find(|kind| kind.as_str() == word)
+        Self::ALL.iter().copied().chain([Self::Admission]).find(|kind| kind.as_str() == word)
     }
 }
 

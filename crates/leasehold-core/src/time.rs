@@ -40,7 +40,7 @@ macro_rules! microseconds {
 
             /// This point moved back by `span`, no further than the origin.
             #[must_use]
-            pub fn minus(self, span: Duration) -> Self {
+            pub fn saturating_sub(self, span: Duration) -> Self {
                 Self(self.0.saturating_sub(whole_micros(span)))
             }
         }

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use leasehold_core::model::{CLAIM_WINDOW, Table, Turn, apply};
+use leasehold_core::model::{CLAIM_WINDOW, CommandContext, Table, apply};
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, ClientId, Command, LocalTime, Now, Outcome, Patience, Push,
-    Release, Renew, Reply, StoreTime, WaitFor,
+    Acquire, AcquireMachine, Acquisition, ClientId, Command, LocalTime, Now, Outcome, Push, Release, Renew,
+    Reply, StoreTime, WaitFor, WaitPolicy,
 };
 use proptest::prelude::*;
 
@@ -80,13 +80,13 @@ impl World {
     fn run(&mut self, command: &Command) -> leasehold_core::Answer {
         let mut pushes = Vec::new();
         let waiters = &self.waiters;
-        let mut is_there = |client: ClientId| {
+        let mut is_reachable = |client: ClientId| {
             let first = waiters.range(Acquisition { client, sequence: 0 }..).next();
             first.is_none_or(|(id, waiter)| id.client != client || waiter.fate != Fate::Dead)
         };
         let now = Now::same(StoreTime::from_micros(self.now));
-        let turn = Turn { now, is_there: &mut is_there, pushes: &mut pushes };
-        let Ok(answer) = apply(&mut self.table, turn, command);
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let Ok(answer) = apply(&mut self.table, context, command);
         self.commands += 1;
         for push in pushes {
             self.deliver(&push);
@@ -107,10 +107,10 @@ impl World {
         assert!(matches!(granted.reply, Reply::Granted(_)));
     }
 
-    fn enqueue(&mut self, acquisition: Acquisition, slow: i64, ttl: Duration, look_again: Duration) {
+    fn enqueue(&mut self, acquisition: Acquisition, slow: i64, ttl: Duration, repoll_interval: Duration) {
         let wait = Some(WaitFor { entry_ttl: Duration::from_secs(80), max_queue: 1_000 });
         let command = Acquire { wait, ..Acquire::exclusive(acquisition, ttl) };
-        let patience = Patience { deadline: LocalTime::NEVER, look_again, confirms_pushes: false };
+        let patience = WaitPolicy { deadline: LocalTime::NEVER, repoll_interval, confirms_pushes: false };
         let machine = AcquireMachine::new(command, Some(patience), LocalTime::ZERO);
         self.waiters.insert(acquisition, Waiter { fate: Fate::Live, machine, slow });
         self.ask(acquisition);
@@ -197,7 +197,7 @@ struct Case {
     spread: u32,
     ttl: Duration,
     held: Duration,
-    look_again: Duration,
+    repoll_interval: Duration,
     delay: Duration,
     /// The holder gives the lock back, and only of the waiters some are gone.
     is_released: bool,
@@ -206,7 +206,7 @@ struct Case {
 impl Case {
     /// How long it takes until a live waiter has the lock.
     fn takeover(&self) -> Duration {
-        let Self { ttl, look_again, .. } = *self;
+        let Self { ttl, repoll_interval, .. } = *self;
         let mut places = self.places.iter().cycle();
         let mut world = World::new(self.delay);
         world.hold(ttl);
@@ -219,7 +219,7 @@ impl Case {
                     Acquisition { client, sequence },
                     i64::from(bits % 20_001) - 10_000,
                     ttl,
-                    look_again,
+                    repoll_interval,
                 );
             }
             world.run_until(world.now + 20_000);
@@ -270,13 +270,13 @@ proptest! {
         spread in any::<u32>(),
         ttl_ms in prop_oneof![100..5_000_u64, 5_000..60_000_u64],
         held_ms in 0..90_000_u64,
-        look_again in prop_oneof![Just(Duration::from_secs(25)), Just(Duration::from_secs(2))],
+        repoll_interval in prop_oneof![Just(Duration::from_secs(25)), Just(Duration::from_secs(2))],
         delay_ms in prop_oneof![Just(0), 0..100_u64],
         is_released in any::<bool>(),
     ) {
         let (ttl, held) = (Duration::from_millis(ttl_ms), Duration::from_millis(held_ms));
         let delay = Duration::from_millis(delay_ms);
-        let case = Case { fates, places, spread, ttl, held, look_again, delay, is_released };
+        let case = Case { fates, places, spread, ttl, held, repoll_interval, delay, is_released };
         case.check().map_err(TestCaseError::fail)?;
     }
 }
@@ -289,11 +289,11 @@ fn last_of_a_hundred_and_eighty_waiters_is_granted_within_the_bound() {
             fates[number * 31] = Fate::Frozen;
         }
         fates.push(Fate::Live);
-        let (ttl, look_again) = (Duration::from_secs(10), Duration::from_secs(25));
+        let (ttl, repoll_interval) = (Duration::from_secs(10), Duration::from_secs(25));
         let held = Duration::from_secs(held) + ttl * u32::try_from(number).unwrap() / 97;
         let spread = 0x1234_5678_u32.rotate_left(u32::try_from(number).unwrap());
         let (places, delay, is_released) = (vec![1], Duration::ZERO, false);
-        let case = Case { fates, places, spread, ttl, held, look_again, delay, is_released };
+        let case = Case { fates, places, spread, ttl, held, repoll_interval, delay, is_released };
         case.check().unwrap();
     }
 }
@@ -308,7 +308,7 @@ fn waiter_behind_a_gone_client_with_many_places_is_granted_within_the_bound() {
             spread: 0x9abc_def0,
             ttl: Duration::from_secs(10),
             held: Duration::from_secs(60 + number),
-            look_again: Duration::from_secs(25),
+            repoll_interval: Duration::from_secs(25),
             delay: Duration::ZERO,
             is_released: number > 1,
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{Table, Turn, apply, apply_together};
+use leasehold_core::model::{CommandContext, Table, apply, apply_all};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Release, Reply, StoreTime, View, WaitFor,
 };
@@ -28,8 +28,12 @@ impl World {
     }
 
     fn run(&mut self, at: usize, command: &Command) -> Reply {
-        let turn = Turn { now: Now::same(self.now), is_there: &mut |_| true, pushes: &mut self.pushes };
-        let Ok(Answer { reply, .. }) = apply(&mut self.tables[at], turn, command);
+        let context = CommandContext {
+            now: Now::same(self.now),
+            is_reachable: &mut |_| true,
+            pushes: &mut self.pushes,
+        };
+        let Ok(Answer { reply, .. }) = apply(&mut self.tables[at], context, command);
         reply
     }
 
@@ -42,16 +46,20 @@ impl World {
         self.take(at, Acquire { wait, ..acquire })
     }
 
-    fn give_back(&mut self, at: usize, acquire: &Acquire, tombstone: Duration) -> Reply {
-        let (acquisition, at_least) = (acquire.acquisition, Duration::ZERO);
-        self.run(at, &Command::Release(Release { acquisition, at_least, tombstone }))
+    fn end_lease(&mut self, at: usize, acquire: &Acquire, tombstone: Duration) -> Reply {
+        let (acquisition, min_hold) = (acquire.acquisition, Duration::ZERO);
+        self.run(at, &Command::Release(Release { acquisition, min_hold, tombstone }))
     }
 
     fn take_together(&mut self, acquire: &Acquire) -> Vec<Reply> {
         let acquire = Arc::new(acquire.clone());
         let mut steps: Vec<_> = self.tables.iter_mut().map(|table| (table, &acquire)).collect();
-        let turn = Turn { now: Now::same(self.now), is_there: &mut |_| true, pushes: &mut self.pushes };
-        let Ok(answers) = apply_together(turn, &mut steps);
+        let context = CommandContext {
+            now: Now::same(self.now),
+            is_reachable: &mut |_| true,
+            pushes: &mut self.pushes,
+        };
+        let Ok(answers) = apply_all(context, &mut steps);
         answers.into_iter().map(|answer| answer.reply).collect()
     }
 
@@ -98,7 +106,7 @@ fn nobody_who_waits_is_overtaken() {
     let (holder, waiter) = (attempt(2, 1), attempt(3, 1));
     assert!(is_granted(&world.take(1, holder.clone())));
     assert!(matches!(world.queue(1, waiter.clone()), Reply::Queued(_)));
-    world.give_back(1, &holder, Duration::ZERO);
+    world.end_lease(1, &holder, Duration::ZERO);
     assert_eq!(world.take_together(&attempt(1, 1)), [Reply::Busy, Reply::Busy]);
     assert_eq!(world.holds(&waiter), [false, true]);
 }
@@ -108,7 +116,7 @@ fn a_repetition_that_comes_after_a_part_was_given_back_takes_nothing_and_leaves_
     let mut world = World::of(3);
     let ours = attempt(1, 1);
     world.take_together(&ours);
-    world.give_back(1, &ours, Duration::from_secs(60));
+    world.end_lease(1, &ours, Duration::from_secs(60));
     let replies = world.take_together(&ours);
     assert!(is_granted(&replies[0]), "{replies:?}");
     assert_eq!(replies[1..], [Reply::Cancelled, Reply::Busy]);
@@ -129,7 +137,7 @@ proptest! {
             match what {
                 0 => drop(world.take(at, one)),
                 1 => drop(world.queue(at, one)),
-                2 => drop(world.give_back(at, &one, Duration::from_millis(pass))),
+                2 => drop(world.end_lease(at, &one, Duration::from_millis(pass))),
                 _ => drop(world.take_together(&one)),
             }
             let ours = attempt(9, number);
@@ -138,7 +146,7 @@ proptest! {
             let held = world.holds(&ours);
             prop_assert!(count == 0 || count == 3, "{:?}", replies);
             prop_assert_eq!(held, [count == 3; 3]);
-            (0..3).for_each(|at| drop(world.give_back(at, &ours, Duration::ZERO)));
+            (0..3).for_each(|at| drop(world.end_lease(at, &ours, Duration::ZERO)));
         }
     }
 }

@@ -9,9 +9,9 @@ pub(crate) fn main() -> Result<(), Error> {
         assert!(observer.next().await?.is_none());
 
         for address in ["http://10.0.0.7:8080", "http://10.0.0.8:8080"] {
-            let leadership = client.election("scheduler").note(address).campaign().await?;
+            let leadership = client.election("scheduler").label(address).campaign().await?;
             if let Some(leader) = observer.next().await? {
-                println!("{} leads with token {}", leader.about.note.unwrap_or_default(), leader.token);
+                println!("{} leads with token {}", leader.metadata.label.unwrap_or_default(), leader.token);
             }
             leadership.release().await?; // resigns
         }

@@ -7,7 +7,7 @@ use leasehold::{Client, Error};
 pub(crate) fn main() -> Result<(), Error> {
     pollster::block_on(async {
         let client = Client::connect("memory:").await?;
-        let orders = client.mutex("orders:42").ttl(Duration::from_secs(30)).note("nightly export");
+        let orders = client.mutex("orders:42").ttl(Duration::from_secs(30)).label("nightly export");
 
         let guard = orders.lock().await?;
         println!("holding {} with token {}, {:?} left", guard.name(), guard.token(), guard.remaining());

@@ -1,14 +1,14 @@
 //! One request, several steps, each of which takes the lock by itself.
 
-use leasehold::{Client, Error, Reentrant};
+use leasehold::{Client, Error, ReentrantMutex};
 
-async fn transfer(account: &Reentrant) -> Result<(), Error> {
+async fn transfer(account: &ReentrantMutex) -> Result<(), Error> {
     let guard = account.lock().await?;
     withdraw(account).await?;
     guard.release().await
 }
 
-async fn withdraw(account: &Reentrant) -> Result<(), Error> {
+async fn withdraw(account: &ReentrantMutex) -> Result<(), Error> {
     let guard = account.lock().await?; // at once, since the request holds it already
     println!("withdrawing with token {}, held {} times", guard.token(), account.hold_count().await?);
     guard.release().await
@@ -17,11 +17,11 @@ async fn withdraw(account: &Reentrant) -> Result<(), Error> {
 pub(crate) fn main() -> Result<(), Error> {
     pollster::block_on(async {
         let client = Client::connect("memory:").await?;
-        transfer(&client.reentrant("account:7", "request-93ab")).await?;
+        transfer(&client.reentrant_mutex("account:7", "request-93ab")).await?;
 
         // Who is somebody else can't give it back.
-        let held = client.reentrant("account:7", "request-93ab").lock().await?;
-        let error = client.reentrant("account:7", "request-c001").release_all().await.unwrap_err();
+        let held = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
+        let error = client.reentrant_mutex("account:7", "request-c001").release_all().await.unwrap_err();
         assert!(error.is_not_owner());
         println!("{error}");
         held.release().await?;

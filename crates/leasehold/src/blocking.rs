@@ -21,12 +21,14 @@ use std::time::Duration;
 use leasehold_core::Kind;
 use pollster::block_on;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::Error;
-use crate::inspect::{HolderView, LockView};
+use crate::inspect::{HolderInfo, LockInfo};
 
 pub use guards::{Guard, SetGuard, UpgradableGuard, WriteGuard};
-pub use locks::{Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, Reentrant, RwLock, Semaphore};
+pub use locks::{
+    Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, ReentrantMutex, RwLock, Semaphore,
+};
 
 /// Something async, or what an async call has come to, as it is here.
 trait Face {
@@ -64,7 +66,7 @@ macro_rules! itself {
     };
 }
 
-itself!((), bool, u32, usize, Error, Examination, HolderView, LockView, Vec<HolderView>, Vec<LockView>);
+itself!((), bool, u32, usize, Error, Diagnosis, HolderInfo, LockInfo, Vec<HolderInfo>, Vec<LockInfo>);
 
 /// Calls that wait: `&self` or `self`, and what they return unless they fail.
 macro_rules! calls {
@@ -110,9 +112,9 @@ impl Client {
         Semaphore(self.0.semaphore(name, permits))
     }
 
-    /// As [`crate::Client::reentrant`].
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
-        Reentrant(self.0.reentrant(name, owner))
+    /// As [`crate::Client::reentrant_mutex`].
+    pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
+        ReentrantMutex(self.0.reentrant_mutex(name, owner))
     }
 
     /// As [`crate::Client::rw_lock`].
@@ -142,10 +144,10 @@ impl Client {
 }
 
 calls! { Client:
-    inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockView;
-    force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderView>;
-    list(&self) -> Vec<LockView>;
-    examine(&self) -> Examination;
+    inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockInfo;
+    force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;
+    list(&self) -> Vec<LockInfo>;
+    diagnose(&self) -> Diagnosis;
 }
 
 impl Client {

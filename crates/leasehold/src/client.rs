@@ -12,30 +12,29 @@ use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::engine::driver;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
-use crate::inspect::{HolderView, LockView};
+use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
 use crate::locks::latch::Latch;
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
-use crate::locks::reentrant::Reentrant;
+use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::metadata::About;
+use crate::metadata::HolderMetadata;
 use crate::store::{self, Inbox, Store};
 use crate::url::StoreUrl;
 
-/// One process's connection to a store. Cloning is cheap, and all clones are one client.
+/// A connection to a store. Cloning is cheap, and all clones are one client.
 ///
-/// A client owns one thread, which renews its leases, notices losses, and gives back what was dropped. It ends by
-/// itself after the last clone, lock and guard are gone. A process that forks without `exec` must not use a client
-/// of its parent.
+/// A client owns one thread, which renews its leases, detects losses, and releases dropped guards. The thread ends after the
+/// last clone, lock and guard are dropped. A process that forks without `exec` must not use a client of its parent.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -68,13 +67,13 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left when it is dropped early.
+    /// If the future is dropped early, nothing is left.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
-    /// Connects with a client of the [`redis`](crate::redis) crate, for what an address can't say: certificates that are in no
-    /// file, a name that resolves in a way of its own. It makes connections of its own; those of the caller are not used.
+    /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
+    /// certificates in memory or a custom DNS resolver. It opens its own connections; the caller's are not used.
     ///
     /// # Errors
     ///
@@ -82,15 +81,15 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left when it is dropped early.
-    pub async fn connect_with(redis: redis::Client) -> Result<Self, Error> {
+    /// If the future is dropped early, nothing is left.
+    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         let caller = runtime::Handle::try_current().ok();
         let shown = format!("redis://{}", redis.get_connection_info().addr());
         let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
         Self::with_store(shown, open).await
     }
 
-    /// With a connection of the caller's own on its runtime, where it has one that nobody blocks.
+    /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         Self::connect_to(StoreUrl::parse(url)?, caller).await
     }
@@ -101,19 +100,19 @@ impl Client {
         Self::with_store(url.to_string(), open).await
     }
 
-    /// What an operator should know about the store, in plain words: none where there is nothing to worry about.
+    /// Warnings about the store for an operator; empty if there are none.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.handle.store.warnings()
     }
 
-    /// Looks at everything in the store that locks depend on, and says what is dangerous for them and what to do: versions,
-    /// settings, clocks, rights, what a lock costs. It takes some tens of milliseconds for each server.
+    /// Checks the store for settings that make locks unsafe, and returns the fix for each: versions, settings, clocks, access
+    /// rights, and the cost of a lock. It takes some tens of milliseconds per server.
     ///
     /// ```
     /// # leasehold::doc_test(async {
     /// let client = leasehold::Client::connect("memory:").await?;
-    /// assert!(!client.examine().await?.is_dangerous());
+    /// assert!(!client.diagnose().await?.is_dangerous());
     /// # Ok(()) });
     /// ```
     ///
@@ -123,13 +122,13 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// It changes no setting. On a Redis server it takes and releases a lock of its own, whose few bytes are deleted in the
-    /// end; dropped before that, they expire within an hour.
-    pub async fn examine(&self) -> Result<Examination, Error> {
+    /// It changes no setting. On a Redis server it acquires and releases a lock of its own and deletes its keys. If the future
+    /// is dropped before that, the keys expire within an hour.
+    pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle
             .store
-            .examine()
+            .diagnose()
             .await
             .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
     }
@@ -157,54 +156,54 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let about = About::this_process();
-        let encoded_about = about.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, about, encoded_about }) })
+        let metadata = HolderMetadata::this_process();
+        let encoded_metadata = metadata.encode();
+        Ok(Self { handle: Arc::new(Handle { session, store, url, metadata, encoded_metadata }) })
     }
 
-    /// A lock with one holder at a time. Nothing is sent; a name that can't be one (empty, more than 512 bytes,
-    /// control characters) is reported when it is used.
+    /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
+    /// characters) is reported when the lock is used.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
-    /// The mutex of that name for somebody who may hold it more than once, from several tasks or processes. As
+    /// The mutex of that name for a named owner, which may hold it more than once, from several tasks or processes. As
     /// [`Self::mutex`], nothing is sent.
-    pub fn reentrant(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> Reentrant {
-        Reentrant::new(self.handle.clone(), name.as_ref(), owner.as_ref())
+    pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
+        ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
-    /// This many permits that holders share. As [`Self::mutex`], nothing is sent.
+    /// A semaphore with this many permits. As [`Self::mutex`], nothing is sent.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore::new(self.handle.clone(), name.as_ref(), permits)
     }
 
-    /// Many readers, or one writer. As [`Self::mutex`], nothing is sent.
+    /// A lock with many readers or one writer. As [`Self::mutex`], nothing is sent.
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle.clone(), name.as_ref())
     }
 
-    /// One leader at a time. As [`Self::mutex`], nothing is sent.
+    /// An election with one leader at a time. As [`Self::mutex`], nothing is sent.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(self.handle.clone(), name.as_ref())
     }
 
-    /// A number that is counted down to zero. As [`Self::mutex`], nothing is sent.
+    /// A latch that opens after this many counts. As [`Self::mutex`], nothing is sent.
     pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
         Latch::new(self.handle.clone(), name.as_ref(), count)
     }
 
-    /// Work that one of many starts in each period, under the mutex of that name. As [`Self::mutex`], nothing is sent.
+    /// Work that one of many candidates starts in each period, under the mutex of that name. As [`Self::mutex`], nothing is sent.
     pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
         OncePer::new(self.handle.clone(), name.as_ref(), period)
     }
 
-    /// A place where this many parties wait for each other. As [`Self::mutex`], nothing is sent.
+    /// A barrier at which this many parties wait for each other. As [`Self::mutex`], nothing is sent.
     pub fn barrier(&self, name: impl AsRef<str>, parties: u32) -> Barrier {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
-    /// What is held or waited for in this store, in the order of the names.
+    /// All locks of this store with a holder or a waiter, ordered by name.
     ///
     /// # Errors
     ///
@@ -212,8 +211,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
-    pub async fn list(&self) -> Result<Vec<LockView>, Error> {
+    /// Cancel safe: it only reads.
+    pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         let resources = handle.store.list().await;
         let resources = resources.map_err(|error| {
@@ -229,7 +228,7 @@ impl Client {
         Ok(views)
     }
 
-    /// Who holds and who waits, for a lock of any kind.
+    /// The holders and waiters of a lock of any kind.
     ///
     /// # Errors
     ///
@@ -237,44 +236,43 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// It only reads.
-    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockView, Error> {
+    /// Cancel safe: it only reads.
+    pub async fn inspect(&self, kind: Kind, name: impl AsRef<str>) -> Result<LockInfo, Error> {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Takes a lock of any kind away from whoever holds it, as [`Mutex::force_release`] does.
+    /// Releases a lock of any kind by force, as [`Mutex::force_release`] does.
     ///
     /// # Errors
     ///
     /// As [`Self::inspect`].
-    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderView>, Error> {
+    pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderInfo>, Error> {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Gives back everything that this client holds or waits for, also in its clones, and waits until the store has
-    /// taken it back. What is held is lost for its guards (`Loss::Closed`); whoever waits gets an error with `is_closed`. Both
-    /// happen at once.
+    /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed it.
+    /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
     ///
-    /// A store that does not answer is waited for as long as the longest of the leases lasts, and for 2 s at least.
+    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s.
     ///
     /// # Errors
     ///
-    /// `is_unavailable` when the store could not be told. The leases that were held have run out by then; places in queues do
-    /// so by themselves.
+    /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; places in wait queues expire
+    /// by themselves.
     ///
     /// # Cancel safety
     ///
-    /// The client is closed at the first poll; dropping the future only ends the waiting.
+    /// The client is closed at the first poll. Dropping the future only ends the wait.
     pub async fn close(self) -> Result<(), Error> {
         self.handle.session.close(clock::local());
         self.closed().await
     }
 
-    /// As [`Self::close`], and waits for at most this long. With zero it only begins.
+    /// As [`Self::close`], but waits at most this long. With zero it closes the client and does not wait.
     ///
     /// # Errors
     ///
-    /// `is_unavailable` as there, and `is_timeout` when the limit has passed; then it goes on in the background.
+    /// `is_unavailable` as there; `is_timeout` when the limit has passed. Releases then continue in the background.
     ///
     /// # Cancel safety
     ///
@@ -288,7 +286,7 @@ impl Client {
             Poll::Ready(closed) => Poll::Ready(closed),
             Poll::Pending => limit.as_mut().poll(context).map(|()| {
                 let what =
-                    "what it holds could not be given back within the time set, which is being tried on";
+                    "not everything was released within the limit; releases are retried in the background";
                 Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
             }),
         })
@@ -304,7 +302,7 @@ impl Client {
             count => Err(Error::new(
                 ErrorKind::Unavailable,
                 format!(
-                    "{}: {count} leases or places could not be given back and were left to run out",
+                    "{}: {count} leases or waiters not released; they expire by themselves",
                     self.handle.url
                 ),
             )),

@@ -1,73 +1,73 @@
-//! What a doctor says about a store: what was seen of it, and what that means for locks.
+//! The result of diagnosing a store: facts about its components, and what they mean for locks.
 //!
-//! The stores see and judge; here are only the words for it.
+//! The stores collect the facts and judge them; this file has only the types.
 
 use std::fmt;
 
-/// What was found out about a store, by [`Client::examine`](crate::Client::examine).
+/// The result of [`Client::diagnose`](crate::Client::diagnose).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Examination {
-    /// Everything that a store consists of: its servers, or its file, and what they are together.
-    pub subjects: Vec<Subject>,
+pub struct Diagnosis {
+    /// The parts of the store: its servers, its file, and the whole that they form.
+    pub components: Vec<Component>,
 }
 
-impl Examination {
-    /// Whether something was found that can give one lock to two holders, or to nobody any more.
+impl Diagnosis {
+    /// Whether a finding can give one lock to two holders, or make locks unavailable.
     #[must_use]
     pub fn is_dangerous(&self) -> bool {
-        let mut findings = self.subjects.iter().flat_map(|subject| &subject.findings);
+        let mut findings = self.components.iter().flat_map(|component| &component.findings);
         findings.any(|finding| finding.severity == Severity::Danger)
     }
 }
 
-/// One part of a store: a server, the sentinels, a file.
+/// One part of a store: a server, the Sentinels, a cluster, a file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Subject {
-    /// Which one it is.
+pub struct Component {
+    /// Its name or address.
     pub name: String,
-    /// What was seen of it.
+    /// What was observed.
     pub facts: Vec<Fact>,
-    /// What that means for locks.
+    /// What the facts mean for locks.
     pub findings: Vec<Finding>,
 }
 
-/// Something that was seen.
+/// An observed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fact {
-    /// What it is.
+    /// What was observed.
     pub name: &'static str,
-    /// How it is, in words, with its unit.
+    /// The value, with its unit.
     pub value: String,
 }
 
-/// What something that was seen means for locks.
+/// What one or more facts mean for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Which check found it: one of [`FINDING_IDS`], whatever the server, its numbers and the severity are. Later versions keep it.
+    /// The check's id, one of [`FINDING_IDS`]. It is stable across versions, and independent of the server and the severity.
     pub id: &'static str,
     /// How bad it is.
     pub severity: Severity,
-    /// What is the case.
+    /// What was found.
     pub what: String,
-    /// Why that matters to locks.
+    /// Why it matters for locks.
     pub why: String,
-    /// What makes it better: a line to be pasted, where one does.
+    /// The fix, as a command to paste if there is one.
     pub remedy: Option<String>,
 }
 
-/// How bad a finding is. The worst is the least, so that it is sorted to the top.
+/// The severity of a finding. The most severe is the smallest, so that it sorts first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Severity {
-    /// One lock can come to have two holders, or locks can't be had.
+    /// One lock can get two holders, or locks are unavailable.
     Danger,
-    /// Something could be better, or could not be seen.
+    /// A setting could be better, or could not be read.
     Advice,
-    /// As it should be.
+    /// Nothing to do.
     Fine,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for Severity {
     }
 }
 
-impl Subject {
+impl Component {
     pub(crate) fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), facts: Vec::new(), findings: Vec::new() }
     }
@@ -211,18 +211,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_unique_and_findings_are_ranked_by_severity_first() {
+    fn finding_ids_are_unique_and_ranked_by_severity() {
         let mut ids = FINDING_IDS.to_vec();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), FINDING_IDS.len());
-        let mut subject = Subject::new("server");
-        subject.fine(Check::Integrity, "", "");
-        subject.advice(Check::Replica, "", "", None);
-        subject.danger(Check::Persistence, "", "", None);
-        subject.danger(Check::Replica, "", "", None);
-        subject.findings.sort_by_key(Finding::rank);
-        let sorted: Vec<_> = subject.findings.iter().map(|finding| (finding.severity, finding.id)).collect();
+        let mut component = Component::new("server");
+        component.fine(Check::Integrity, "", "");
+        component.advice(Check::Replica, "", "", None);
+        component.danger(Check::Persistence, "", "", None);
+        component.danger(Check::Replica, "", "", None);
+        component.findings.sort_by_key(Finding::rank);
+        let sorted: Vec<_> =
+            component.findings.iter().map(|finding| (finding.severity, finding.id)).collect();
         assert_eq!(
             sorted,
             [

@@ -12,7 +12,7 @@ mod table;
 mod timer;
 mod watch;
 
-pub(crate) use entry::{Given, Renewal};
-pub(crate) use local_queue::{Left, NoPlace, Place, Turned, Wish};
-pub(crate) use session::{Closed, Ended, Errand, Session};
+pub(crate) use entry::{ReleaseOutcome, RenewalError};
+pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, Ticket, WaitOutcome};
+pub(crate) use session::{AttemptEnd, Closed, Request, Session};
 pub(crate) use sleep::Sleep;

@@ -5,10 +5,10 @@ use std::fmt;
 
 use leasehold_core::NameError;
 
-/// Why something could not be done: what happened, to which lock, on which store.
+/// An error: what happened, to which lock, on which store.
 ///
-/// Contention is not an error: `try_lock` and `lock_timeout` answer `None`. The predicates say what a program
-/// can do about it. Messages never contain a password.
+/// Contention is not an error: `try_lock` and `lock_timeout` return `None`. The predicates tell what a program can do.
+/// Messages never contain a password.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -40,26 +40,27 @@ impl Error {
         self
     }
 
-    /// The caller asked for something that can't be: a bad name, an absurd ttl, an unknown store, another number of
-    /// permits than those who use the semaphore. Nothing was changed.
+    /// An argument is invalid: a name, a ttl, an address, or a number of permits that differs from the one in use. Nothing was
+    /// changed.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         self.0.kind == ErrorKind::Invalid
     }
 
-    /// This store can't do it.
+    /// This store does not support the operation.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.0.kind == ErrorKind::Unsupported
     }
 
-    /// The store could not be asked, or did not answer: whether the lock is free is unknown. Whatever it may have granted is being given back.
+    /// The store was unreachable or did not respond, so the state of the lock is unknown. If it granted a lease, the client is
+    /// releasing it.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.0.kind == ErrorKind::Unavailable
     }
 
-    /// The lease ended before its holder gave it back.
+    /// The lease ended before its holder released it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.kind == ErrorKind::Lost
@@ -71,19 +72,19 @@ impl Error {
         self.0.kind == ErrorKind::Timeout
     }
 
-    /// The lock's queue is as long as it may be.
+    /// The lock's wait queue is full.
     #[must_use]
     pub fn is_queue_full(&self) -> bool {
         self.0.kind == ErrorKind::QueueFull
     }
 
-    /// Somebody else holds the lock, or nobody: an owner gives back only its own.
+    /// The named owner does not hold the lock, so it can't release it.
     #[must_use]
     pub fn is_not_owner(&self) -> bool {
         self.0.kind == ErrorKind::NotOwner
     }
 
-    /// A resource has seen a higher token: whoever has this one has lost its lease.
+    /// The resource has seen a higher token, so the holder of this one has lost its lease.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.0.kind == ErrorKind::Stale

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_refuses_what_is_lower_than_the_highest_and_stays_where_it_is() {
+    fn fence_refuses_tokens_below_the_highest() {
         let fence = Fence::new();
         assert_eq!(fence.highest(), None);
         fence.admit(token(7)).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fenced_file_keeps_what_the_highest_token_wrote() {
+    fn fenced_file_keeps_the_content_of_the_highest_token() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("a"));
         file.write(token(100_000), b"new").unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn many_writers_leave_what_the_highest_token_wrote() {
+    fn concurrent_writers_leave_the_content_of_the_highest_token() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("a"));
         thread::scope(|scope| {
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_t_be_written_says_why() {
+    fn write_error_of_a_fenced_file_names_the_cause() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("no/such/folder/a"));
         let error = file.write(token(1), b"x").unwrap_err();
@@ -377,7 +377,7 @@ mod tests {
 
     /// A file whose path is a directory can't be replaced, so that a write ends after its token.
     #[test]
-    fn token_is_on_the_disk_before_the_content_is_replaced() {
+    fn token_is_synced_before_the_content_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::create_dir(&path).unwrap();
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn written_file_keeps_its_mode_and_its_owner() {
+    fn fenced_file_keeps_mode_and_owner() {
         const NOBODY: u32 = 65_534;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn symbolic_link_stays_one_and_leads_to_one_fence() {
+    fn symbolic_link_is_preserved_and_shares_the_fence() {
         let folder = tempfile::tempdir().unwrap();
         let (real, link) = (folder.path().join("real"), folder.path().join("link"));
         std::os::unix::fs::symlink("real", &link).unwrap();
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_that_is_stopped_holds_up_others_for_a_limited_time() {
+    fn write_timeout_bounds_the_wait_for_a_stopped_writer() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("a"));
         file.write(token(1), b"first").unwrap();
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn write_may_wait_for_ever() {
+    fn write_without_a_limit_waits_for_the_other_writer() {
         let folder = tempfile::tempdir().unwrap();
         let file = FencedFile::new(folder.path().join("a"));
         let (_, other) = file.lock(None).unwrap().unwrap();
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbour_that_is_called_new_is_left_alone() {
+    fn file_with_the_suffix_new_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let neighbour = folder.path().join("a.new");
         FencedFile::new(&neighbour).write(token(1), b"neighbour").unwrap();

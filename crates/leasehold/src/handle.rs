@@ -7,52 +7,57 @@ use leasehold_core::{Answer, Command, Kind, Loss, Name, NameError, Reply, Resour
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
-use crate::inspect::{HolderView, LockView};
-use crate::metadata::About;
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::metadata::HolderMetadata;
 use crate::store::{self, Store, StoreError};
 
-/// What everything that belongs to one client shares.
+/// The session and the store of one client, shared by its locks and guards.
 pub(crate) struct Handle {
     pub(crate) session: Arc<Session>,
     pub(crate) store: Arc<dyn Store>,
-    /// Its address, without what may be secret.
+    /// The store's address without secrets.
     pub(crate) url: String,
-    /// What its holders and waiters say about themselves, and the same as it is stored.
-    pub(crate) about: About,
-    pub(crate) encoded_about: Arc<str>,
+    /// What the client's holders and waiters publish about themselves, and its stored form.
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) encoded_metadata: Arc<str>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.session.orphan();
+        self.session.on_handles_dropped();
     }
 }
 
 impl Handle {
-    /// What this command came to, without any attempt or lease of this client being concerned.
+    /// Runs a command that concerns no attempt or lease of this client.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
-        let answered = match self.store.call_now(&resource, &command) {
+        let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
-            None => self.store.call(vec![(resource.clone(), command)]).await.pop().unwrap_or_else(unanswered),
+            None => self
+                .store
+                .call(vec![(resource.clone(), command)])
+                .await
+                .pop()
+                .unwrap_or_else(missing_response),
         };
         answered.map_err(|error| self.unavailable(&resource, &error.message))
     }
 
-    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockView, Error> {
+    pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
         let answer = self.ask(resource.clone(), Command::Inspect).await?;
         match answer.reply {
-            Reply::View(view) => Ok(LockView::new(&resource, view, answer.at, self.session.id)),
+            Reply::View(view) => Ok(LockInfo::new(&resource, view, answer.at, self.session.id)),
             reply => Err(self.unexpected(&resource, &reply)),
         }
     }
 
-    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderView>, Error> {
+    pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderInfo>, Error> {
         let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
         match answer.reply {
             Reply::Forced(holders) => {
-                tracing::warn!(%resource, holders = holders.len(), "a lock was taken away by force");
-                let view = |holder| HolderView::new(resource.kind, holder, answer.at, self.session.id);
+                tracing::warn!(%resource, holders = holders.len(), "lock released by force");
+                let view = |holder| HolderInfo::new(resource.kind, holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
             }
             reply => Err(self.unexpected(&resource, &reply)),
@@ -76,17 +81,17 @@ impl Handle {
     }
 
     pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
-        self.unavailable(resource, &format!("the store gave an answer to something else: {reply:?}"))
+        self.unavailable(resource, &format!("the store sent an unexpected reply: {reply:?}"))
     }
 }
 
-/// A store that answers fewer commands than it was given breaks its contract; the caller learns it as an error.
-pub(crate) fn unanswered() -> store::Answered {
-    let message = "the store gave no answer".to_owned();
+/// The result of a command that the store left out of its response, which violates the `Store` contract.
+pub(crate) fn missing_response() -> store::CallResult {
+    let message = "the store sent no response".to_owned();
     Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
 }
 
-/// What is locked, when the name can be one.
+/// The resource of this kind and name, if the name is valid.
 pub(crate) fn resource_of(kind: Kind, name: &str) -> Result<Resource, NameError> {
     Ok(Resource { kind, name: Name::new(name)? })
 }

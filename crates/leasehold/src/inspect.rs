@@ -1,95 +1,95 @@
-//! A lock as others see it.
+//! The state of a lock: its holders and its waiters.
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Holder, Kind, Resource, StoreTime, Token, View, Waiting};
+use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
 use crate::locks::barrier;
 use crate::locks::rw::mode_of;
-use crate::metadata::About;
+use crate::metadata::HolderMetadata;
 
-/// Who holds a lock and who waits for it, at one moment of the store's clock.
+/// The holders and waiters of a lock at one moment of the store's clock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct LockView {
-    /// The kind of lock.
+pub struct LockInfo {
+    /// Its kind.
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// How much weight it bears: 1 for a mutex, the number of permits for a semaphore, more than readers can use up for a
-    /// read-write lock, the number of parties for a barrier; 0 when nobody uses it.
+    /// The total weight that its holders can have: 1 for a mutex, the number of permits for a semaphore, the weight of a
+    /// writer for a read-write lock, the number of parties for a barrier. 0 if the lock is unused.
     pub capacity: u32,
-    /// How much of that is taken: how many have come, for a barrier.
+    /// The weight of the holders; for a barrier, how many parties have arrived.
     pub in_use: u32,
-    /// The last token that was given, as far as the store remembers.
+    /// The last token that was granted, if the store still knows it.
     pub last_token: Option<Token>,
-    /// In the order of their tokens.
-    pub holders: Vec<HolderView>,
-    /// In the order of the queue.
-    pub waiters: Vec<WaiterView>,
-    /// How many rounds of a barrier have passed lately, in the last minute for instance: as many as the store remembers.
+    /// Ordered by token.
+    pub holders: Vec<HolderInfo>,
+    /// In queue order.
+    pub waiters: Vec<WaiterInfo>,
+    /// How many recent rounds of a barrier the store remembers, usually those of the last minute.
     pub rounds: usize,
 }
 
 /// One holder of a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct HolderView {
-    /// The random id of its client.
+pub struct HolderInfo {
+    /// The random id of the client.
     pub client: String,
     /// The token of its grant.
     pub token: Token,
-    /// How much of the capacity it takes: its permits, for a semaphore.
+    /// Its share of the capacity: the permits of a semaphore.
     pub weight: u32,
-    /// What it does with a read-write lock.
+    /// The mode in which a read-write lock is held.
     pub mode: Option<Mode>,
-    /// The owner that it named, if any: its acquisitions share the lock.
+    /// The named owner, if any.
     pub owner: Option<String>,
     /// How long it has held the lock.
     pub held_for: Duration,
-    /// How much longer, unless it renews.
+    /// When the lease expires unless it is renewed.
     pub expires_in: Duration,
-    /// It has given the lock back, and others are kept out until `expires_in` has passed.
-    pub kept: bool,
-    /// What it says about itself.
-    pub about: About,
-    /// It is a guard of the client that asked.
-    pub is_ours: bool,
-    /// Which attempt was granted.
+    /// The holder has released the lock, and the store retains it until `expires_in` has passed.
+    pub retained: bool,
+    /// What it publishes about itself.
+    pub metadata: HolderMetadata,
+    /// Whether it belongs to the inspecting client.
+    pub is_own: bool,
+    /// The attempt that was granted.
     pub(crate) acquisition: Acquisition,
 }
 
 /// One waiter for a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct WaiterView {
-    /// The random id of its client.
+pub struct WaiterInfo {
+    /// The random id of the client.
     pub client: String,
-    /// 1 for the next one.
-    pub place: usize,
-    /// How much of the capacity it wants.
+    /// The position in the queue, from 1.
+    pub position: usize,
+    /// The share of the capacity that it requests.
     pub weight: u32,
-    /// What it wants to do with a read-write lock.
+    /// The mode that it requests of a read-write lock.
     pub mode: Option<Mode>,
     /// How long it has waited.
     pub waiting_for: Duration,
-    /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is heard from.
-    pub passed_over: bool,
-    /// What it says about itself.
-    pub about: About,
-    /// It is an attempt of the client that asked.
-    pub is_ours: bool,
+    /// The waiter did not respond when the lock was free for it. It keeps its position, but is skipped until it responds.
+    pub skipped: bool,
+    /// What it publishes about itself.
+    pub metadata: HolderMetadata,
+    /// Whether it belongs to the inspecting client.
+    pub is_own: bool,
 }
 
-/// What somebody does, or wants to do, with a read-write lock.
+/// The mode in which a read-write lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It reads.
+    /// Shared.
     Read,
-    /// It reads, and may want to write.
+    /// Shared, and upgradable to exclusive.
     UpgradableRead,
-    /// It writes.
+    /// Exclusive.
     Write,
 }
 
@@ -99,18 +99,18 @@ impl Mode {
     }
 }
 
-/// Weights as people count them.
+/// The weight in the unit of the kind.
 fn shown_weight(kind: Kind, weight: u32) -> u32 {
     if kind == Kind::Barrier { barrier::parties(weight) } else { weight }
 }
 
-/// What says that a round of a barrier has passed, or is about to, and is no party that waits for one.
+/// Whether the row marks a barrier round as passed, and is no waiting party.
 fn is_mark(kind: Kind, holder: &Holder) -> bool {
     kind == Kind::Barrier && barrier::parties(holder.weight) == 0
 }
 
-impl LockView {
-    pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, asker: ClientId) -> Self {
+impl LockInfo {
+    pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, requester: ClientId) -> Self {
         let waiters = view.waiters.into_iter().enumerate();
         let rounds = if resource.kind == Kind::Barrier { barrier::passed_rounds(&view.holders) } else { 0 };
         Self {
@@ -123,18 +123,18 @@ impl LockView {
                 .holders
                 .iter()
                 .filter(|holder| !is_mark(resource.kind, holder))
-                .map(|holder| HolderView::new(resource.kind, holder, at, asker))
+                .map(|holder| HolderInfo::new(resource.kind, holder, at, requester))
                 .collect(),
             waiters: waiters
-                .map(|(index, waiter)| WaiterView::new(resource.kind, index + 1, &waiter, at, asker))
+                .map(|(index, waiter)| WaiterInfo::new(resource.kind, index + 1, &waiter, at, requester))
                 .collect(),
             rounds,
         }
     }
 }
 
-impl HolderView {
-    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, asker: ClientId) -> Self {
+impl HolderInfo {
+    pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, requester: ClientId) -> Self {
         Self {
             client: holder.acquisition.client.to_string(),
             token: holder.token,
@@ -143,19 +143,19 @@ impl HolderView {
             owner: holder.owner.as_ref().map(|owner| owner.as_str().to_owned()),
             held_for: at.since(holder.granted_at),
             expires_in: holder.expires_at.since(at),
-            kept: holder.kept,
-            about: About::decode(&holder.metadata),
-            is_ours: holder.acquisition.client == asker,
+            retained: holder.retained,
+            metadata: HolderMetadata::decode(&holder.metadata),
+            is_own: holder.acquisition.client == requester,
             acquisition: holder.acquisition,
         }
     }
 }
 
-impl HolderView {
-    /// In a few words, for a message.
-    pub(crate) fn who(&self) -> String {
+impl HolderInfo {
+    /// Names the holder in an error message.
+    pub(crate) fn describe(&self) -> String {
         let owner = self.owner.as_ref().map(|owner| format!("owner {owner:?}"));
-        let process = match (&self.about.host, self.about.pid) {
+        let process = match (&self.metadata.host, self.metadata.pid) {
             (Some(host), Some(pid)) => format!("{host:?} pid {pid}"),
             _ => format!("client {}", self.client),
         };
@@ -163,17 +163,17 @@ impl HolderView {
     }
 }
 
-impl WaiterView {
-    fn new(kind: Kind, place: usize, waiter: &Waiting, at: StoreTime, asker: ClientId) -> Self {
+impl WaiterInfo {
+    fn new(kind: Kind, position: usize, waiter: &QueueEntry, at: StoreTime, requester: ClientId) -> Self {
         Self {
             client: waiter.acquisition.client.to_string(),
-            place,
+            position,
             weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),
             waiting_for: at.since(waiter.since),
-            passed_over: waiter.passed_over,
-            about: About::decode(&waiter.metadata),
-            is_ours: waiter.acquisition.client == asker,
+            skipped: waiter.skipped,
+            metadata: HolderMetadata::decode(&waiter.metadata),
+            is_own: waiter.acquisition.client == requester,
         }
     }
 }

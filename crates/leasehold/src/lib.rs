@@ -1,7 +1,7 @@
-//! Distributed locks that a team can trust and reason about.
+//! Distributed locks with leases, fencing tokens and FIFO hand-off.
 //!
-//! A lock here is a **lease**: ownership for a bounded time, kept alive while its holder lives, carrying a **fencing
-//! token** that only ever rises, handed to the next waiter by the store itself.
+//! A lock is held through a **lease**: ownership for a bounded time, renewed while its holder lives. Each grant has a
+//! **fencing token**, higher than every earlier one. The store itself hands a released lock to the next waiter.
 //!
 //! ```
 //! # leasehold::doc_test(async {
@@ -10,9 +10,9 @@
 //! let client = leasehold::Client::connect("memory:").await?;
 //! let orders = client.mutex("orders:42");
 //!
-//! let guard = orders.lock().await?; // waits in a queue
+//! let guard = orders.lock().await?; // waits in a FIFO queue
 //! assert!(orders.try_lock().await?.is_none()); // contention is a value, not an error
-//! let sum = guard.run(async { 1 + 1 }).await?; // dropped when the lease is lost
+//! let sum = guard.run(async { 1 + 1 }).await?; // the work is dropped when the lease is lost
 //! assert_eq!(sum, 2);
 //! guard.release().await?; // or drop it
 //!
@@ -24,17 +24,16 @@
 //! | | |
 //! |---|---|
 //! | [`Mutex`] | one holder at a time |
-//! | [`Reentrant`] | the same for an owner with a name, who may enter again, from any task or process |
+//! | [`ReentrantMutex`] | one named owner at a time, which may acquire again from any task or process |
 //! | [`RwLock`] | many readers or one writer, with downgrade and upgrade |
-//! | [`Semaphore`] | several holders, each with some of the permits |
+//! | [`Semaphore`] | up to N permits, shared by several holders |
 //! | [`MutexSet`] | several mutexes at once, all or none |
-//! | [`Election`] | one leader, and who it is |
-//! | [`OncePer`] | work that one of many starts in each period |
-//! | [`Latch`], [`Barrier`] | waiting until something has happened a number of times, or for each other |
+//! | [`Election`] | one leader at a time, and who it is |
+//! | [`OncePer`] | one start per period among many candidates |
+//! | [`Latch`], [`Barrier`] | wait for a number of counts, or for all parties |
 //! | [`fence`] | resources that refuse a holder whose lease has ended |
 //!
-//! The futures run on any executor; [`blocking`] is the same for programs without one. What it promises and what
-//! it can't is in `docs/guarantees.md`; how it works is in `ARCHITECTURE.md`.
+//! The futures run on any executor. [`blocking`] has the same locks for programs without one.
 
 #![forbid(unsafe_code)]
 
@@ -59,10 +58,10 @@ mod tests;
 mod url;
 
 pub use client::Client;
-pub use diagnostics::{Examination, FINDING_IDS, Fact, Finding, Severity, Subject};
+pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::Error;
 pub use guard::Guard;
-pub use inspect::{HolderView, LockView, Mode, WaiterView};
+pub use inspect::{HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use locks::barrier::Barrier;
 pub use locks::election::{Election, Observer};
@@ -71,10 +70,10 @@ pub use locks::lock::{MAX_TTL, MIN_TTL};
 pub use locks::mutex::Mutex;
 pub use locks::mutex_set::{MutexSet, SetGuard};
 pub use locks::once_per::OncePer;
-pub use locks::reentrant::Reentrant;
+pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
-pub use metadata::{About, MAX_NOTE_BYTES};
+pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use redis;
 pub use redlock::{Redlock, RedlockBuilder};
 pub use url::SCHEMES;

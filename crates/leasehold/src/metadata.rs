@@ -1,48 +1,48 @@
-//! What holders and waiters say about themselves, for people who look: kept in the store as JSON.
+//! What holders and waiters publish about themselves, stored as JSON.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest note, in bytes.
-pub const MAX_NOTE_BYTES: usize = 1024;
+/// The maximum length of a label in bytes.
+pub const MAX_LABEL_BYTES: usize = 1024;
 
-/// What a holder or a waiter says about itself.
+/// What a holder or a waiter publishes about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct About {
-    /// The name of its machine.
+pub struct HolderMetadata {
+    /// The host name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its process there.
+    /// The process id on that host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// The name of its program.
+    /// The program's file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// What the caller added.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
+    /// Text that the caller added. The stored JSON calls it `note`.
+    #[serde(rename = "note", default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
 }
 
-impl About {
+impl HolderMetadata {
     pub(crate) fn this_process() -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        Self { host: Some(host), pid: Some(std::process::id()), program, note: None }
+        Self { host: Some(host), pid: Some(std::process::id()), program, label: None }
     }
 
     pub(crate) fn encode(&self) -> Arc<str> {
-        // Strings and a number always have a JSON form.
+        // Strings and a number always serialize.
         serde_json::to_string(self).unwrap_or_default().into()
     }
 
-    /// What somebody stored, whoever that was.
+    /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
     pub(crate) fn decode(stored: &str) -> Self {
         serde_json::from_str(stored).unwrap_or_else(|_| {
-            let note = Some(stored.to_owned()).filter(|text| !text.is_empty());
-            Self { note, ..Self::default() }
+            let label = Some(stored.to_owned()).filter(|text| !text.is_empty());
+            Self { label, ..Self::default() }
         })
     }
 }
@@ -52,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_comes_back_and_what_others_stored_is_shown_as_a_note() {
-        let mut about = About::this_process();
-        about.note = Some("\"quoted\"\n".to_owned());
-        assert_eq!(About::decode(&about.encode()), about);
-        assert_eq!(About::decode("from elsewhere").note.as_deref(), Some("from elsewhere"));
-        assert_eq!(About::decode(""), About::default());
+    fn metadata_survives_a_round_trip_and_foreign_text_becomes_the_label() {
+        let mut metadata = HolderMetadata::this_process();
+        metadata.label = Some("\"quoted\"\n".to_owned());
+        assert_eq!(HolderMetadata::decode(&metadata.encode()), metadata);
+        assert_eq!(HolderMetadata::decode("from elsewhere").label.as_deref(), Some("from elsewhere"));
+        assert_eq!(HolderMetadata::decode(""), HolderMetadata::default());
     }
 }

@@ -1,16 +1,16 @@
-//! What every kind of lock offers besides taking it: its settings, and looking at it.
+//! The options and the inspection methods that the kinds of lock share.
 //!
-//! Macros, since the kinds are types of their own and these are methods of each, documented where they are used.
+//! They are macros because each kind is a type of its own, and its methods must appear in its own documentation.
 
-/// The settings of a lock, the same for every kind.
+/// All options: those of a lease, and the minimum hold.
 macro_rules! settings {
     ($kind:ident) => {
         impl $kind {
-            /// Keeps what was taken until this long after the grant, also when it is released before. For work that
-            /// must not run twice although the clocks that start it differ.
+            /// Retains the lock until this long after the grant, even if it is released earlier. For work that must not run
+            /// twice although the clocks that start it differ.
             #[must_use]
-            pub fn at_least(mut self, at_least: std::time::Duration) -> Self {
-                self.0.at_least = at_least;
+            pub fn min_hold(mut self, min_hold: std::time::Duration) -> Self {
+                self.0.min_hold = min_hold;
                 self
             }
         }
@@ -20,35 +20,36 @@ macro_rules! settings {
 }
 pub(crate) use settings;
 
-/// Those that a kind has which keeps by itself what was taken.
+/// The options of a lease, for kinds that set the minimum hold themselves.
 macro_rules! lease_settings {
     ($kind:ident) => {
         impl $kind {
-            /// How long the lease runs without renewal: 10 s unless set, 100 ms to 30 days. It is what a holder that
-            /// dies costs those behind it.
+            /// How long the lease runs without renewal: 100 ms to 30 days, 10 s by default. A crashed holder blocks others
+            /// for at most this long.
             #[must_use]
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.0.terms.ttl = ttl;
                 self
             }
 
-            /// Whether the lease is renewed, at a third of its ttl, for as long as the guard lives. It is unless set.
-            /// Without renewal, a loss that only the store knows of (a server that was emptied) is noticed when the lease
-            /// is renewed by hand, or at its end.
+            /// Whether the lease is renewed at a third of its ttl while the guard lives; true by default. Without renewal, a
+            /// loss in the store (a server that was emptied, for example) is detected at a call of `renew`, or when the lease
+            /// ends.
             #[must_use]
             pub fn auto_renew(mut self, renews: bool) -> Self {
                 self.0.terms.renews = renews;
                 self
             }
 
-            /// Ends the lease this long after the grant, however well renewals go: for work that may hang.
+            /// Ends the lease this long after the grant, even if renewals succeed: for work that may hang.
             #[must_use]
-            pub fn longest_hold(mut self, hold: std::time::Duration) -> Self {
-                self.0.terms.longest_hold = Some(hold);
+            pub fn max_hold(mut self, hold: std::time::Duration) -> Self {
+                self.0.terms.max_hold = Some(hold);
                 self
             }
 
-            /// How many may wait for this lock; beyond that, waiting fails with `is_queue_full`. 100,000 unless set.
+            /// The maximum length of the lock's wait queue, 100,000 by default. When it is full, waiting fails with
+            /// `is_queue_full`.
             #[must_use]
             pub fn max_waiters(mut self, max_waiters: u32) -> Self {
                 self.0.max_waiters = max_waiters;
@@ -61,43 +62,42 @@ macro_rules! lease_settings {
 }
 pub(crate) use lease_settings;
 
-/// What is shown to whoever looks, and looking.
+/// The label, and inspection.
 macro_rules! looking {
     ($kind:ident) => {
         impl $kind {
-            /// Counts a lease, and each of its renewals, only when this many of the server's replicas have it too: then a
-            /// failover to one of them does not forget it. It costs the way to the replicas and back. If they do not
-            /// answer within half a second the lease is given back, with an error that says so; a renewal that they do
-            /// not get is tried again until the lease has run out. Redis only.
+            /// Waits until this many replicas have each grant and each renewal, so that a failover to one of them keeps the
+            /// lease. It costs a round trip to the replicas. If they do not confirm a grant within 0.5 s, the lease is released
+            /// and the attempt fails; a renewal is retried until the lease has expired. Redis only.
             #[must_use]
             pub fn replicas(mut self, replicas: u32) -> Self {
                 self.0.terms.replicas = replicas;
                 self
             }
 
-            /// Text that is shown to everybody who looks at the lock, besides host, process and program. Up to 1 KiB.
+            /// Text that inspection shows beside host, process and program. At most 1 KiB.
             #[must_use]
-            pub fn note(mut self, note: impl Into<String>) -> Self {
-                self.0.set_note(note.into());
+            pub fn label(mut self, label: impl Into<String>) -> Self {
+                self.0.set_label(label.into());
                 self
             }
 
-            /// Who holds the lock and who waits for it.
+            /// The holders and waiters of the lock.
             ///
             /// # Errors
             ///
             /// `is_invalid` for the name; `is_unavailable`.
-            pub async fn inspect(&self) -> Result<$crate::LockView, $crate::Error> {
+            pub async fn inspect(&self) -> Result<$crate::LockInfo, $crate::Error> {
                 self.0.inspect().await
             }
 
-            /// Takes the lock away from whoever holds it, and gives it to those next in the queue. The holders learn
-            /// that they have lost; until then old and new ones work, and only their tokens tell them apart.
+            /// Releases the lock by force, and grants it to the next waiters. The holders are notified of the loss. Until they
+            /// stop, old and new holders work at the same time, and only their tokens distinguish them.
             ///
             /// # Errors
             ///
             /// As [`Self::inspect`].
-            pub async fn force_release(&self) -> Result<Vec<$crate::HolderView>, $crate::Error> {
+            pub async fn force_release(&self) -> Result<Vec<$crate::HolderInfo>, $crate::Error> {
                 self.0.force_release().await
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime;
 
 use crate::client::Client;
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::locks::election::Election;
 use crate::locks::mutex::Mutex;
@@ -21,7 +21,7 @@ use crate::url::{RedisUrl, RedlockUrl};
 ///
 /// Unlike Redlock elsewhere it has **fencing tokens**: the highest that any node of the quorum gave, known to a quorum before
 /// the guard exists. What a quorum can promise depends on what its members remember: see
-/// [`RedlockBuilder::longest_ttl`], and `docs/guarantees.md`.
+/// [`RedlockBuilder::max_ttl`], and `docs/guarantees.md`.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), leasehold::Error> {
@@ -31,7 +31,7 @@ use crate::url::{RedisUrl, RedlockUrl};
 ///     .node("redis://:one@10.0.0.1")
 ///     .node("rediss://:two@10.0.0.2")
 ///     .node("redis-sentinel://10.0.0.3,10.0.0.4,10.0.0.5/third")
-///     .longest_ttl(Duration::from_secs(30))
+///     .max_ttl(Duration::from_secs(30))
 ///     .connect()
 ///     .await?;
 /// let guard = redlock.mutex("orders:42").lock().await?;
@@ -90,7 +90,7 @@ impl Redlock {
         self.client.warnings()
     }
 
-    /// As [`Client::examine`]: each server, and whether they are independent.
+    /// As [`Client::diagnose`]: each server, and whether they are independent.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ impl Redlock {
     /// # Cancel safety
     ///
     /// As there.
-    pub async fn examine(&self) -> Result<Examination, Error> {
-        self.client.examine().await
+    pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
+        self.client.diagnose().await
     }
 
     /// As [`Client::close`].
@@ -136,7 +136,7 @@ impl fmt::Debug for Redlock {
     }
 }
 
-/// Which servers a [`Redlock`] consists of, and how they vote. Made by [`Redlock::builder`].
+/// Which servers a [`Redlock`] consists of, and how they vote. Created by [`Redlock::builder`].
 #[derive(Clone)]
 #[must_use = "nothing is connected before `connect`"]
 pub struct RedlockBuilder {
@@ -156,8 +156,8 @@ impl RedlockBuilder {
     /// How long a server may take to answer. Unless set it is a tenth of the ttl, between 100 ms and 1 s, or eight times
     /// as long as most servers usually take, if that is longer; but never more than a third of the ttl. Nobody waits for a
     /// slow server once the others have decided.
-    pub fn node_limit(mut self, limit: Duration) -> Self {
-        self.url.node_limit = Some(limit);
+    pub fn node_timeout(mut self, limit: Duration) -> Self {
+        self.url.node_timeout = Some(limit);
         self
     }
 
@@ -168,8 +168,8 @@ impl RedlockBuilder {
     ///
     /// Without it servers that restart vote at once: let them write each change to disk (`appendfsync always`), or don't start
     /// them again before that time is over.
-    pub fn longest_ttl(mut self, ttl: Duration) -> Self {
-        self.url.longest_ttl = Some(ttl);
+    pub fn max_ttl(mut self, ttl: Duration) -> Self {
+        self.url.max_ttl = Some(ttl);
         self
     }
 

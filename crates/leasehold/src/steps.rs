@@ -3,4 +3,4 @@
 //! layout of the keys.
 
 pub use crate::locks::rw::{READER, WRITER};
-pub use crate::store::steps::{answer, inbox_of, push, spelled, text};
+pub use crate::store::steps::{answer, encode, inbox_of, push, text};

@@ -16,7 +16,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Push, Resource};
 use tokio::runtime::Handle;
 
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
@@ -42,22 +42,22 @@ pub(crate) trait Inbox: Send + Sync {
     }
 }
 
-pub(crate) type Answered = Result<Answer, StoreError>;
-pub(crate) type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(crate) type CallResult = Result<Answer, StoreError>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// How waiters keep their place in a store's queues.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rhythm {
+pub(crate) struct PollIntervals {
     /// How often the head of a queue looks again when it hears nothing: what a lost push can cost.
-    pub(crate) look_again: Duration,
-    /// How long a place is kept without a sign of life; several times `look_again`.
+    pub(crate) repoll_interval: Duration,
+    /// How long a place is kept without a sign of life; several times `repoll_interval`.
     pub(crate) entry_ttl: Duration,
 }
 
 /// Looking again costs an embedded store microseconds. The head does so sooner than a claim window ends, so that a lost push
 /// costs it no place; of the others there may be thousands.
-pub(crate) const EMBEDDED_RHYTHM: Rhythm =
-    Rhythm { look_again: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
+pub(crate) const EMBEDDED_POLL_INTERVALS: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
 
 /// Where leases live.
 ///
@@ -65,20 +65,24 @@ pub(crate) const EMBEDDED_RHYTHM: Rhythm =
 /// the answer.
 pub(crate) trait Store: Send + Sync {
     /// Runs one command at once; nothing when that could mean to wait.
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered>;
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult>;
 
     /// Runs commands in this order, and answers in this order.
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>>;
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>>;
 
     /// As `call`, but an answer counts only when this many replicas have what it tells; otherwise it is
     /// `Failure::NotDurable`. Only for stores that have replicas.
-    fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, _replicas: u32) -> Pending<Vec<Answered>> {
+    fn call_replicated(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        _replicas: u32,
+    ) -> BoxFuture<Vec<CallResult>> {
         self.call(batch)
     }
 
     /// Runs attempts that don't wait as one command: all of them are granted, or none. Nothing where the store can't do that
     /// with these, and then nothing has happened.
-    fn call_together(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         None
     }
 
@@ -88,12 +92,12 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Whether it has this kind of lock, with named owners or without.
-    fn bears(&self, _kind: Kind, _is_owned: bool) -> bool {
+    fn supports(&self, _kind: Kind, _is_owned: bool) -> bool {
         true
     }
 
     /// Whether whoever waits tries again and again, and should wait for its turn to do so.
-    fn has_turns(&self) -> bool {
+    fn needs_admission_queue(&self) -> bool {
         false
     }
 
@@ -104,20 +108,20 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Whether it can't grant anything yet, and soon will.
-    fn is_young(&self) -> bool {
+    fn in_restart_grace(&self) -> bool {
         false
     }
 
     /// The longest ttl that it lets a lease have, where it has been told one.
-    fn longest_ttl(&self) -> Option<Duration> {
+    fn max_ttl(&self) -> Option<Duration> {
         None
     }
 
     /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
     /// expired just now.
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>>;
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>>;
 
-    fn rhythm(&self) -> Rhythm;
+    fn poll_intervals(&self) -> PollIntervals;
 
     /// Commands with the same number go to the same place, in batches; a slow place is not to delay another one.
     fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
@@ -125,7 +129,7 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// Looks at everything that locks depend on. It changes nothing, and leaves nothing behind.
-    fn examine(&self) -> Pending<Result<Examination, StoreError>>;
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
 
     /// What an operator should know.
     fn warnings(&self) -> Vec<String> {
@@ -134,9 +138,9 @@ pub(crate) trait Store: Send + Sync {
 }
 
 /// Where those wait who are to wait for this resource in their turn. None for a name that is as long as a name may be.
-pub(crate) fn queue_of(resource: &Resource) -> Option<Resource> {
+pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
     let name = Name::new(&format!("{}:{}", resource.kind, resource.name.as_str())).ok()?;
-    Some(Resource { kind: Kind::Queue, name })
+    Some(Resource { kind: Kind::Admission, name })
 }
 
 /// Opens the store of a caller that knows how to connect to its Redis server.

@@ -18,9 +18,9 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
-use crate::diagnostics::Examination;
+use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
-use crate::store::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
+use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
 use crate::{Error, Guard};
 
 /// What becomes of one command.
@@ -71,16 +71,16 @@ struct Scripted {
 }
 
 impl Scripted {
-    fn run(&self, resource: &Resource, command: &Command) -> Answered {
-        self.inner.call_now(resource, command).expect("memory answers at once")
+    fn run(&self, resource: &Resource, command: &Command) -> CallResult {
+        self.inner.try_call_inline(resource, command).expect("memory answers at once")
     }
 
     /// What is sent meets its fate.
     fn meet(
         &self,
         count: usize,
-        work: impl FnOnce(&Memory) -> Vec<Answered> + Send + 'static,
-    ) -> Pending<Vec<Answered>> {
+        work: impl FnOnce(&Memory) -> Vec<CallResult> + Send + 'static,
+    ) -> BoxFuture<Vec<CallResult>> {
         let next = self.script.lock().unwrap().pop_front();
         let fate = next.or(*self.later.lock().unwrap()).unwrap_or(Fate::Now);
         let fail = |failure| {
@@ -115,7 +115,7 @@ impl Scripted {
         }
     }
 
-    fn let_the_delayed_arrive(&self) {
+    fn deliver_delayed(&self) {
         for work in std::mem::take(&mut *self.delayed.lock().unwrap()) {
             work(&self.inner);
         }
@@ -123,7 +123,7 @@ impl Scripted {
 }
 
 impl Store for Scripted {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         let mut script = self.script.lock().unwrap();
         match script.front() {
             None if self.later.lock().unwrap().is_some() => return None,
@@ -135,33 +135,33 @@ impl Store for Scripted {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         self.meet(batch.len(), move |memory| {
             let run = |(resource, command): &(Arc<Resource>, Command)| {
-                memory.call_now(resource, command).expect("memory answers at once")
+                memory.try_call_inline(resource, command).expect("memory answers at once")
             };
             batch.iter().map(run).collect()
         })
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let attempts = attempts.to_vec();
         let count = attempts.len();
         Some(self.meet(count, move |memory| {
-            block_on(memory.call_together(&attempts).expect("memory takes any together"))
+            block_on(memory.acquire_all(&attempts).expect("memory takes any together"))
         }))
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.inner.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        self.inner.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.inner.diagnose()
     }
 }
 
@@ -277,7 +277,7 @@ impl Stage {
             thread::sleep(Duration::from_millis(5));
         }
         assert!(self.is_clean(), "{case}: {:?} was left", self.view());
-        self.store.let_the_delayed_arrive();
+        self.store.deliver_delayed();
         assert!(self.is_clean(), "{case}: {:?} came late", self.view());
     }
 }
@@ -332,7 +332,7 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
 
 /// Two stand in a line, of whom the first is polled this often and dropped, with whatever it has come to. The second one
 /// is not held up by that.
-fn drop_first_of_line(scene: Scene, fates: [Fate; 2], polls: u32) {
+fn drop_first_in_queue(scene: Scene, fates: [Fate; 2], polls: u32) {
     let case = format!("{scene:?}, {fates:?}, first of the line dropped after {polls} polls");
     let stage = Stage::new();
     if !matches!(scene, Scene::Free) {
@@ -376,7 +376,7 @@ fn drop_release(fates: [Fate; 2], polls: u32, limit: Option<Duration>) {
         let mut future = pin!(async {
             match limit {
                 None => guard.release().await,
-                Some(limit) => guard.release_within(limit).await,
+                Some(limit) => guard.release_timeout(limit).await,
             }
         });
         for _ in 0..polls {
@@ -405,7 +405,7 @@ fn run_together<C: Copy + Send + Sync>(cases: &[C], run: impl Fn(C) + Sync) {
 }
 
 #[test]
-fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
+fn lock_future_dropped_at_any_await_point_leaves_nothing() {
     let cases: Vec<_> = SCENES
         .into_iter()
         .flat_map(|scene| every_pair().flat_map(move |fates| (0..5).map(move |polls| (scene, fates, polls))))
@@ -414,17 +414,17 @@ fn a_lock_future_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn the_first_of_a_line_dropped_at_any_await_point_leaves_nothing_and_holds_up_nobody() {
+fn first_task_of_a_local_queue_dropped_at_any_await_point_blocks_no_other() {
     let scenes = [Scene::Free, Scene::HandedOver];
     let cases: Vec<_> = scenes
         .into_iter()
         .flat_map(|scene| every_pair().flat_map(move |fates| (1..4).map(move |polls| (scene, fates, polls))))
         .collect();
-    run_together(&cases, |(scene, fates, polls)| drop_first_of_line(scene, fates, polls));
+    run_together(&cases, |(scene, fates, polls)| drop_first_in_queue(scene, fates, polls));
 }
 
 #[test]
-fn a_release_future_dropped_at_any_await_point_leaves_nothing() {
+fn release_future_dropped_at_any_await_point_leaves_nothing() {
     let limits = [None, Some(Duration::ZERO), Some(Duration::from_secs(5))];
     let cases: Vec<_> = limits
         .into_iter()
@@ -457,7 +457,7 @@ fn drop_upgrade(scene: Scene, fates: [Fate; 2], polls: u32) {
 }
 
 #[test]
-fn an_upgrade_future_dropped_at_any_await_point_leaves_nothing() {
+fn upgrade_future_dropped_at_any_await_point_leaves_nothing() {
     let scenes = [Scene::Free, Scene::Held, Scene::HandedOver];
     let cases: Vec<_> = scenes
         .into_iter()
@@ -467,7 +467,7 @@ fn an_upgrade_future_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn a_client_that_forgets_a_cancelled_attempt_is_caught() {
+fn client_that_forgets_a_cancelled_attempt_fails_the_check() {
     // The broken specimen of the two tests above: a place in the queue that nobody withdraws.
     let stage = Stage::new();
     stage.other_takes_it();
@@ -489,7 +489,7 @@ impl std::task::Wake for Counted {
 }
 
 #[test]
-fn a_dropped_future_takes_its_waker_along() {
+fn dropped_future_drops_its_waker() {
     let stage = Stage::new();
     let guard = block_on(stage.mutex().lock()).unwrap();
     let alive = Arc::new(());
@@ -498,7 +498,7 @@ fn a_dropped_future_takes_its_waker_along() {
         let mut context = Context::from_waker(&waker);
         let mut lost = pin!(guard.lost());
         assert!(lost.as_mut().poll(&mut context).is_pending());
-        let mut expires = pin!(guard.expires_within(Duration::ZERO));
+        let mut expires = pin!(guard.wait_until_expiring(Duration::ZERO));
         assert!(expires.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(Arc::strong_count(&alive), 1, "nobody holds a waker of a future that is gone");

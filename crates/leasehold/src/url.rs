@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
+    fn address_formats_are_parsed() {
         assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory { name: String::new() });
         assert_eq!(StoreUrl::parse("memory:jobs").unwrap(), StoreUrl::Memory { name: "jobs".to_owned() });
         assert_eq!(StoreUrl::parse("sqlite:a/b.db").unwrap(), sqlite("a/b.db", false));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_schemes_there_are() {
+    fn invalid_address_is_refused_with_the_list_of_schemes() {
         for url in ["", "locks.db", "postgres://a", ":x", "a b:c"] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(error.is_invalid() && error.to_string().contains("memory:, sqlite:"), "{error}");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_repeated() {
+    fn password_is_never_printed() {
         for url in [
             "redis://:hunter2@host/1",
             "redis://me:hun@hunter2@host",

@@ -57,7 +57,7 @@ fn every_test_that_a_document_names_exists() {
 }
 
 #[test]
-fn a_table_s_evidence_is_found() {
+fn evidence_in_a_table_is_found() {
     let document = "| promise | shown by |\n|---|---|\n| it works | `a_test`; `cargo bench` and `b_test` |\n\n| a | `no` |\n";
     assert_eq!(evidence(document), ["a_test", "b_test"]);
 }

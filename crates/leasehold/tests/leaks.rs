@@ -38,7 +38,7 @@ fn use_and_drop(url: &str, way: usize) {
 }
 
 #[test]
-fn a_client_that_goes_leaves_no_thread_and_no_file_open() {
+fn dropped_client_leaves_no_thread_and_no_open_file() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::on_socket();
     let database = folder.path().join("locks.db");

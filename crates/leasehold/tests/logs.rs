@@ -61,7 +61,7 @@ fn assert_lines(name: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn outage_is_logged_once_for_each_lease_and_once_when_it_is_over() {
+async fn outage_is_logged_once_per_lease_and_once_at_its_end() {
     tracing::subscriber::set_global_default(Log).unwrap();
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();
@@ -82,8 +82,8 @@ async fn outage_is_logged_once_for_each_lease_and_once_when_it_is_over() {
     until(async || kept.iter().all(|guard| guard.remaining() > long / 2)).await;
     until(async || lines_about("back").len() == 2).await;
     for name in ["one", "two"] {
-        assert_lines(name, &["could not be renewed", "is renewed again"]);
+        assert_lines(name, &["lease not renewed", "lease renewed again"]);
     }
     assert_lines("lost", &["could not be renewed", "was lost"]);
-    assert_lines("back", &["is yet to be given back", "was given back"]);
+    assert_lines("back", &["lease not released yet", "lease released after retries"]);
 }

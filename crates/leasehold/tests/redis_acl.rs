@@ -69,7 +69,7 @@ async fn use_everything(url: &str) {
     until(async || one.inspect(Kind::ReadWrite, "r").await.unwrap().waiters.len() == 1).await;
     reader.release().await.unwrap();
     timeout(SOON, writer).await.unwrap().unwrap().release().await.unwrap();
-    let owner = one.reentrant("o", "me");
+    let owner = one.reentrant_mutex("o", "me");
     let guards = [owner.lock().await.unwrap(), owner.lock().await.unwrap()];
     drop(guards);
     let impatient = one.mutex("a").lock_timeout(Duration::from_millis(1)).await.unwrap();
@@ -79,7 +79,7 @@ async fn use_everything(url: &str) {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_for_everything() {
+async fn documented_rights_suffice_for_every_command() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         server.run(&locks());
@@ -96,7 +96,7 @@ async fn the_documented_rights_suffice_for_everything() {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_in_a_cluster() {
+async fn documented_rights_suffice_in_a_cluster() {
     for (flavor, words) in
         [(Flavor::Redis7, &["+asking", "+ssubscribe"][..]), (Flavor::Redis62, &["+asking"])]
     {
@@ -113,7 +113,7 @@ async fn the_documented_rights_suffice_in_a_cluster() {
 }
 
 #[tokio::test]
-async fn the_documented_rights_suffice_for_sentinels() {
+async fn documented_rights_suffice_for_sentinels() {
     let sentinels = Sentinels::start();
     for server in &sentinels.servers {
         server.run(&locks());
@@ -138,7 +138,7 @@ async fn documented_rights_suffice_for_redlock() {
         let servers: Vec<Server> = (0..3).map(|_| Server::builder().flavor(flavor).start()).collect();
         servers.iter().for_each(|server| drop(server.run(&locks())));
         let nodes: Vec<String> = servers.iter().map(url).collect();
-        let nodes = format!("redlock:{} ?longest_ttl_ms=1000", nodes.join(" "));
+        let nodes = format!("redlock:{} ?max_ttl_ms=1000", nodes.join(" "));
         let (one, other) = (Client::connect(&nodes).await.unwrap(), Client::connect(&nodes).await.unwrap());
         let mutex = |client: &Client| client.mutex("a").ttl(Duration::from_secs(1));
         let guard = timeout(SOON, mutex(&one).lock()).await.unwrap().unwrap();
@@ -161,7 +161,7 @@ async fn documented_rights_suffice_for_redlock() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_left_out_is_noticed() {
+async fn missing_right_is_reported() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         let all = locks();
@@ -180,27 +180,27 @@ async fn a_right_that_is_left_out_is_noticed() {
                 }
                 Ok(client) => client,
             };
-            let examination = client.examine().await.unwrap();
-            let mut findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+            let diagnosis = client.diagnose().await.unwrap();
+            let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
             // A server that does not vote works without it.
             let says = if left_out == "+info" { "may not ask for INFO" } else { "lacks rights" };
             let found = findings.find(|finding| finding.what.contains(says));
-            let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {examination:?}"));
+            let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {diagnosis:?}"));
             let is_for_some = ["+scan", "+wait", "+info"].contains(&left_out);
             let severity = if is_for_some { Severity::Advice } else { Severity::Danger };
             assert_eq!(found.severity, severity, "{left_out}");
             let remedy = found.remedy.as_ref().unwrap();
             assert_eq!(*remedy, format!("ACL SETUSER locks {left_out}"), "{flavor:?}");
             server.run(&remedy.split(' ').collect::<Vec<_>>());
-            let examination = client.examine().await.unwrap();
-            let mut findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+            let diagnosis = client.diagnose().await.unwrap();
+            let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
             assert!(findings.all(|finding| !finding.what.contains(says)), "{left_out}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
+async fn missing_right_in_a_cluster_is_reported() {
     let cluster = Cluster::start();
     let url = cluster.url().replace("//", &format!("//locks:{PASSWORD}@"));
     let own = [rule("+asking"), rule("+ssubscribe")].concat();
@@ -217,12 +217,12 @@ async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
                 assert!(error.to_string().contains("docs/operations.md"), "{error}");
             }
             Ok(client) => {
-                let examination = client.examine().await.unwrap();
-                let findings = examination.subjects.iter().flat_map(|subject| &subject.findings);
+                let diagnosis = client.diagnose().await.unwrap();
+                let findings = diagnosis.components.iter().flat_map(|component| &component.findings);
                 let found = findings.filter(|finding| finding.what.contains("lacks rights"));
                 let remedies: Vec<&str> = found.filter_map(|finding| finding.remedy.as_deref()).collect();
                 // Replicas that have not replicated anything yet may not be named.
-                assert!(remedies.len() >= 3, "{examination:?}");
+                assert!(remedies.len() >= 3, "{diagnosis:?}");
                 assert!(remedies.iter().all(|remedy| *remedy == format!("ACL SETUSER locks {left_out}")));
             }
         }
@@ -230,14 +230,14 @@ async fn a_right_that_is_left_out_in_a_cluster_is_noticed() {
 }
 
 #[tokio::test]
-async fn the_doctor_sees_everything_with_the_rights_that_are_documented_for_it() {
+async fn documented_rights_of_doctor_suffice() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
         server.run(&locks());
         let client = Client::connect(&url(&server)).await.unwrap();
         let whats = async || {
-            let examination = client.examine().await.unwrap();
-            let findings = examination.subjects.into_iter().flat_map(|subject| subject.findings);
+            let diagnosis = client.diagnose().await.unwrap();
+            let findings = diagnosis.components.into_iter().flat_map(|component| component.findings);
             findings.map(|finding| finding.what).collect::<Vec<_>>()
         };
         let blind = whats().await;

@@ -30,11 +30,11 @@ async fn held_and_waited_for(cluster: &Cluster) -> (Client, Guard, JoinHandle<Gu
 async fn handed_over(guard: Guard, waiting: JoinHandle<Guard>) {
     let token = guard.token();
     guard.renew().await.unwrap();
-    guard.release_within(SOON).await.unwrap();
+    guard.release_timeout(SOON).await.unwrap();
     let next = timeout(SOON, waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
     next.renew().await.unwrap();
-    next.release_within(SOON).await.unwrap();
+    next.release_timeout(SOON).await.unwrap();
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn attempt_queues_at_the_node_that_imports_its_slot() {
     cluster.migrate_keys(slot, to);
     // The old node sends it on, and the new one serves what is announced by ASKING.
     let mutex = Client::connect(&cluster.url()).await.unwrap().mutex("a");
-    let newcomer = tokio::spawn(async move { mutex.lock().await?.release_within(SOON).await });
+    let newcomer = tokio::spawn(async move { mutex.lock().await?.release_timeout(SOON).await });
     let is_queued = async || client.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 2);
     until(async || newcomer.is_finished() || is_queued().await).await;
     assert!(!newcomer.is_finished(), "{:?}", newcomer.await.unwrap());
@@ -88,7 +88,7 @@ async fn no_lock_call_fails_while_its_slot_moves_to_and_fro() {
                 grants += 1;
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 // Its lease ends by itself where this is not answered.
-                let _ = guard.release_within(SOON).await;
+                let _ = guard.release_timeout(SOON).await;
             }
             Ok::<u32, leasehold::Error>(grants)
         }));

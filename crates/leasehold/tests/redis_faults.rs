@@ -44,7 +44,7 @@ async fn what_nobody_asks_about_is_swept_in_passing() {
     }
     // As a process leaves it that is killed: one lease, and one that waits for it.
     std::mem::forget(client.mutex("a").auto_renew(false).lock().await.unwrap());
-    let waiting = client.mutex("a").strict();
+    let waiting = client.mutex("a").global_fifo();
     tokio::spawn(async move { waiting.lock().await });
     until_waiting(&client, 1).await;
     std::mem::forget(client.semaphore("s", 3).auto_renew(false).acquire(2).await.unwrap());
@@ -181,10 +181,10 @@ async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant
         server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
         server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         // It may be published while the waiter is away.
-        guard.release_within(SOON).await.unwrap();
+        guard.release_timeout(SOON).await.unwrap();
         // Much sooner than the 20 s after which a waiter looks again by itself.
         let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
-        guard.release_within(SOON).await.unwrap();
+        guard.release_timeout(SOON).await.unwrap();
     }
 }
 
@@ -193,8 +193,8 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
-    let other = client.mutex("b").at_least(Duration::from_secs(1)).lock().await.unwrap();
-    let mutex = client.mutex("a").strict();
+    let other = client.mutex("b").min_hold(Duration::from_secs(1)).lock().await.unwrap();
+    let mutex = client.mutex("a").global_fifo();
     let waiting = tokio::spawn(async move { mutex.lock().await });
     until_waiting(&client, 1).await;
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -216,7 +216,7 @@ async fn a_full_memory_lets_whoever_shares_a_lock_keep_it_and_let_go() {
     let client = client_of(&server).await;
     let semaphore = client.semaphore("a", 3);
     let (one, other) = (semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap());
-    let named = client.reentrant("b", "me").lock().await.unwrap();
+    let named = client.reentrant_mutex("b", "me").lock().await.unwrap();
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(semaphore.acquire(1).await.unwrap_err().is_unavailable());
     for guard in [one, other, named] {
@@ -225,7 +225,7 @@ async fn a_full_memory_lets_whoever_shares_a_lock_keep_it_and_let_go() {
     }
     server.run(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(semaphore.try_acquire(3).await.unwrap().is_some());
-    assert!(client.reentrant("b", "you").try_lock().await.unwrap().is_some());
+    assert!(client.reentrant_mutex("b", "you").try_lock().await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -324,11 +324,46 @@ async fn whichever_connection_is_killed_locks_and_waiters_go_on() {
             let free = one.mutex("free").lock().await.unwrap();
             free.release().await.unwrap();
             guard.renew().await.unwrap();
-            guard.release_within(SOON).await.unwrap();
+            guard.release_timeout(SOON).await.unwrap();
             let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
-            guard.release_within(SOON).await.unwrap();
+            guard.release_timeout(SOON).await.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn command_that_finds_its_idle_connection_cut_is_repeated() {
+    let server = Server::on_port();
+    // With this protocol the client does not read while it has no command, so the next command finds out.
+    let client = Client::connect(&format!("{}?protocol=2", server.url())).await.unwrap();
+    // Pushes come over a connection of another type.
+    let cut = || assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]), Ok(1));
+    // Its own renewals would find out first.
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).auto_renew(false).lock().await.unwrap();
+    cut();
+    guard.renew().await.unwrap();
+    cut();
+    assert_eq!(client.mutex("a").inspect().await.unwrap().holders.len(), 1);
+    cut();
+    guard.release().await.unwrap();
+    cut();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn release_that_took_effect_before_its_answer_was_lost_succeeds() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (client, watcher) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    // The server knows the scripts from then on.
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    proxy.swallow_replies(true);
+    let releasing = tokio::spawn(async move { guard.release().await });
+    until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    proxy.swallow_replies(false);
+    proxy.cut();
+    timeout(SOON, releasing).await.unwrap().unwrap().unwrap();
 }
 
 /// A holder that is connected directly, and one who waits behind a proxy.
@@ -528,7 +563,7 @@ async fn wrong_addresses_are_told_in_time_and_without_the_password() {
 async fn a_caller_s_own_way_to_connect_is_as_good_as_an_address() {
     let server = Server::builder().password("s3cret").start();
     let own = redis::Client::open(server.url()).unwrap();
-    let client = Client::connect_with(own).await.unwrap();
+    let client = Client::from_redis_client(own).await.unwrap();
     let other = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
     assert!(other.mutex("a").try_lock().await.unwrap().is_none());

@@ -40,10 +40,10 @@ async fn whoever_holds_and_whoever_waits_follow_a_planned_failover() {
     until(async || heard(&sentinels.servers[old]) == 0).await;
     guard.renew().await.unwrap();
     let token = guard.token();
-    guard.release_within(SOON).await.unwrap();
+    guard.release_timeout(SOON).await.unwrap();
     let next = timeout(SOON, waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
-    next.release_within(SOON).await.unwrap();
+    next.release_timeout(SOON).await.unwrap();
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn a_killed_master_is_replaced_and_tokens_go_on_rising() {
     // What the replica knows of goes on.
     until(async || guard.renew().await.is_ok()).await;
     assert!(guard.is_held());
-    guard.release_within(SOON).await.unwrap();
+    guard.release_timeout(SOON).await.unwrap();
     for _ in 0..3 {
         let guard = client.mutex("a").lock().await.unwrap();
         assert!(guard.token() > last);
@@ -84,7 +84,7 @@ async fn work_on(mutex: leasehold::Mutex, grants: Arc<AtomicUsize>, is_over: Arc
                 grants.fetch_add(1, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(60)).await;
                 // What can't be given back now is given back by the client's thread.
-                let _ = guard.release_within(Duration::from_millis(10)).await;
+                let _ = guard.release_timeout(Duration::from_millis(10)).await;
             }
             Ok(None) => {}
             // In between there is no master.

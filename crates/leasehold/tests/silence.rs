@@ -10,9 +10,9 @@ const LATE: Duration = Duration::from_secs(5);
 
 /// All kinds at once, each with this limit: whether it was granted.
 async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
-    let (mutex, strict) = (client.mutex("a"), client.mutex("a").strict());
+    let (mutex, strict) = (client.mutex("a"), client.mutex("a").global_fifo());
     let (semaphore, rw) = (client.semaphore("a", 1), client.rw_lock("a"));
-    let (owned, election) = (client.reentrant("b", "me"), client.election("a"));
+    let (owned, election) = (client.reentrant_mutex("b", "me"), client.election("a"));
     let set = MutexSet::new(["c", "d"].map(|name| client.mutex(name)));
     let ended = tokio::join!(
         mutex.lock_timeout(limit),
@@ -101,16 +101,16 @@ async fn waiters_of_a_server_that_ends(end: impl AsyncFnOnce(&mut Server)) {
 }
 
 #[tokio::test]
-async fn waiters_of_a_server_that_is_stopped_are_unavailable_at_their_deadline() {
+async fn waiters_of_a_stopped_server_are_unavailable_at_their_deadline() {
     waiters_of_a_server_that_ends(async |server| server.signal("STOP")).await;
 }
 
 #[tokio::test]
-async fn waiters_of_a_server_that_is_killed_are_unavailable_at_their_deadline() {
+async fn waiters_of_a_killed_server_are_unavailable_at_their_deadline() {
     waiters_of_a_server_that_ends(async |server| server.stop()).await;
 }
 
-async fn waiter_of_servers_that_vote_when_most_of_them(end: impl Fn(&mut Server)) {
+async fn quorum_waiter_when_most_servers(end: impl Fn(&mut Server)) {
     let mut servers: Vec<Server> = (0..3).map(|_| Server::on_socket()).collect();
     let urls: Vec<String> = servers.iter().map(Server::socket_url).collect();
     let url = format!("redlock:{}", urls.join(" "));
@@ -128,17 +128,17 @@ async fn waiter_of_servers_that_vote_when_most_of_them(end: impl Fn(&mut Server)
 }
 
 #[tokio::test]
-async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_stopped() {
-    waiter_of_servers_that_vote_when_most_of_them(|server| server.signal("STOP")).await;
+async fn quorum_waiter_is_unavailable_when_most_servers_are_stopped() {
+    quorum_waiter_when_most_servers(|server| server.signal("STOP")).await;
 }
 
 #[tokio::test]
-async fn waiter_of_servers_that_vote_is_unavailable_when_most_of_them_are_killed() {
-    waiter_of_servers_that_vote_when_most_of_them(Server::stop).await;
+async fn quorum_waiter_is_unavailable_when_most_servers_are_killed() {
+    quorum_waiter_when_most_servers(Server::stop).await;
 }
 
 #[tokio::test]
-async fn waiters_of_a_server_that_is_far_away_are_told_none() {
+async fn timed_out_waiters_of_a_distant_server_get_none() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let holder = Client::connect(&server.url()).await.unwrap();
@@ -150,13 +150,13 @@ async fn waiters_of_a_server_that_is_far_away_are_told_none() {
         let mutex = client.mutex("a");
         let (one, other) = tokio::join!(mutex.lock_timeout(limit), mutex.lock_timeout(limit));
         assert!(one.unwrap().is_none() && other.unwrap().is_none());
-        assert!(mutex.strict().lock_timeout(limit).await.unwrap().is_none());
+        assert!(mutex.global_fifo().lock_timeout(limit).await.unwrap().is_none());
     }
     assert!(holder.mutex("a").inspect().await.unwrap().waiters.is_empty());
 }
 
 #[tokio::test]
-async fn file_that_another_process_keeps_busy_is_unavailable() {
+async fn file_that_another_process_locks_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let client = Client::connect(&format!("sqlite:{}", path.display())).await.unwrap();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use leasehold::steps;
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, Kind, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Name, Outcome, Owner, Patience, Release, Reply, Resource, WaitFor, lua,
+    LocalTime, Name, Outcome, Owner, Release, Reply, Resource, WaitFor, WaitPolicy, lua,
 };
 use redis::{RedisResult, Value};
 
@@ -149,7 +149,7 @@ impl Leasehold {
     }
 
     async fn say(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
-        let (script, keys, said) = steps::spelled(&self.resource, command);
+        let (script, keys, said) = steps::encode(&self.resource, command);
         let text = self.texts[&script].clone();
         let words: Vec<_> = keys.iter().map(|key| key.as_bytes().to_vec()).chain([said]).collect();
         let said = Said::Script { text, keys: keys.len(), words };
@@ -176,9 +176,12 @@ impl Leasehold {
             replaces: None,
             metadata: Arc::from(""),
         };
-        let look_again = Duration::from_secs(25);
-        let patience =
-            waits.then_some(Patience { deadline: LocalTime::NEVER, look_again, confirms_pushes: false });
+        let repoll_interval = Duration::from_secs(25);
+        let patience = waits.then_some(WaitPolicy {
+            deadline: LocalTime::NEVER,
+            repoll_interval,
+            confirms_pushes: false,
+        });
         AcquireMachine::new(command, patience, self.now())
     }
 
@@ -227,8 +230,8 @@ impl Recipe for Leasehold {
         let outcome = self.stand(attempt).await?;
         let Outcome::Granted { grant, since, trusted_until } = outcome else { return Ok(None) };
         let terms =
-            LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 };
-        self.held.push(LeaseMachine::new(acquisition, terms, since, grant.lasts, trusted_until));
+            LeaseTerms { ttl: TTL, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas: 0 };
+        self.held.push(LeaseMachine::new(acquisition, terms, since, grant.valid_for, trusted_until));
         Ok(Some(self.hold(Some(grant.tokens.first.get()))))
     }
 

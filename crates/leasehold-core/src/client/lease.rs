@@ -7,14 +7,14 @@
 use core::fmt;
 use core::time::Duration;
 
-use crate::client::handoff::{HandOn, Turn};
+use crate::client::handoff::{HandoffBudget, HandoffDecision};
 use crate::command::{Command, Renew, Reply};
 use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
 
 /// The shortest pause before a failed renewal is tried again.
-const RETRY_AT_LEAST: Duration = Duration::from_millis(10);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// What the caller wants of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub struct LeaseTerms {
     /// Whether to renew it. A lease that was pushed is claimed once in any case.
     pub renews: bool,
     /// The hold ends this long after the grant, however well renewals go.
-    pub longest_hold: Option<Duration>,
+    pub max_hold: Option<Duration>,
     /// The lease runs until this long after the grant, though its holder should die before.
-    pub outlives: Duration,
+    pub min_lifetime: Duration,
     /// How many of the store's replicas must have the lease, and each renewal, before it counts.
     pub replicas: u32,
 }
@@ -40,8 +40,6 @@ pub enum LeaseState {
     Uncertain,
     /// Not held any more.
     Lost(Loss),
-    /// Given back by the holder.
-    Released,
 }
 
 /// Why a lease was lost.
@@ -53,7 +51,7 @@ pub enum Loss {
     /// The store says that the lease is gone: taken away, expired there, or forgotten.
     Gone,
     /// The longest hold is over.
-    LongestHold,
+    MaxHold,
     /// The client was closed, which gave it back.
     Closed,
 }
@@ -63,7 +61,7 @@ impl fmt::Display for Loss {
         f.write_str(match self {
             Self::Expired => "it ran out before a renewal succeeded",
             Self::Gone => "the store says that it is gone: it was taken away, or expired there",
-            Self::LongestHold => "its longest hold is over",
+            Self::MaxHold => "its longest hold is over",
             Self::Closed => "the client was closed",
         })
     }
@@ -78,16 +76,16 @@ pub struct LeaseMachine {
     /// Trusted while the local clock is below this.
     trusted_until: LocalTime,
     /// When the longest hold is over.
-    ends_at: LocalTime,
+    hold_ends_at: LocalTime,
     /// No renewal makes the lease end before this.
-    outlives_until: LocalTime,
+    min_lifetime_until: LocalTime,
     renew_at: LocalTime,
     /// A renewal is under way. An answer to an older one is as good.
     in_flight: bool,
     /// Something was told while a renewal was under way, whose answer may be older than that.
-    hinted: bool,
+    recheck_pending: bool,
     /// For a lease that its client's tasks hand on among themselves.
-    turn: Option<Turn>,
+    handoff: Option<HandoffBudget>,
 }
 
 impl LeaseMachine {
@@ -98,51 +96,54 @@ impl LeaseMachine {
         acquisition: Acquisition,
         terms: LeaseTerms,
         granted_at: LocalTime,
-        lasts: Duration,
+        valid_for: Duration,
         trusted_until: LocalTime,
     ) -> Self {
-        let ends_at = terms.longest_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
-        let needs_claim = lasts < terms.ttl;
-        let renew_at = if terms.renews || needs_claim { granted_at + lasts / 3 } else { LocalTime::NEVER };
+        let hold_ends_at = terms.max_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
+        let needs_claim = valid_for < terms.ttl;
+        let renew_at =
+            if terms.renews || needs_claim { granted_at + valid_for / 3 } else { LocalTime::NEVER };
         Self {
             acquisition,
             terms,
             state: LeaseState::Held,
-            trusted_until: trusted_until.min(ends_at),
-            ends_at,
-            outlives_until: granted_at + terms.outlives,
+            trusted_until: trusted_until.min(hold_ends_at),
+            hold_ends_at,
+            min_lifetime_until: granted_at + terms.min_lifetime,
             renew_at,
             in_flight: false,
-            hinted: false,
-            turn: None,
+            recheck_pending: false,
+            handoff: None,
         }
     }
 
     /// The client's tasks hand it on among themselves.
     #[must_use]
-    pub fn with_turn(mut self, turn: Turn) -> Self {
-        self.turn = Some(turn);
+    pub fn with_handoff_budget(mut self, handoff: HandoffBudget) -> Self {
+        self.handoff = Some(handoff);
         self
     }
 
     /// What becomes of the lease now that one task is done with it and another one waits. Only a lease that is well is
     /// handed on, so that whoever gets it has some time.
-    pub fn hand_on(&mut self, now: LocalTime) -> HandOn {
+    pub fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         let least = self.terms.ttl.min(CLAIM_WINDOW) / 4;
         let is_well = self.state(now) == LeaseState::Held && self.remaining(now) > least;
-        let Some(turn) = self.turn.as_mut().filter(|_| is_well) else { return HandOn::Over };
-        let had_asked = turn.reserve() > 0;
-        let on = turn.hand_on(now);
-        if turn.reserve() > 0 && !had_asked {
+        let Some(handoff) = self.handoff.as_mut().filter(|_| is_well) else {
+            return HandoffDecision::Release;
+        };
+        let had_asked = handoff.reserve() > 0;
+        let on = handoff.hand_off(now);
+        if handoff.reserve() > 0 && !had_asked {
             self.handle_hint(now);
         }
         on
     }
 
     /// Another client waits for the lease.
-    pub fn handle_wanted(&mut self, now: LocalTime) {
-        if let Some(turn) = &mut self.turn {
-            turn.handle_wanted(now);
+    pub fn handle_contended(&mut self, now: LocalTime) {
+        if let Some(handoff) = &mut self.handoff {
+            handoff.handle_contended(now);
         }
     }
 
@@ -154,14 +155,14 @@ impl LeaseMachine {
 
     /// When the longest hold is over; never without one.
     #[must_use]
-    pub const fn ends_at(&self) -> LocalTime {
-        self.ends_at
+    pub const fn hold_ends_at(&self) -> LocalTime {
+        self.hold_ends_at
     }
 
     /// The hold goes on from an earlier lease, and ends with it.
-    pub fn end_by(&mut self, ends_at: LocalTime) {
-        self.ends_at = self.ends_at.min(ends_at);
-        self.trusted_until = self.trusted_until.min(ends_at);
+    pub fn end_by(&mut self, hold_ends_at: LocalTime) {
+        self.hold_ends_at = self.hold_ends_at.min(hold_ends_at);
+        self.trusted_until = self.trusted_until.min(hold_ends_at);
     }
 
     /// The state at `now`. It needs no event to become lost.
@@ -175,12 +176,12 @@ impl LeaseMachine {
         }
     }
 
-    /// How much longer the holder may work; zero when the lease is lost or released.
+    /// How much longer the holder may work; zero when the lease is lost.
     #[must_use]
     pub fn remaining(&self, now: LocalTime) -> Duration {
         match self.state {
             LeaseState::Held | LeaseState::Uncertain => self.trusted_until.since(now),
-            LeaseState::Lost(_) | LeaseState::Released => Duration::ZERO,
+            LeaseState::Lost(_) => Duration::ZERO,
         }
     }
 
@@ -190,7 +191,7 @@ impl LeaseMachine {
         match self.state {
             LeaseState::Held | LeaseState::Uncertain if self.in_flight => Some(self.trusted_until),
             LeaseState::Held | LeaseState::Uncertain => Some(self.renew_at.min(self.trusted_until)),
-            LeaseState::Lost(_) | LeaseState::Released => None,
+            LeaseState::Lost(_) => None,
         }
     }
 
@@ -219,7 +220,7 @@ impl LeaseMachine {
             return None;
         }
         self.in_flight = true;
-        let reserve = self.turn.as_ref().map_or(0, Turn::reserve);
+        let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
         Some(Command::Renew(Renew { acquisition: self.acquisition, ttl: self.ttl_from(now), reserve }))
     }
 
@@ -236,12 +237,12 @@ impl LeaseMachine {
             return;
         }
         match reply {
-            Reply::Renewed { lasts, tokens, wanted } => {
-                self.renewed(sent_at, *lasts);
-                if let Some(turn) = &mut self.turn {
-                    turn.handle_renewed(now, sent_at, *tokens, *wanted);
+            Reply::Renewed { valid_for, tokens, contended } => {
+                self.apply_renewal(sent_at, *valid_for);
+                if let Some(handoff) = &mut self.handoff {
+                    handoff.handle_renewed(now, sent_at, *tokens, *contended);
                 }
-                if core::mem::take(&mut self.hinted) {
+                if core::mem::take(&mut self.recheck_pending) {
                     self.renew_at = now;
                 }
             }
@@ -257,11 +258,11 @@ impl LeaseMachine {
         self.handle_timeout(now);
         if matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             self.state = LeaseState::Uncertain;
-            if let Some(turn) = &mut self.turn {
-                turn.handle_failure();
+            if let Some(handoff) = &mut self.handoff {
+                handoff.handle_failure();
             }
             self.retry(now);
-            if core::mem::take(&mut self.hinted) {
+            if core::mem::take(&mut self.recheck_pending) {
                 // It failed over the way that was there before.
                 self.renew_at = now;
             }
@@ -270,7 +271,7 @@ impl LeaseMachine {
 
     /// A hint that the lease may be gone: ask at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
-        self.hinted = self.in_flight;
+        self.recheck_pending = self.in_flight;
         self.renew_at = self.renew_at.min(now);
     }
 
@@ -283,37 +284,29 @@ impl LeaseMachine {
         }
     }
 
-    /// The holder gives the lease back.
-    pub fn handle_release(&mut self, now: LocalTime) {
-        self.handle_timeout(now);
-        if matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
-            self.state = LeaseState::Released;
-        }
-    }
-
-    fn renewed(&mut self, sent_at: LocalTime, lasts: Duration) {
+    fn apply_renewal(&mut self, sent_at: LocalTime, valid_for: Duration) {
         self.state = LeaseState::Held;
-        let until = sent_at + lasts.saturating_sub(drift_margin(lasts));
+        let until = sent_at + valid_for.saturating_sub(drift_margin(valid_for));
         // An answer that overtook a later one never shortens the trust.
-        self.trusted_until = self.trusted_until.max(until).min(self.ends_at);
-        let is_last = !self.terms.renews || sent_at + lasts >= self.ends_at;
-        self.renew_at = if is_last { LocalTime::NEVER } else { sent_at + lasts / 3 };
+        self.trusted_until = self.trusted_until.max(until).min(self.hold_ends_at);
+        let is_last = !self.terms.renews || sent_at + valid_for >= self.hold_ends_at;
+        self.renew_at = if is_last { LocalTime::NEVER } else { sent_at + valid_for / 3 };
     }
 
     /// Tries again soon, and several times before the end.
     fn retry(&mut self, now: LocalTime) {
         let pause = self.trusted_until.since(now) / 8;
-        self.renew_at = now + pause.max(RETRY_AT_LEAST);
+        self.renew_at = now + pause.max(MIN_RETRY_DELAY);
     }
 
     fn ttl_from(&self, now: LocalTime) -> Duration {
-        self.terms.ttl.min(self.ends_at.since(now)).max(self.outlives_until.since(now))
+        self.terms.ttl.min(self.hold_ends_at.since(now)).max(self.min_lifetime_until.since(now))
     }
 
     fn loss_by_time(&self) -> Loss {
         // The last renewal ends with the hold, and is trusted for a margin less than that.
-        let is_over = self.trusted_until + drift_margin(self.terms.ttl) >= self.ends_at;
-        if is_over { Loss::LongestHold } else { Loss::Expired }
+        let is_over = self.trusted_until + drift_margin(self.terms.ttl) >= self.hold_ends_at;
+        if is_over { Loss::MaxHold } else { Loss::Expired }
     }
 }
 

@@ -71,9 +71,9 @@ pub struct Round {
     /// What the quorum was granted, once there is one. It does not change any more, whatever comes later.
     granted: Option<Grant>,
     /// Which nodes know a token that is at least as high.
-    knows: Vec<bool>,
+    has_token: Vec<bool>,
     /// How many nodes are being told the token.
-    telling: usize,
+    propagating: usize,
 }
 
 impl Round {
@@ -85,8 +85,8 @@ impl Round {
             sent_at,
             is_fenced,
             granted: None,
-            knows: vec![false; nodes],
-            telling: 0,
+            has_token: vec![false; nodes],
+            propagating: 0,
         }
     }
 
@@ -111,14 +111,16 @@ impl Round {
         }
         self.votes[node] = Some(vote);
         match self.granted {
-            None => self.count_yeses(),
+            None => self.count_grants(),
             Some(granted) => {
                 // It may become one of those that the lease stands on.
-                if let (Vote::Yes(late), false) = (vote, self.is_known()) {
-                    self.granted = Some(Grant { lasts: granted.lasts.min(late.lasts), ..granted });
+                if let (Vote::Yes(late), false) = (vote, self.is_token_at_quorum()) {
+                    self.granted =
+                        Some(Grant { valid_for: granted.valid_for.min(late.valid_for), ..granted });
                 }
                 // One that gave a higher token knows enough, but others are to see the same token at a quorum, if they can.
-                self.knows[node] = matches!(vote, Vote::Yes(late) if late.tokens.last == granted.tokens.last);
+                self.has_token[node] =
+                    matches!(vote, Vote::Yes(late) if late.tokens.last == granted.tokens.last);
             }
         }
     }
@@ -127,14 +129,14 @@ impl Round {
     pub fn handle_timeout(&mut self) {
         for node in 0..self.votes.len() {
             self.handle_vote(node, Vote::Failed);
-            if self.granted.is_some() && !self.knows[node] {
+            if self.granted.is_some() && !self.has_token[node] {
                 self.votes[node] = Some(Vote::Failed);
             }
         }
-        self.telling = 0;
+        self.propagating = 0;
     }
 
-    fn count_yeses(&mut self) {
+    fn count_grants(&mut self) {
         let yeses = self.votes.iter().filter_map(|vote| match vote {
             Some(Vote::Yes(grant)) => Some(*grant),
             _ => None,
@@ -144,7 +146,7 @@ impl Round {
             count += 1;
             best = Some(best.map_or(grant, |best| Grant {
                 tokens: if grant.tokens.first > best.tokens.first { grant.tokens } else { best.tokens },
-                lasts: best.lasts.min(grant.lasts),
+                valid_for: best.valid_for.min(grant.valid_for),
             }));
         }
         if count < self.quorum() {
@@ -152,36 +154,36 @@ impl Round {
         }
         self.granted = best;
         if let Some(granted) = best {
-            self.knows = self.votes.iter().map(|vote| knows(*vote, granted.tokens)).collect();
+            self.has_token = self.votes.iter().map(|vote| has_token(*vote, granted.tokens)).collect();
         }
     }
 
     /// Which nodes that granted the lease have to be told of the quorum's token before it counts: none where enough of
     /// them know one that is as high.
-    pub fn poll_tell(&mut self) -> Option<(Vec<usize>, TokenRange)> {
+    pub fn poll_propagate(&mut self) -> Option<(Vec<usize>, TokenRange)> {
         let granted = self.granted?;
-        if self.telling > 0 || self.is_known() {
+        if self.propagating > 0 || self.is_token_at_quorum() {
             return None;
         }
-        let is_to_be_told =
-            |node: &usize| !self.knows[*node] && matches!(self.votes[*node], Some(Vote::Yes(_)));
-        let nodes: Vec<usize> = (0..self.votes.len()).filter(is_to_be_told).collect();
-        self.telling = nodes.len();
+        let must_be_told =
+            |node: &usize| !self.has_token[*node] && matches!(self.votes[*node], Some(Vote::Yes(_)));
+        let nodes: Vec<usize> = (0..self.votes.len()).filter(must_be_told).collect();
+        self.propagating = nodes.len();
         (!nodes.is_empty()).then_some((nodes, granted.tokens))
     }
 
     /// Whether this node knows the token now.
-    pub fn handle_told(&mut self, node: usize, is_known: bool) {
-        self.knows[node] |= is_known;
+    pub fn handle_propagated(&mut self, node: usize, is_known: bool) {
+        self.has_token[node] |= is_known;
         if !is_known {
             // It has granted the lease, but nobody can rely on it.
             self.votes[node] = Some(Vote::Failed);
         }
-        self.telling = self.telling.saturating_sub(1);
+        self.propagating = self.propagating.saturating_sub(1);
     }
 
-    fn is_known(&self) -> bool {
-        !self.is_fenced || self.knows.iter().filter(|knows| **knows).count() >= self.quorum()
+    fn is_token_at_quorum(&self) -> bool {
+        !self.is_fenced || self.has_token.iter().filter(|has_token| **has_token).count() >= self.quorum()
     }
 
     /// What it comes to, once no further word can change it. Time is only looked at where the lease is granted.
@@ -189,12 +191,15 @@ impl Round {
     pub fn poll_verdict(&self, now: LocalTime) -> Option<Verdict> {
         let pending = self.count(Option::is_none);
         if let Some(granted) = self.granted {
-            if self.is_known() {
-                let trusted_until = self.sent_at + granted.lasts.saturating_sub(drift_margin(granted.lasts));
+            if self.is_token_at_quorum() {
+                let trusted_until =
+                    self.sent_at + granted.valid_for.saturating_sub(drift_margin(granted.valid_for));
                 return Some(if now < trusted_until { Verdict::Granted(granted) } else { Verdict::TooLate });
             }
             let may_know = (0..self.votes.len())
-                .filter(|node| self.knows[*node] || matches!(self.votes[*node], None | Some(Vote::Yes(_))))
+                .filter(|node| {
+                    self.has_token[*node] || matches!(self.votes[*node], None | Some(Vote::Yes(_)))
+                })
                 .count();
             return (may_know < self.quorum()).then_some(Verdict::NoQuorum);
         }
@@ -217,7 +222,7 @@ impl Round {
     /// In how long so many nodes vote again that there may be a quorum, if it is only that which there is none for. Nodes
     /// that have said nothing yet may still have a vote.
     #[must_use]
-    pub fn votes_in(&self) -> Option<Duration> {
+    pub fn time_to_quorum(&self) -> Option<Duration> {
         let mut spans: Vec<Duration> = self
             .votes
             .iter()
@@ -232,17 +237,17 @@ impl Round {
     }
 }
 
-fn knows(vote: Option<Vote>, tokens: TokenRange) -> bool {
+fn has_token(vote: Option<Vote>, tokens: TokenRange) -> bool {
     matches!(vote, Some(Vote::Yes(grant)) if grant.tokens.last >= tokens.last)
 }
 
 /// What one node said to a `Renew`, or to a `Release`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum NodeReply {
     /// The lease was there, and runs for so long from now, if it does.
     Held {
         /// How long it lasts.
-        lasts: Duration,
+        valid_for: Duration,
     },
     /// The node knows no such lease.
     NotHeld,
@@ -256,7 +261,7 @@ pub enum Tally {
     /// A quorum had it: for so long it lasts at all of these.
     Held {
         /// From when they were asked.
-        lasts: Duration,
+        valid_for: Duration,
     },
     /// So many do not have it that no quorum can.
     NotHeld,
@@ -266,62 +271,62 @@ pub enum Tally {
 
 /// The nodes' words about a lease that a quorum granted.
 #[derive(Clone, Debug)]
-pub struct Words {
-    words: Vec<Option<Word>>,
+pub struct NodeReplies {
+    replies: Vec<Option<NodeReply>>,
 }
 
-impl Words {
+impl NodeReplies {
     /// Nobody has said anything yet.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
-        Self { words: vec![None; nodes] }
+        Self { replies: vec![None; nodes] }
     }
 
     /// What each node has said so far.
     #[must_use]
-    pub fn words(&self) -> &[Option<Word>] {
-        &self.words
+    pub fn replies(&self) -> &[Option<NodeReply>] {
+        &self.replies
     }
 
     /// What this node said. Only its first word counts.
-    pub fn handle_word(&mut self, node: usize, word: Word) {
-        self.words[node].get_or_insert(word);
+    pub fn handle_reply(&mut self, node: usize, reply: NodeReply) {
+        self.replies[node].get_or_insert(reply);
     }
 
     /// Nobody is waited for any longer.
     pub fn handle_timeout(&mut self) {
-        for word in &mut self.words {
-            word.get_or_insert(Word::Failed);
+        for reply in &mut self.replies {
+            reply.get_or_insert(NodeReply::Failed);
         }
     }
 
     /// Whether a quorum has said something, whatever it was.
     #[must_use]
-    pub fn is_quorum(&self) -> bool {
-        let said = self.words.iter().filter(|word| !matches!(word, None | Some(Word::Failed)));
-        said.count() >= quorum_of(self.words.len())
+    pub fn has_quorum(&self) -> bool {
+        let said = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
+        said.count() >= quorum_of(self.replies.len())
     }
 
     /// What it comes to, once no further word can change it.
     #[must_use]
     pub fn poll_tally(&self) -> Option<Tally> {
-        let quorum = quorum_of(self.words.len());
-        let pending = self.words.iter().filter(|word| word.is_none()).count();
-        let gone = self.words.iter().filter(|word| **word == Some(Word::NotHeld)).count();
+        let quorum = quorum_of(self.replies.len());
+        let pending = self.replies.iter().filter(|reply| reply.is_none()).count();
+        let gone = self.replies.iter().filter(|reply| **reply == Some(NodeReply::NotHeld)).count();
         let mut held: Vec<Duration> = self
-            .words
+            .replies
             .iter()
-            .filter_map(|word| match word {
-                Some(Word::Held { lasts }) => Some(*lasts),
+            .filter_map(|reply| match reply {
+                Some(NodeReply::Held { valid_for }) => Some(*valid_for),
                 _ => None,
             })
             .collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
-        if let Some(lasts) = held.get(quorum - 1) {
-            Some(Tally::Held { lasts: *lasts })
-        } else if gone > self.words.len() - quorum {
+        if let Some(valid_for) = held.get(quorum - 1) {
+            Some(Tally::Held { valid_for: *valid_for })
+        } else if gone > self.replies.len() - quorum {
             Some(Tally::NotHeld)
-        } else if held.len() + pending < quorum && gone + pending <= self.words.len() - quorum {
+        } else if held.len() + pending < quorum && gone + pending <= self.replies.len() - quorum {
             Some(Tally::Unknown)
         } else {
             None

@@ -3,7 +3,9 @@
 
 use core::time::Duration;
 
-use super::{BEHIND_HOLDERS, CLAIM_WINDOW, FOLLOWERS_APART_MICROS, LOOKS_APART, Lease, Rows, Step, Waiter};
+use super::{
+    CLAIM_WINDOW, FIRST_WAITER_PLACE, Lease, REPOLL_JITTER_MICROS, REPOLL_SPACING, Rows, Step, Waiter,
+};
 use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
 use crate::id::ClientId;
 use crate::time::StoreTime;
@@ -38,9 +40,9 @@ impl<R: Rows> Step<'_, '_, R> {
         if let Some(held) = self.held_by(acquire.owner.as_ref())? {
             return self.reenter(acquire, &held);
         }
-        if !self.header.is_awaited() && self.fits(acquire.weight) {
+        if !self.header.has_ready_waiter() && self.fits(acquire.weight) {
             let tokens = self.next_tokens(acquire.reserve);
-            return self.lease_at_once(acquire, tokens, self.now());
+            return self.grant_now(acquire, tokens, self.now());
         }
         match acquire.wait {
             None => Ok(Reply::Busy),
@@ -60,30 +62,30 @@ impl<R: Rows> Step<'_, '_, R> {
         if self.header.leases > 0
             && let Some(lease) = self.rows.lease(acquisition)?
         {
-            return Ok(Some(self.granted_before(&lease, acquire)));
+            return Ok(Some(self.repeated_grant(&lease, acquire)));
         }
         if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(acquisition)?
         {
-            return self.look_again(waiter, acquire).map(Some);
+            return self.recheck(waiter, acquire).map(Some);
         }
         Ok(None)
     }
 
     /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
-    fn granted_before(&self, lease: &Lease, acquire: &Acquire) -> Reply {
-        if lease.kept {
+    fn repeated_grant(&self, lease: &Lease, acquire: &Acquire) -> Reply {
+        if lease.retained {
             return Reply::Cancelled;
         }
         // The range that was set aside is not stored: a repeat gets the grant's own token only.
         let tokens = TokenRange { first: lease.token, last: lease.token };
         // A clock that was set back leaves more than was asked for, which ends early should the clock be set forward again.
-        let lasts = lease.expires_at.since(self.now()).min(acquire.ttl);
-        Reply::Granted(Grant { tokens, lasts })
+        let valid_for = lease.expires_at.since(self.now()).min(acquire.ttl);
+        Reply::Granted(Grant { tokens, valid_for })
     }
 
     /// A waiter's re-check, still waiting after the queue has moved.
-    fn look_again(&mut self, mut waiter: Waiter, acquire: &Acquire) -> Result<Reply, R::Error> {
+    fn recheck(&mut self, mut waiter: Waiter, acquire: &Acquire) -> Result<Reply, R::Error> {
         if let Some(held) = self.held_by(waiter.owner.as_ref())?
             && waiter.weight <= held.weight
         {
@@ -94,7 +96,7 @@ impl<R: Rows> Step<'_, '_, R> {
         let place = waiter.place;
         if let Some(wait) = acquire.wait {
             waiter.deadline = self.now() + wait.entry_ttl;
-            self.soonest_expiry(waiter.deadline);
+            self.note_expiry(waiter.deadline);
             self.rows.put_waiter(waiter)?;
         }
         self.queued(place)
@@ -104,7 +106,7 @@ impl<R: Rows> Step<'_, '_, R> {
         if acquire.weight > held.weight {
             return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
         }
-        self.lease_at_once(acquire, TokenRange { first: held.token, last: held.token }, self.now())
+        self.grant_now(acquire, TokenRange { first: held.token, last: held.token }, self.now())
     }
 
     /// Takes the place of a lease. With less weight it is still the same critical section, with the same token; with
@@ -118,18 +120,18 @@ impl<R: Rows> Step<'_, '_, R> {
                 Some(_) => Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight })),
             };
         }
-        self.make_way(held)?;
+        self.remove_replaced(held)?;
         let tokens = match further {
             0 => TokenRange { first: held.token, last: held.token },
             _ => self.next_tokens(acquire.reserve),
         };
-        let reply = self.lease_at_once(acquire, tokens, self.held_since(held))?;
-        self.head_was_told_wrong();
+        let reply = self.grant_now(acquire, tokens, self.hold_start(held))?;
+        self.invalidate_head_hint();
         self.grant()?;
         Ok(reply)
     }
 
-    fn lease_at_once(
+    fn grant_now(
         &mut self,
         acquire: &Acquire,
         tokens: TokenRange,
@@ -143,10 +145,10 @@ impl<R: Rows> Step<'_, '_, R> {
             granted_at,
             expires_at: self.now() + acquire.ttl,
             claimed: true,
-            kept: false,
+            retained: false,
             metadata: acquire.metadata.clone(),
         })?;
-        Ok(Reply::Granted(Grant { tokens, lasts: acquire.ttl }))
+        Ok(Reply::Granted(Grant { tokens, valid_for: acquire.ttl }))
     }
 
     fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
@@ -155,8 +157,8 @@ impl<R: Rows> Step<'_, '_, R> {
             return Ok(Reply::QueueFull);
         }
         let number = self.header.next_place;
-        let parked = self.is_asker_parked;
-        let place = if acquire.replaces.is_some() { number } else { BEHIND_HOLDERS + number };
+        let parked = self.is_requester_parked;
+        let place = if acquire.replaces.is_some() { number } else { FIRST_WAITER_PLACE + number };
         let deadline = self.now() + wait.entry_ttl;
         self.rows.put_waiter(Waiter {
             place,
@@ -174,20 +176,20 @@ impl<R: Rows> Step<'_, '_, R> {
         self.header.next_place += 1;
         self.header.waiters += 1;
         self.header.parked += u32::from(parked);
-        self.soonest_expiry(deadline);
+        self.note_expiry(deadline);
         self.queued(place)
     }
 
     /// The answer for a place in the queue. The head learns here that it is the head, and needs no push.
     fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
         let is_head = self.first_ready()?.is_some_and(|first| first.place == place);
-        let look_again_at = if is_head {
+        let repoll_at = if is_head {
             self.header.head = place;
-            self.head_hint()?.look_again_at
+            self.head_hint()?.repoll_at
         } else {
-            self.follower_looks_at()?
+            self.follower_repoll_at()?
         };
-        Ok(Reply::Queued(Queued { is_head, look_again_at }))
+        Ok(Reply::Queued(Queued { is_head, repoll_at }))
     }
 
     /// When a waiter looks again that is not the head.
@@ -197,16 +199,16 @@ impl<R: Rows> Step<'_, '_, R> {
     ///
     /// The more clients wait, the more seldom each of them looks, and a client with several places has each of them look the
     /// more seldom: what one client has in the queue does not keep the others from looking in time.
-    fn follower_looks_at(&mut self) -> Result<StoreTime, R::Error> {
+    fn follower_repoll_at(&mut self) -> Result<StoreTime, R::Error> {
         let now = self.now();
-        let ends = self.head_hint()?.look_again_at;
+        let ends = self.head_hint()?.repoll_at;
         // A lease that ends sooner than this was not renewed, or not claimed.
         let head_start = if ends.since(now) > CLAIM_WINDOW { CLAIM_WINDOW } else { Duration::ZERO };
-        let client = self.asker.map_or(ClientId::new(0), |asker| asker.client);
+        let client = self.requester.map_or(ClientId::new(0), |requester| requester.client);
         // The lower half of a random number.
         #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
-        let apart = Duration::from_micros(u64::from(client.get() as u32) % FOLLOWERS_APART_MICROS);
-        let spacing = LOOKS_APART * self.rows.ready_clients()? * self.rows.waiters_of(client)?;
+        let apart = Duration::from_micros(u64::from(client.get() as u32) % REPOLL_JITTER_MICROS);
+        let spacing = REPOLL_SPACING * self.rows.ready_clients()? * self.rows.waiters_of(client)?;
         Ok((ends + head_start + apart).max(now + spacing))
     }
 }

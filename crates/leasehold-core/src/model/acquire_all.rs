@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::{Rows, Turn, step};
+use super::{CommandContext, Rows, step};
 use crate::command::{Acquire, Answer, Command, Release, Reply};
 
 /// Steps several resources by one attempt each, none of which waits: all are granted, or none is.
@@ -19,15 +19,16 @@ use crate::command::{Acquire, Answer, Command, Release, Reply};
 /// # Panics
 ///
 /// When an attempt waits, or is to take the place of a lease, which could not be given back.
-pub fn apply_together<R: Rows>(
-    turn: Turn<'_>,
+pub fn apply_all<R: Rows>(
+    context: CommandContext<'_>,
     attempts: &mut [(&mut R, &Arc<Acquire>)],
 ) -> Result<Vec<Answer>, R::Error> {
-    let Turn { now, is_there, pushes } = turn;
+    let CommandContext { now, is_reachable, pushes } = context;
     let mut run = |rows: &mut R, command: &Command| {
         // A step takes back pushes of its own only.
         let mut own = Vec::new();
-        let answer = step(rows, Turn { now, is_there: &mut *is_there, pushes: &mut own }, command)?;
+        let answer =
+            step(rows, CommandContext { now, is_reachable: &mut *is_reachable, pushes: &mut own }, command)?;
         pushes.append(&mut own);
         Ok(answer)
     };

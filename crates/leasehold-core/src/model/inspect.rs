@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::{Rows, Step};
-use crate::command::{Holder, PushKind, Reply, View, Waiting};
+use crate::command::{Holder, PushKind, QueueEntry, Reply, View};
 use crate::token::Token;
 
 impl<R: Rows> Step<'_, '_, R> {
@@ -12,12 +12,12 @@ impl<R: Rows> Step<'_, '_, R> {
         let holders = self.holders()?;
         let mut waiters = Vec::new();
         self.rows.each_waiter(&mut |waiter| {
-            waiters.push(Waiting {
+            waiters.push(QueueEntry {
                 acquisition: waiter.acquisition,
                 weight: waiter.weight,
                 since: waiter.since,
                 deadline: waiter.deadline,
-                passed_over: waiter.parked,
+                skipped: waiter.parked,
                 metadata: waiter.metadata,
             });
         })?;
@@ -52,7 +52,7 @@ impl<R: Rows> Step<'_, '_, R> {
                 token: lease.token,
                 granted_at: lease.granted_at,
                 expires_at: lease.expires_at,
-                kept: lease.kept,
+                retained: lease.retained,
                 metadata: lease.metadata,
             });
         })?;

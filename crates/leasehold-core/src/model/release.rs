@@ -12,26 +12,26 @@ impl<R: Rows> Step<'_, '_, R> {
             return Ok(Reply::NotHeld);
         };
         lease.claimed = true;
-        lease.granted_at = self.held_since(&lease);
+        lease.granted_at = self.hold_start(&lease);
         lease.expires_at = self.now() + renew.ttl;
-        self.soonest_expiry(lease.expires_at);
-        if let Some(floor) = self.turn.now.floor.filter(|floor| floor.get() > self.header.last_token) {
+        self.note_expiry(lease.expires_at);
+        if let Some(floor) = self.context.now.floor.filter(|floor| floor.get() > self.header.last_token) {
             // It is one lease at several stores, with one token.
             self.remember_token(floor.get());
             lease.token = floor;
         }
         self.rows.put_lease(lease)?;
         let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
-        let wanted = self.header.is_awaited();
-        Ok(Reply::Renewed { lasts: renew.ttl, tokens, wanted })
+        let contended = self.header.has_ready_waiter();
+        Ok(Reply::Renewed { valid_for: renew.ttl, tokens, contended })
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
         if !release.tombstone.is_zero() {
-            self.bury(release)?;
+            self.leave_tombstone(release)?;
         }
         if let Some(lease) = self.held_lease(release.acquisition)? {
-            self.give_back(lease, release.at_least)?;
+            self.end_lease(lease, release.min_hold)?;
         } else if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(release.acquisition)?
         {
@@ -43,30 +43,30 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(Reply::Released)
     }
 
-    /// Ends a lease. It stays as a *kept* one where `at_least` has not passed yet, unless its owner holds
+    /// Ends a lease. It stays as a *kept* one where `min_hold` has not passed yet, unless its owner holds
     /// the resource through another acquisition: then the last release decides.
-    fn give_back(&mut self, mut lease: Lease, at_least: Duration) -> Result<(), R::Error> {
+    fn end_lease(&mut self, mut lease: Lease, min_hold: Duration) -> Result<(), R::Error> {
         self.remove_lease(&lease)?;
-        // No longer than `at_least` from now, though the clock may have been set back since the grant.
-        let keep_for = at_least.saturating_sub(self.now().since(lease.granted_at));
+        // No longer than `min_hold` from now, though the clock may have been set back since the grant.
+        let keep_for = min_hold.saturating_sub(self.now().since(lease.granted_at));
         if keep_for.is_zero() || self.weight_of(lease.owner.as_ref())? > 0 {
             return Ok(());
         }
-        lease.kept = true;
+        lease.retained = true;
         lease.claimed = true;
         lease.expires_at = self.now() + keep_for;
         self.add_lease(lease)?;
-        self.head_was_told_wrong();
+        self.invalidate_head_hint();
         Ok(())
     }
 
-    fn bury(&mut self, release: &Release) -> Result<(), R::Error> {
+    fn leave_tombstone(&mut self, release: &Release) -> Result<(), R::Error> {
         let until = self.now() + release.tombstone;
         if self.rows.tombstone(release.acquisition)?.is_none() {
             self.header.tombstones += 1;
         }
         self.rows.put_tombstone(release.acquisition, until)?;
-        self.soonest_expiry(until);
+        self.note_expiry(until);
         Ok(())
     }
 }

@@ -62,14 +62,14 @@ impl Header {
 
     /// Somebody waits who is not passed over.
     #[must_use]
-    pub const fn is_awaited(&self) -> bool {
+    pub const fn has_ready_waiter(&self) -> bool {
         self.waiters > self.parked
     }
 
     /// Nothing is left that anybody could need: not even the last token, since the wall clock has
     /// long passed it.
     #[must_use]
-    pub fn is_forgettable(&self, wall: StoreTime) -> bool {
+    pub fn is_removable(&self, wall: StoreTime) -> bool {
         self.is_idle() && self.remember_until <= wall
     }
 }
@@ -92,7 +92,7 @@ pub struct Lease {
     /// The holder has been heard from since the grant was made.
     pub claimed: bool,
     /// It was given back and only keeps others out.
-    pub kept: bool,
+    pub retained: bool,
     /// What the holder said about itself.
     pub metadata: Arc<str>,
 }

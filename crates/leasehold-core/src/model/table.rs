@@ -18,21 +18,21 @@ pub struct Table {
     queue: BTreeMap<u64, Waiter>,
     /// The first place of each client that is not parked.
     ready: BTreeSet<u64>,
-    clients: BTreeMap<ClientId, Entries>,
+    clients: BTreeMap<ClientId, ClientEntries>,
     places: BTreeMap<Acquisition, u64>,
     deadlines: BTreeSet<(StoreTime, u64)>,
     tombstones: BTreeMap<Acquisition, StoreTime>,
-    burials: BTreeSet<(StoreTime, Acquisition)>,
+    tombstone_expiries: BTreeSet<(StoreTime, Acquisition)>,
 }
 
 /// The queue entries of one client; at least one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Entries {
+struct ClientEntries {
     places: BTreeSet<u64>,
     parked: bool,
 }
 
-impl Entries {
+impl ClientEntries {
     /// The place that stands for all of them among those of the other clients.
     fn ready(&self) -> Option<u64> {
         self.places.first().copied().filter(|_| !self.parked)
@@ -54,13 +54,13 @@ impl Table {
             places: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             tombstones: BTreeMap::new(),
-            burials: BTreeSet::new(),
+            tombstone_expiries: BTreeSet::new(),
         }
     }
 
     /// Whether anything is stored, a last token included.
     #[must_use]
-    pub const fn is_forgotten(&self) -> bool {
+    pub const fn is_empty(&self) -> bool {
         self.header.is_none()
     }
 
@@ -79,7 +79,7 @@ impl Table {
     }
 
     /// Changes what a client has in the queue, and which of its places stands for it.
-    fn change_entries<T>(&mut self, client: ClientId, change: impl FnOnce(&mut Entries) -> T) -> T {
+    fn update_entries<T>(&mut self, client: ClientId, change: impl FnOnce(&mut ClientEntries) -> T) -> T {
         let entries = self.clients.entry(client).or_default();
         let before = entries.ready();
         let result = change(entries);
@@ -177,7 +177,7 @@ impl Rows for Table {
         if let Some(old) = self.queue.get(&waiter.place) {
             self.deadlines.remove(&(old.deadline, old.place));
         }
-        self.change_entries(waiter.acquisition.client, |entries| {
+        self.update_entries(waiter.acquisition.client, |entries| {
             assert!(
                 entries.places.is_empty() || entries.parked == waiter.parked,
                 "an entry is not as its client's others"
@@ -195,7 +195,7 @@ impl Rows for Table {
         let place = self.places.remove(&acquisition);
         if let Some(waiter) = place.and_then(|place| self.queue.remove(&place)) {
             self.deadlines.remove(&(waiter.deadline, waiter.place));
-            self.change_entries(acquisition.client, |entries| entries.places.remove(&waiter.place));
+            self.update_entries(acquisition.client, |entries| entries.places.remove(&waiter.place));
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Rows for Table {
         if self.clients.get(&client).is_none_or(|entries| entries.parked == parked) {
             return Ok(0);
         }
-        Ok(self.change_entries(client, |entries| {
+        Ok(self.update_entries(client, |entries| {
             entries.parked = parked;
             u32::try_from(entries.places.len()).unwrap_or(u32::MAX)
         }))
@@ -240,19 +240,19 @@ impl Rows for Table {
 
     fn put_tombstone(&mut self, acquisition: Acquisition, until: StoreTime) -> Result<(), Infallible> {
         if let Some(old) = self.tombstones.insert(acquisition, until) {
-            self.burials.remove(&(old, acquisition));
+            self.tombstone_expiries.remove(&(old, acquisition));
         }
-        self.burials.insert((until, acquisition));
+        self.tombstone_expiries.insert((until, acquisition));
         Ok(())
     }
 
     fn remove_tombstones(&mut self, now: StoreTime) -> Result<(u32, Option<StoreTime>), Infallible> {
         let mut removed = 0;
-        while let Some(&(until, acquisition)) = self.burials.first() {
+        while let Some(&(until, acquisition)) = self.tombstone_expiries.first() {
             if until > now {
                 return Ok((removed, Some(until)));
             }
-            self.burials.pop_first();
+            self.tombstone_expiries.pop_first();
             self.tombstones.remove(&acquisition);
             removed += 1;
         }

@@ -94,7 +94,7 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
         }
         Op::Release { client, sequence, at_least_s, tombstone_s } => Command::Release(Release {
             acquisition: id(client, sequence),
-            at_least: Duration::from_secs(at_least_s),
+            min_hold: Duration::from_secs(at_least_s),
             tombstone: Duration::from_secs(tombstone_s),
         }),
         Op::Force => Command::ForceRelease,
@@ -151,7 +151,7 @@ fn weights_fit(view: &View, capacity: u32) -> Result<(), String> {
 }
 
 /// Whose sign of life the command is.
-fn speaker(command: &Command) -> Option<ClientId> {
+fn sender(command: &Command) -> Option<ClientId> {
     match command {
         Command::Acquire(acquire) => Some(acquire.acquisition.client),
         Command::Renew(renew) => Some(renew.acquisition.client),
@@ -166,7 +166,7 @@ fn nobody_overtakes<R>(
     after: &View,
     command: &Command,
 ) -> Result<(), String> {
-    let speaker = speaker(command);
+    let sender = sender(command);
     for holder in &after.holders {
         let is_new = before.holders.iter().all(|old| old.acquisition != holder.acquisition);
         let shares = |other: &Holder| other.acquisition != holder.acquisition && other.token == holder.token;
@@ -180,7 +180,7 @@ fn nobody_overtakes<R>(
                 break;
             }
             let client = waiter.acquisition.client;
-            let was_ready = !waiter.passed_over || speaker == Some(client);
+            let was_ready = !waiter.skipped || sender == Some(client);
             let waits_on = after.waiters.iter().any(|still| still.acquisition == waiter.acquisition);
             if was_ready && waits_on && !world.absent.contains(&client) {
                 return Err(format!("{} overtook {}", holder.acquisition, waiter.acquisition));
@@ -213,9 +213,10 @@ fn a_release_keeps_no_longer_than_asked<R>(
     after: &View,
 ) -> Result<(), String> {
     let (Command::Release(release), Reply::Released) = said else { return Ok(()) };
-    let kept = after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.kept);
+    let kept =
+        after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.retained);
     match kept {
-        Some(kept) if kept.expires_at > world.now + release.at_least => {
+        Some(kept) if kept.expires_at > world.now + release.min_hold => {
             Err(format!("{release:?} keeps it until {:?}, and it is {:?}", kept.expires_at, world.now))
         }
         _ => Ok(()),
@@ -224,7 +225,7 @@ fn a_release_keeps_no_longer_than_asked<R>(
 
 fn a_grant_lasts_no_longer_than_asked(command: &Command, reply: &Reply) -> Result<(), String> {
     match (command, reply) {
-        (Command::Acquire(acquire), Reply::Granted(grant)) if grant.lasts > acquire.ttl => {
+        (Command::Acquire(acquire), Reply::Granted(grant)) if grant.valid_for > acquire.ttl => {
             Err(format!("{acquire:?} was granted {grant:?}"))
         }
         _ => Ok(()),
@@ -239,7 +240,7 @@ fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
             PushKind::Granted(_) => holds,
             PushKind::Next(_) => waits,
             PushKind::Revoked => !holds,
-            PushKind::Wanted => holds && !after.waiters.is_empty(),
+            PushKind::Contended => holds && !after.waiters.is_empty(),
         };
         if !right {
             return Err(format!("{push:?} is not so"));
@@ -274,9 +275,9 @@ fn a_repeat_changes_nothing(
         _ => {}
     }
     // Speaking again is a sign of life, which the speaker's other entries show.
-    if let Some(client) = speaker(command) {
+    if let Some(client) = sender(command) {
         for waiter in after.waiters.iter_mut().chain(&mut again.waiters) {
-            waiter.passed_over &= waiter.acquisition.client != client;
+            waiter.skipped &= waiter.acquisition.client != client;
         }
     }
     if after != again {

@@ -10,7 +10,7 @@ mod stories;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use leasehold_core::model::{Rows, Table, Turn, apply, sweep};
+use leasehold_core::model::{CommandContext, Rows, Table, apply, sweep};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Release, Renew, Reply, StoreTime, View,
     WaitFor,
@@ -73,20 +73,24 @@ impl<R: Rows<Error = Infallible>> World<R> {
 
     fn run(&mut self, command: &Command) -> Reply {
         let absent = self.absent.clone();
-        let turn = Turn {
+        let context = CommandContext {
             now: Now::same(self.now),
-            is_there: &mut |client| !absent.contains(&client),
+            is_reachable: &mut |client| !absent.contains(&client),
             pushes: &mut self.pushes,
         };
         let Answer { at, reply } =
-            apply(&mut self.rows, turn, command).unwrap_or_else(|never| match never {});
+            apply(&mut self.rows, context, command).unwrap_or_else(|never| match never {});
         assert_eq!(at, self.now);
         reply
     }
 
     fn sweep(&mut self) -> bool {
-        let turn = Turn { now: Now::same(self.now), is_there: &mut |_| true, pushes: &mut self.pushes };
-        sweep(&mut self.rows, turn).unwrap_or_else(|never| match never {})
+        let context = CommandContext {
+            now: Now::same(self.now),
+            is_reachable: &mut |_| true,
+            pushes: &mut self.pushes,
+        };
+        sweep(&mut self.rows, context).unwrap_or_else(|never| match never {})
     }
 
     fn view(&mut self) -> View {
@@ -101,7 +105,7 @@ impl<R: Rows<Error = Infallible>> World<R> {
     }
 
     fn step_back(&mut self, span: Duration) {
-        self.now = self.now.minus(span);
+        self.now = self.now.saturating_sub(span);
         self.stepped_back += span;
     }
 }

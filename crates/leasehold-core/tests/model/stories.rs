@@ -12,11 +12,9 @@ fn a_release_grants_to_the_head_for_a_claim_window_and_tells_the_next_that_it_is
     }
     assert_eq!(world.run(&release(id(0, 0))), Reply::Released);
     let [granted, next] = &world.pushes[..] else { panic!("{:?}", world.pushes) };
-    assert!(matches!(granted.kind, PushKind::Granted(grant) if grant.lasts == Duration::from_secs(3)));
+    assert!(matches!(granted.kind, PushKind::Granted(grant) if grant.valid_for == Duration::from_secs(3)));
     assert_eq!(granted.to(), ClientId::new(1));
-    assert!(
-        matches!(next.kind, PushKind::Next(head) if head.look_again_at == START + Duration::from_secs(3))
-    );
+    assert!(matches!(next.kind, PushKind::Next(head) if head.repoll_at == START + Duration::from_secs(3)));
     assert_eq!(next.to(), ClientId::new(2));
 }
 
@@ -25,15 +23,15 @@ fn a_holder_with_tokens_set_aside_is_told_once_that_it_is_wanted_and_by_each_ren
     let mut world = World::new();
     let Command::Acquire(plain) = acquire(id(0, 0), 1, 1, true) else { unreachable!() };
     world.run(&Command::from(Acquire { reserve: 8, ..Acquire::clone(&plain) }));
-    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { wanted: false, .. }));
+    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { contended: false, .. }));
     world.run(&acquire(id(1, 0), 1, 1, true));
     assert!(
-        matches!(world.pushes[..], [Push { acquisition, kind: PushKind::Wanted, .. }] if acquisition == id(0, 0))
+        matches!(world.pushes[..], [Push { acquisition, kind: PushKind::Contended, .. }] if acquisition == id(0, 0))
     );
     world.pushes.clear();
     world.run(&acquire(id(2, 0), 1, 1, true));
     assert!(world.pushes.is_empty(), "it knows: {:?}", world.pushes);
-    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { wanted: true, .. }));
+    assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { contended: true, .. }));
     world.run(&release(id(0, 0)));
     world.run(&release(id(1, 0)));
     world.pushes.clear();
@@ -54,7 +52,7 @@ fn a_frozen_client_costs_the_queue_one_claim_window_however_many_entries_it_has(
     let Reply::Granted(_) = world.run(&acquire(id(2, 0), 1, 1, true)) else { panic!("{:?}", world.view()) };
     // Heard from again, it is the head with all that it has left.
     world.run(&acquire(id(1, 1), 1, 1, true));
-    assert!(world.view().waiters.iter().all(|waiter| !waiter.passed_over));
+    assert!(world.view().waiters.iter().all(|waiter| !waiter.skipped));
 }
 
 #[test]
@@ -88,7 +86,7 @@ fn a_delayed_acquire_that_arrives_after_its_release_takes_nothing() {
     let mut world = World::new();
     let cancel = Command::Release(Release {
         acquisition: id(0, 0),
-        at_least: Duration::ZERO,
+        min_hold: Duration::ZERO,
         tombstone: Duration::from_secs(60),
     });
     assert_eq!(world.run(&cancel), Reply::NotHeld);
@@ -172,10 +170,10 @@ fn a_release_with_a_least_time_keeps_everybody_out_until_then_and_tells_the_head
     world.run(&acquire(id(1, 0), 1, 1, true));
     world.pass(Duration::from_secs(1));
     let keep =
-        Release { acquisition: id(0, 0), at_least: Duration::from_secs(25), tombstone: Duration::ZERO };
+        Release { acquisition: id(0, 0), min_hold: Duration::from_secs(25), tombstone: Duration::ZERO };
     assert_eq!(world.run(&Command::Release(keep)), Reply::Released);
     assert!(matches!(world.pushes[..], [Push { kind: PushKind::Next(head), .. }]
-        if head.look_again_at == START + Duration::from_secs(25)));
+        if head.repoll_at == START + Duration::from_secs(25)));
     assert_eq!(world.run(&renew(id(0, 0))), Reply::NotHeld);
     world.pass(Duration::from_secs(23));
     assert!(matches!(world.run(&acquire(id(1, 0), 1, 1, true)), Reply::Queued(_)));
@@ -192,13 +190,13 @@ fn a_word_from_a_client_that_can_t_be_pushed_to_brings_its_entries_back_though_t
     assert!(matches!(world.run(&acquire(early, 3, 1, true)), Reply::Queued(_)));
     world.absent.push(ClientId::new(0));
     world.run(&release(holder));
-    assert!(world.view().waiters[0].passed_over);
+    assert!(world.view().waiters[0].skipped);
     // Its own answer reaches it, so what it asks for now it gets.
     assert!(matches!(world.run(&acquire(held, 3, 3, false)), Reply::Granted(_)));
     for _ in 0..2 {
         assert!(matches!(world.run(&acquire(late, 3, 1, true)), Reply::Queued(_)));
         let view = world.view();
-        assert!(!view.waiters[0].passed_over, "nothing fits yet, so nobody asked whether it is there");
+        assert!(!view.waiters[0].skipped, "nothing fits yet, so nobody asked whether it is there");
         assert_eq!((view.waiters[0].acquisition, view.waiters[1].acquisition), (early, late));
     }
 }

@@ -16,7 +16,7 @@ use crate::locks::lock::Lock;
 
 /// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
 /// of the work, or let another thread wait with [`Self::lost_within`].
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard(crate::Guard);
 
 impl Guard {
@@ -64,13 +64,13 @@ impl Guard {
         block_on(self.0.release())
     }
 
-    /// As [`crate::Guard::release_within`].
+    /// As [`crate::Guard::release_timeout`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn release_within(self, limit: Duration) -> Result<(), Error> {
-        block_on(self.0.release_within(limit))
+    pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+        block_on(self.0.release_timeout(limit))
     }
 }
 
@@ -96,7 +96,7 @@ impl Face for crate::Guard {
 macro_rules! exchangeable {
     ($guard:ident) => {
         #[doc = concat!("As [`crate::", stringify!($guard), "`].")]
-        #[must_use = "the lock is given back when the guard is dropped"]
+        #[must_use = "the lock is released when the guard is dropped"]
         #[derive(Debug)]
         pub struct $guard {
             guard: Guard,
@@ -126,13 +126,13 @@ macro_rules! exchangeable {
                 self.guard.release()
             }
 
-            /// As [`crate::Guard::release_within`].
+            /// As [`crate::Guard::release_timeout`].
             ///
             /// # Errors
             ///
             /// As there.
-            pub fn release_within(self, limit: Duration) -> Result<(), Error> {
-                self.guard.release_within(limit)
+            pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_timeout(limit)
             }
         }
 
@@ -187,7 +187,7 @@ impl UpgradableGuard {
 }
 
 /// As [`crate::SetGuard`]; for losses see its [`guards`](Self::guards).
-#[must_use = "the locks are given back when the guard is dropped"]
+#[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard(Vec<Guard>);
 

@@ -6,16 +6,16 @@ use pollster::block_on;
 
 use super::{Face, Guard, SetGuard, UpgradableGuard, WriteGuard, calls};
 use crate::error::Error;
-use crate::inspect::{HolderView, LockView};
+use crate::inspect::{HolderInfo, LockInfo};
 
 /// The settings of a lock.
 macro_rules! settings {
     ($kind:ident) => {
         impl $kind {
-            #[doc = concat!("As [`crate::", stringify!($kind), "::at_least`].")]
+            #[doc = concat!("As [`crate::", stringify!($kind), "::min_hold`].")]
             #[must_use]
-            pub fn at_least(self, at_least: Duration) -> Self {
-                Self(self.0.at_least(at_least))
+            pub fn min_hold(self, min_hold: Duration) -> Self {
+                Self(self.0.min_hold(min_hold))
             }
         }
 
@@ -39,10 +39,10 @@ macro_rules! lease_settings {
                 Self(self.0.auto_renew(renews))
             }
 
-            #[doc = concat!("As [`crate::", stringify!($kind), "::longest_hold`].")]
+            #[doc = concat!("As [`crate::", stringify!($kind), "::max_hold`].")]
             #[must_use]
-            pub fn longest_hold(self, hold: Duration) -> Self {
-                Self(self.0.longest_hold(hold))
+            pub fn max_hold(self, hold: Duration) -> Self {
+                Self(self.0.max_hold(hold))
             }
 
             #[doc = concat!("As [`crate::", stringify!($kind), "::max_waiters`].")]
@@ -68,16 +68,16 @@ macro_rules! kind {
                 Self(self.0.replicas(replicas))
             }
 
-            #[doc = concat!("As [`crate::", stringify!($kind), "::note`].")]
+            #[doc = concat!("As [`crate::", stringify!($kind), "::label`].")]
             #[must_use]
-            pub fn note(self, note: impl Into<String>) -> Self {
-                Self(self.0.note(note))
+            pub fn label(self, label: impl Into<String>) -> Self {
+                Self(self.0.label(label))
             }
         }
 
         calls! { $kind:
-            inspect(&self) -> LockView;
-            force_release(&self) -> Vec<HolderView>;
+            inspect(&self) -> LockInfo;
+            force_release(&self) -> Vec<HolderInfo>;
         }
     };
 }
@@ -88,14 +88,14 @@ settings!(Mutex);
 impl Mutex {
     /// As [`crate::Mutex::local_handoff`], among the threads that share a client.
     #[must_use]
-    pub fn local_handoff(self, hand_overs: u32, span: Duration) -> Self {
-        Self(self.0.local_handoff(hand_overs, span))
+    pub fn local_handoff(self, max_handoffs: u32, max_duration: Duration) -> Self {
+        Self(self.0.local_handoff(max_handoffs, max_duration))
     }
 
-    /// As [`crate::Mutex::strict`].
+    /// As [`crate::Mutex::global_fifo`].
     #[must_use]
-    pub fn strict(self) -> Self {
-        Self(self.0.strict())
+    pub fn global_fifo(self) -> Self {
+        Self(self.0.global_fifo())
     }
 }
 
@@ -105,9 +105,9 @@ calls! { Mutex:
     lock_timeout(&self, limit: Duration) -> Option<Guard>;
 }
 
-kind!(Reentrant);
-settings!(Reentrant);
-calls! { Reentrant:
+kind!(ReentrantMutex);
+settings!(ReentrantMutex);
+calls! { ReentrantMutex:
     lock(&self) -> Guard;
     try_lock(&self) -> Option<Guard>;
     lock_timeout(&self, limit: Duration) -> Option<Guard>;
@@ -143,7 +143,7 @@ calls! { Election:
     campaign(&self) -> Guard;
     try_campaign(&self) -> Option<Guard>;
     campaign_timeout(&self, limit: Duration) -> Option<Guard>;
-    leader(&self) -> Option<HolderView>;
+    leader(&self) -> Option<HolderInfo>;
 }
 
 impl Election {
@@ -171,7 +171,7 @@ impl Observer {
     ///
     /// As there.
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
-    pub fn next(&mut self) -> Result<Option<HolderView>, Error> {
+    pub fn next(&mut self) -> Result<Option<HolderInfo>, Error> {
         block_on(self.0.next())
     }
 }

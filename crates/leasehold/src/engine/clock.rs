@@ -3,10 +3,10 @@
 use leasehold_core::{LocalTime, Now, StoreTime};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// The clock that never steps and also runs while the machine sleeps.
+/// The clock that never steps and also counts suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const LOCAL: ClockId = ClockId::Boottime;
-/// Elsewhere (macOS) the monotonic clock runs during sleep.
+/// On macOS the monotonic clock counts suspend.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const LOCAL: ClockId = ClockId::Monotonic;
 
@@ -15,7 +15,7 @@ const COARSE: ClockId = ClockId::RealtimeCoarse;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const COARSE: ClockId = ClockId::Realtime;
 
-/// Where the time comes from: the kernel, but in tests, which can't let the machine sleep.
+/// The source of time: the kernel, or a test's clock, because a test can't suspend the machine.
 trait Kernel: Copy {
     fn read(self, id: ClockId) -> Timespec;
 }
@@ -32,7 +32,7 @@ fn micros(kernel: impl Kernel, id: ClockId) -> u64 {
     seconds * 1_000_000 + u64::try_from(time.tv_nsec / 1_000).unwrap_or(0)
 }
 
-/// What bounds this process's trust.
+/// The local clock, by which this process decides how long it may trust a lease.
 pub(crate) fn local() -> LocalTime {
     local_by(clock_gettime)
 }
@@ -41,14 +41,14 @@ fn local_by(kernel: impl Kernel) -> LocalTime {
     LocalTime::from_micros(micros(kernel, LOCAL))
 }
 
-/// What a store of this process decides by. Its tokens need not outlive it, so they may follow a clock that is read
-/// at a quarter of the cost and moves in steps of some milliseconds: they rise in any case.
+/// The clock of a store in this process's memory. Its tokens need not survive the process, so they follow a coarse wall clock
+/// that moves in steps of some milliseconds and costs a quarter to read. Tokens rise in any case.
 pub(crate) fn in_memory() -> Now {
     now_by(clock_gettime, COARSE)
 }
 
-/// What an embedded store decides by: expiries on the boot clock, which nobody can step, and tokens on
-/// the wall clock, which outlives a reboot.
+/// The clock of an embedded store: expiries on the boot clock, which can't be set, and tokens on the wall clock, which
+/// continues after a reboot.
 pub(crate) fn embedded() -> Now {
     now_by(clock_gettime, ClockId::Realtime)
 }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_the_machine_sleeps_counts_for_trust_and_for_embedded_leases() {
+    fn suspend_counts_for_local_and_embedded_leases() {
         assert_eq!(local_by(machine_that_slept), LocalTime::ZERO + (AWAKE + SLEPT));
         for wall in [COARSE, ClockId::Realtime] {
             assert_eq!(now_by(machine_that_slept, wall).time, StoreTime::ZERO + (AWAKE + SLEPT));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn local_time_is_the_kernel_s() {
+    fn local_time_matches_the_kernel_clock() {
         let before = micros(clock_gettime, ClockId::Boottime);
         let (local, memory, embedded) = (local(), in_memory().time, embedded().time);
         let after = micros(clock_gettime, ClockId::Boottime);

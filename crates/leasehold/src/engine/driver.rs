@@ -1,10 +1,9 @@
-//! One thread per client that does what nobody's future is there to do: renewals, re-checks, losses, and giving
-//! back what was dropped.
+//! One thread per client that does what no future is polled for: renewals, rechecks, losses, and releases of dropped guards.
 //!
-//! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic,
-//! in a runtime that is shutting down. It sleeps until the earliest deadline of the session's table, sends
-//! everything that is due in one batch, and never waits for the store: an answer that is slow to come delays no
-//! loss and no other batch. It ends when the client's last handle is gone and nothing is left to give back.
+//! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
+//! that is shutting down. It sleeps until the earliest deadline of the table, sends everything that is due in one batch, and
+//! never waits for the store: a slow response delays no loss and no other batch. It ends when the client's last handle is
+//! dropped and everything is released.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,18 +16,18 @@ use tokio::sync::Semaphore;
 
 use crate::engine::clock;
 use crate::engine::timer::Timer;
-use crate::engine::{Errand, Session};
+use crate::engine::{Request, Session};
 use crate::store::Store;
 
-/// How many batches may be on their way to one place. After a new connection all leases are renewed: if a server was
-/// given more than it can answer in time, that would be taken for a lost connection.
-const AT_ONCE: usize = 16;
+/// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
+/// it can answer in time would look like a lost connection.
+const MAX_IN_FLIGHT: usize = 16;
 
-/// Starts the thread. `open` runs on it first, and `tell` is told how that went.
+/// Starts the thread. `open` runs on it first, and `report` gets its result.
 pub(crate) fn start<E, F>(
     session: Arc<Session>,
     open: impl FnOnce() -> F + Send + 'static,
-    tell: impl FnOnce(Result<Arc<dyn Store>, E>) -> bool + Send + 'static,
+    report: impl FnOnce(Result<Arc<dyn Store>, E>) -> bool + Send + 'static,
 ) -> io::Result<()>
 where
     F: Future<Output = Result<Arc<dyn Store>, E>>,
@@ -38,7 +37,7 @@ where
         let runtime = match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                tell(Err(error.into()));
+                report(Err(error.into()));
                 return;
             }
         };
@@ -50,10 +49,10 @@ where
             };
             match ready {
                 Err(error) => {
-                    tell(Err(error));
+                    report(Err(error));
                 }
                 Ok((store, timer)) => {
-                    if tell(Ok(store.clone())) {
+                    if report(Ok(store.clone())) {
                         drive(&session, store, timer).await;
                     }
                     session.driver_gone();
@@ -67,42 +66,45 @@ where
 
 async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
     // A cluster's nodes come and go, but they are few.
-    let mut ways = BTreeMap::<u64, Arc<Semaphore>>::new();
+    let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
     loop {
         let due = session.due(clock::local());
         if due.is_over {
             return;
         }
-        if !due.errands.is_empty() {
-            for ((shard, _), errands) in by_shard(&*store, due.errands) {
-                let turn = ways.entry(shard).or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE))).clone();
-                tokio::spawn(send(session.clone(), store.clone(), turn, errands));
+        if !due.requests.is_empty() {
+            for ((shard, _), requests) in by_shard(&*store, due.requests) {
+                let permit = in_flight_limits
+                    .entry(shard)
+                    .or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT)))
+                    .clone();
+                tokio::spawn(send(session.clone(), store.clone(), permit, requests));
             }
         }
         if due.next <= clock::local() {
-            // More than one batch is due: let the first one out.
+            // More than one batch is due: let the first one be sent.
             tokio::task::yield_now().await;
             continue;
         }
         tokio::select! {
             () = session.alarm.notified() => {}
             slept = timer.until(due.next) => if let Err(error) = slept {
-                // Leases are still lost on time, by the clock that their guards look at.
-                tracing::error!(%error, "the timer failed; looking again in a second");
+                // Leases are still lost on time, because guards read the clock themselves.
+                tracing::error!(%error, "the timer failed; retrying in 1 s");
                 tokio::time::sleep(std::time::Duration::from_secs(1)).await;
             }
         }
     }
 }
 
-type Errands = Vec<(Arc<Resource>, Errand)>;
+type Requests = Vec<(Arc<Resource>, Request)>;
 
-/// In the order of their deadlines, for each place that they go to and each safety.
-fn by_shard(store: &dyn Store, errands: Vec<(Arc<Resource>, Errand)>) -> BTreeMap<(u64, u32), Errands> {
+/// Groups requests by shard and by replica count, in the order of their deadlines.
+fn by_shard(store: &dyn Store, requests: Vec<(Arc<Resource>, Request)>) -> BTreeMap<(u64, u32), Requests> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
-    for (resource, errand) in errands {
-        let shard = store.shard(&resource, &errand.command);
-        shards.entry((shard, errand.replicas)).or_default().push((resource, errand));
+    for (resource, request) in requests {
+        let shard = store.shard(&resource, &request.command);
+        shards.entry((shard, request.replicas)).or_default().push((resource, request));
     }
     shards
 }
@@ -110,15 +112,17 @@ fn by_shard(store: &dyn Store, errands: Vec<(Arc<Resource>, Errand)>) -> BTreeMa
 async fn send(
     session: Arc<Session>,
     store: Arc<dyn Store>,
-    turn: Arc<Semaphore>,
-    errands: Vec<(Arc<Resource>, Errand)>,
+    permit: Arc<Semaphore>,
+    requests: Vec<(Arc<Resource>, Request)>,
 ) {
-    let _turn = turn.acquire().await;
-    let batch = errands.iter().map(|(resource, errand)| (resource.clone(), errand.command.clone())).collect();
-    let answers = store.call_durably(batch, errands.first().map_or(0, |(_, errand)| errand.replicas)).await;
-    debug_assert_eq!(answers.len(), errands.len(), "a store answers every command");
+    let _permit = permit.acquire().await;
+    let batch =
+        requests.iter().map(|(resource, request)| (resource.clone(), request.command.clone())).collect();
+    let answers =
+        store.call_replicated(batch, requests.first().map_or(0, |(_, request)| request.replicas)).await;
+    debug_assert_eq!(answers.len(), requests.len(), "a store returns one result per command");
     let now = clock::local();
-    for ((_, errand), answered) in errands.iter().zip(&answers) {
-        session.absorb(errand, now, answered);
+    for ((_, request), answered) in requests.iter().zip(&answers) {
+        session.handle_response(request, now, answered);
     }
 }

@@ -1,89 +1,90 @@
-//! One attempt, then its lease, then what it owes: a life in three stages, and the end.
+//! One row of the table: an attempt, then its lease, then its release.
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandOff, HandOn, LeaseMachine, LeaseState, LeaseTerms, LocalTime, Loss, Outcome,
-    Owner, Push, PushKind, Release, Reply, Resource, Token, Turn, drift_margin,
+    AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    drift_margin,
 };
 
-use super::session::Errand;
-use crate::store::Answered;
+use super::session::Request;
+use crate::store::CallResult;
 
-/// How soon a release that failed is tried again; the pause doubles up to [`OWED_SELDOM`].
-const OWED_AGAIN: Duration = Duration::from_millis(100);
-const OWED_SELDOM: Duration = Duration::from_secs(5);
+/// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
+const RELEASE_RETRY_MIN: Duration = Duration::from_millis(100);
+const RELEASE_RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// How long a client that is closed goes on giving back what is no lease, or a lease that ends sooner.
-const CLOSING: Duration = Duration::from_secs(2);
+/// How long a closed client retries a release at least, if there is no lease or the lease ends sooner.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
-/// How something that was to be given back came to be so.
+/// How a release ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
-    /// The store has taken it back.
-    Back,
-    /// The store says that there was nothing left to take back.
+pub(crate) enum ReleaseOutcome {
+    /// The store has released the lease, or removed the waiter.
+    Released,
+    /// The store had no such lease.
     NotHeld,
-    /// The store never answered. It has let go by itself by now.
-    Unanswered,
+    /// The store never confirmed the release. The lease has expired there by now.
+    Unconfirmed,
 }
 
 /// Why a renewal did not succeed.
 #[derive(Debug)]
-pub(crate) enum Renewal {
+pub(crate) enum RenewalError {
     Lost(Loss),
     Failed(String),
 }
 
 pub(super) struct Entry {
     pub(super) resource: Arc<Resource>,
-    /// Who holds, where the caller named somebody.
+    /// The named owner, if the lock is reentrant.
     pub(super) owner: Option<Owner>,
     terms: LeaseTerms,
-    pub(super) at_least: Duration,
+    pub(super) min_hold: Duration,
     stage: Stage,
-    /// How the attempt ended, for whoever waits for it.
+    /// How the attempt ended.
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
-    pub(super) trouble: Option<String>,
-    /// A future or a guard still stands for this entry.
-    pub(super) is_wanted: bool,
-    /// The session still counts it among those that the store may keep something for.
-    pub(super) is_counted: bool,
-    /// Whoever waits for this entry is to look at it.
+    pub(super) last_error: Option<String>,
+    /// A future or a guard refers to this entry.
+    pub(super) is_referenced: bool,
+    /// The session counts it among the entries that the store may keep something for.
+    pub(super) is_unsettled: bool,
+    /// The tasks that wait for this entry must be woken.
     is_changed: bool,
-    is_loss_told: bool,
-    /// The log has heard that renewals fail, or that it could not be given back, and not that this is over.
-    is_failure_told: bool,
-    /// The attempt of a named owner was granted, which its other attempts do not know yet.
-    has_entered: bool,
-    /// Another lease is to take the place of this one, which then ends without being lost.
+    is_loss_logged: bool,
+    /// A failure to renew or to release was logged, and its end was not.
+    is_failure_logged: bool,
+    /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
+    owner_was_granted: bool,
+    /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
-    /// The line that it belongs to, and how that hands it on.
-    pub(super) line: Option<(u64, HandOff)>,
-    /// What the log is to hear of.
-    pub(super) news: Vec<News>,
-    /// As it stands in the session's timers.
+    /// The local queue that owns the entry, and its hand-off limits.
+    pub(super) local_queue: Option<(u64, HandoffLimits)>,
+    /// Not logged yet.
+    pub(super) log_events: Vec<LogEvent>,
+    /// The time at which the entry stands in the table's timers.
     pub(super) timer: Option<LocalTime>,
-    /// Whoever waits for this entry to change, by the key of its watch.
+    /// The tasks that wait for this entry, by the key of their watch.
     pub(super) wakers: Vec<(u64, Waker)>,
 }
 
-/// What an operator would want to know.
+/// What is logged about an entry. An outage is logged at its first failure and at its end.
 #[derive(Debug)]
-pub(super) enum News {
+pub(super) enum LogEvent {
     Lost(Loss),
-    /// The first time since it went well.
-    NotRenewed(String),
-    /// For the first time after that.
-    RenewedAgain,
-    /// The first time.
-    NotGivenBack(String),
+    /// The first failure since the last success.
+    RenewalFailed(String),
+    /// The first success after that.
+    RenewalRecovered,
+    /// The first failure.
+    ReleaseFailed(String),
     /// After that.
-    GivenBack,
-    LeftToRunOut,
+    ReleaseRecovered,
+    ReleaseUnconfirmed,
 }
 
 enum Stage {
@@ -91,23 +92,23 @@ enum Stage {
     Lease {
         machine: LeaseMachine,
         tombstone: Duration,
-        /// What the tombstone is once the `Acquire` that is under way is answered.
+        /// The tombstone once the `Acquire` in flight is answered.
         tombstone_once_answered: Duration,
     },
-    /// The store may still keep something: the release is repeated until it is answered, or until the
-    /// store has let go by itself.
-    Owed {
+    /// The store may still keep the lease or the waiter: the release is retried until the store confirms it, or until both
+    /// have expired.
+    Releasing {
         release: Release,
-        again_at: LocalTime,
+        retry_at: LocalTime,
         pause: Duration,
-        /// How often it was sent.
+        /// How often the release was sent.
         sent: u32,
         until: LocalTime,
-        /// A lease that is not given back has ended by then, as far as this client knows.
+        /// When an unreleased lease expires by this client's clock.
         held_until: LocalTime,
     },
-    /// The store keeps nothing.
-    Over(Given),
+    /// The store keeps nothing for this entry.
+    Ended(ReleaseOutcome),
 }
 
 impl Entry {
@@ -115,32 +116,32 @@ impl Entry {
         resource: Arc<Resource>,
         owner: Option<Owner>,
         terms: LeaseTerms,
-        at_least: Duration,
+        min_hold: Duration,
         machine: AcquireMachine,
     ) -> Self {
         Self {
             resource,
             owner,
             terms,
-            at_least,
+            min_hold,
             stage: Stage::Attempt(machine),
             outcome: None,
-            trouble: None,
-            is_wanted: true,
-            is_counted: true,
+            last_error: None,
+            is_referenced: true,
+            is_unsettled: true,
             is_changed: false,
-            is_loss_told: false,
-            is_failure_told: false,
-            has_entered: false,
+            is_loss_logged: false,
+            is_failure_logged: false,
+            owner_was_granted: false,
             is_replacing: false,
-            line: None,
-            news: Vec::new(),
+            local_queue: None,
+            log_events: Vec::new(),
             timer: None,
             wakers: Vec::new(),
         }
     }
 
-    /// Hands out the waker that this replaces.
+    /// Registers the task's waker and returns the one it replaces, which the caller must drop with the mutex free.
     pub(super) fn register(&mut self, key: u64, context: &mut Context<'_>) -> Option<Waker> {
         match self.wakers.iter_mut().find(|(known, _)| *known == key) {
             Some((_, waker)) if waker.will_wake(context.waker()) => None,
@@ -159,45 +160,45 @@ impl Entry {
 
     // --- What goes out ---------------------------------------------------------------------------
 
-    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Errand> {
+    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Request> {
         self.end_attempt(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
-            Stage::Owed { release, again_at, sent, until, .. } if *again_at <= now && now < *until => {
+            Stage::Releasing { release, retry_at, sent, until, .. } if *retry_at <= now && now < *until => {
                 *sent += 1;
-                // Whoever has sent it, if nobody answers it is sent again.
-                *again_at = now + self.terms.ttl / 2;
+                // If no response comes, the driver sends it again, whichever task sent it now.
+                *retry_at = now + self.terms.ttl / 2;
                 Command::Release(release.clone())
             }
-            Stage::Owed { .. } | Stage::Over(_) => return None,
+            Stage::Releasing { .. } | Stage::Ended(_) => return None,
         };
         let replicas = match command {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
             _ => 0,
         };
-        Some(Errand { sequence, sent_at: now, command, replicas })
+        Some(Request { sequence, sent_at: now, command, replicas })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => machine.poll_timeout(),
-            Stage::Owed { again_at, until, .. } => Some(*again_at.min(until)),
-            Stage::Over(_) => None,
+            Stage::Releasing { retry_at, until, .. } => Some(*retry_at.min(until)),
+            Stage::Ended(_) => None,
         }
     }
 
     // --- What comes in ---------------------------------------------------------------------------
 
-    pub(super) fn handle_answered(&mut self, errand: &Errand, now: LocalTime, answered: &Answered) {
+    pub(super) fn handle_response(&mut self, request: &Request, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
-            self.trouble = Some(error.message.clone());
+            self.last_error = Some(error.message.clone());
             self.is_changed = true;
         }
-        match (&mut self.stage, &errand.command, answered) {
+        match (&mut self.stage, &request.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
-                machine.handle_answer(errand.sent_at, now, answer);
+                machine.handle_answer(request.sent_at, now, answer);
             }
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
@@ -206,37 +207,38 @@ impl Entry {
                 *tombstone = *tombstone_once_answered;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
-                machine.handle_reply(now, errand.sent_at, &answer.reply);
-                if matches!(machine.state(now), LeaseState::Held) && std::mem::take(&mut self.is_failure_told)
+                machine.handle_reply(now, request.sent_at, &answer.reply);
+                if matches!(machine.state(now), LeaseState::Held)
+                    && std::mem::take(&mut self.is_failure_logged)
                 {
-                    self.news.push(News::RenewedAgain);
+                    self.log_events.push(LogEvent::RenewalRecovered);
                 }
-                self.trouble = None;
+                self.last_error = None;
                 self.is_changed = true;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
                 machine.handle_failure(now);
-                self.tell_failure(News::NotRenewed(error.message.clone()));
+                self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
-            (Stage::Owed { sent, .. }, Command::Release(_), Ok(answer)) => {
-                // An earlier one, whose answer was lost, may be why there is nothing left.
+            (Stage::Releasing { sent, .. }, Command::Release(_), Ok(answer)) => {
+                // An earlier release may have succeeded, and its response may have been lost.
                 let is_back = *sent > 1 || matches!(answer.reply, Reply::Released);
-                self.end(if is_back { Given::Back } else { Given::NotHeld });
+                self.end(if is_back { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld });
             }
-            (Stage::Owed { again_at, pause, .. }, Command::Release(_), Err(error)) => {
-                *again_at = now + *pause;
-                *pause = (*pause * 2).min(OWED_SELDOM);
-                self.tell_failure(News::NotGivenBack(error.message.clone()));
+            (Stage::Releasing { retry_at, pause, .. }, Command::Release(_), Err(error)) => {
+                *retry_at = now + *pause;
+                *pause = (*pause * 2).min(RELEASE_RETRY_MAX);
+                self.log_failure(LogEvent::ReleaseFailed(error.message.clone()));
             }
-            // An answer to something that is no longer of interest.
+            // A late response: the entry has moved on.
             _ => {}
         }
     }
 
-    /// An outage is one event for each lease, however often something is tried meanwhile. What was lost is no news any more.
-    fn tell_failure(&mut self, news: News) {
-        if !self.is_loss_told && !std::mem::replace(&mut self.is_failure_told, true) {
-            self.news.push(news);
+    /// Logs an outage once per lease, however often a request is retried. A lost lease is not logged again.
+    fn log_failure(&mut self, event: LogEvent) {
+        if !self.is_loss_logged && !std::mem::replace(&mut self.is_failure_logged, true) {
+            self.log_events.push(event);
         }
     }
 
@@ -244,37 +246,37 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Wanted => machine.handle_wanted(now),
-            // A grant that an answer has told already, or something that is being given back.
-            Stage::Lease { .. } | Stage::Owed { .. } | Stage::Over(_) => {}
+            Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
+            // The response was faster than the push, or the lease is being released.
+            Stage::Lease { .. } | Stage::Releasing { .. } | Stage::Ended(_) => {}
         }
     }
 
-    /// Something may have been missed: ask at once.
+    /// Pushes may have been missed: asks the store at once.
     pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
             Stage::Lease { machine, .. } => machine.handle_reconnected(now),
-            Stage::Owed { .. } => self.send_again(now),
-            Stage::Over(_) => {}
+            Stage::Releasing { .. } => self.retry_release(now),
+            Stage::Ended(_) => {}
         }
     }
 
-    /// What an attempt waits for may be there.
-    pub(super) fn ask_again(&mut self, now: LocalTime) {
+    /// The lock may be free: the attempt asks the store.
+    pub(super) fn recheck(&mut self, now: LocalTime) {
         if let Stage::Attempt(machine) = &mut self.stage {
             machine.handle_hint(now);
         }
     }
 
-    /// Which owner has come to hold which resource, once.
-    pub(super) fn take_entered(&mut self) -> Option<(Arc<Resource>, Owner)> {
-        let owner = self.owner.as_ref().filter(|_| std::mem::take(&mut self.has_entered))?;
+    /// The owner whose attempt was granted, returned once.
+    pub(super) fn take_granted_owner(&mut self) -> Option<(Arc<Resource>, Owner)> {
+        let owner = self.owner.as_ref().filter(|_| std::mem::take(&mut self.owner_was_granted))?;
         Some((self.resource.clone(), owner.clone()))
     }
 
-    /// The caller wants no more of it, whatever it is. Told twice, it is sent twice.
-    pub(super) fn let_go(&mut self, now: LocalTime) {
+    /// Cancels the attempt or releases the lease. A second call sends the release again.
+    pub(super) fn abandon(&mut self, now: LocalTime) {
         self.end_attempt(now);
         match &mut self.stage {
             Stage::Attempt(machine) => {
@@ -284,56 +286,55 @@ impl Entry {
             Stage::Lease { machine, tombstone, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
-                let release = Release { acquisition, at_least: self.at_least, tombstone };
-                self.owe(release, Duration::ZERO, remaining, now);
+                let release = Release { acquisition, min_hold: self.min_hold, tombstone };
+                self.begin_release(release, Duration::ZERO, remaining, now);
             }
-            Stage::Owed { .. } => self.send_again(now),
-            Stage::Over(_) => {}
+            Stage::Releasing { .. } => self.retry_release(now),
+            Stage::Ended(_) => {}
         }
     }
 
-    /// The client is closed: everything is given back. That is not tried for longer than the lease could be held, and for
-    /// [`CLOSING`] where there is none, since a place in the queue harms nobody once its client is gone.
+    /// Releases everything, because the client is closed. Retries end with the lease, or after [`CLOSE_GRACE`] without one: a
+    /// waiter that stays in the queue delays no one once its client is gone.
     pub(super) fn close(&mut self, now: LocalTime) {
-        self.let_go(now);
-        if let Stage::Owed { until, held_until, .. } = &mut self.stage {
-            *until = (*held_until).min(now + self.terms.ttl).max(now + CLOSING).min(*until);
+        self.abandon(now);
+        if let Stage::Releasing { until, held_until, .. } = &mut self.stage {
+            *until = (*held_until).min(now + self.terms.ttl).max(now + CLOSE_GRACE).min(*until);
         }
         self.is_changed = true;
     }
 
-    /// Another lease has taken the place of this one: there is nothing to give back, but a delayed `Acquire` must not take
-    /// it anew.
-    pub(super) fn replaced(&mut self, now: LocalTime) {
+    /// Another lease has replaced this one. Nothing is left to release, but a delayed `Acquire` must not be granted again.
+    pub(super) fn mark_replaced(&mut self, now: LocalTime) {
         match &self.stage {
-            Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(Given::Back),
-            _ => self.let_go(now),
+            Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(ReleaseOutcome::Released),
+            _ => self.abandon(now),
         }
     }
 
-    /// A release whose sender may be gone.
-    pub(super) fn send_again(&mut self, now: LocalTime) {
-        if let Stage::Owed { again_at, .. } = &mut self.stage {
-            *again_at = now.min(*again_at);
+    /// Sends a release again at once, because the task that sent it may be gone.
+    pub(super) fn retry_release(&mut self, now: LocalTime) {
+        if let Stage::Releasing { retry_at, .. } = &mut self.stage {
+            *retry_at = now.min(*retry_at);
         }
     }
 
     // --- From stage to stage ---------------------------------------------------------------------
 
-    /// What follows from the time and from what was heard. Says whether anything changed.
-    pub(super) fn move_on(&mut self, now: LocalTime) -> bool {
+    /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
+    pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
         match &mut self.stage {
-            Stage::Owed { until, .. } if now >= *until => self.end(Given::Unanswered),
+            Stage::Releasing { until, .. } if now >= *until => self.end(ReleaseOutcome::Unconfirmed),
             Stage::Lease { machine, .. } => {
                 machine.handle_timeout(now);
                 if let LeaseState::Lost(loss) = machine.state(now)
-                    && !self.is_loss_told
+                    && !self.is_loss_logged
                     && !self.is_replacing
                 {
-                    self.is_loss_told = true;
+                    self.is_loss_logged = true;
                     self.is_changed = true;
-                    self.news.push(News::Lost(loss));
+                    self.log_events.push(LogEvent::Lost(loss));
                 }
             }
             _ => {}
@@ -348,64 +349,69 @@ impl Entry {
         self.outcome = Some(outcome);
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
-            self.has_entered = self.owner.is_some();
+            self.owner_was_granted = self.owner.is_some();
             let acquisition = machine.acquisition();
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
-            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.lasts, trusted_until);
-            if let Some((_, bound)) = self.line {
-                let mut turn = Turn::new(bound, grant.tokens);
+            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
+            if let Some((_, bound)) = self.local_queue {
+                let mut turn = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {
-                    // Others may wait as well, until the store says that they don't.
-                    turn.handle_wanted(now);
+                    // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
+                    turn.handle_contended(now);
                 }
-                lease = lease.with_turn(turn);
+                lease = lease.with_handoff_budget(turn);
             }
-            if machine.was_hinted() {
+            if machine.recheck_pending() {
                 lease.handle_hint(now);
             }
             self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
-            let place = machine.place_lasts();
-            self.owe(release, place, Duration::ZERO, now);
+            let place = machine.queue_entry_ttl();
+            self.begin_release(release, place, Duration::ZERO, now);
         } else {
-            self.end(Given::Back);
+            self.end(ReleaseOutcome::Released);
         }
     }
 
-    fn end(&mut self, given: Given) {
-        if std::mem::take(&mut self.is_failure_told) {
-            let is_over = given == Given::Unanswered;
-            self.news.push(if is_over { News::LeftToRunOut } else { News::GivenBack });
+    fn end(&mut self, given: ReleaseOutcome) {
+        if std::mem::take(&mut self.is_failure_logged) {
+            let is_over = given == ReleaseOutcome::Unconfirmed;
+            self.log_events.push(if is_over {
+                LogEvent::ReleaseUnconfirmed
+            } else {
+                LogEvent::ReleaseRecovered
+            });
         }
-        self.stage = Stage::Over(given);
+        self.stage = Stage::Ended(given);
         self.is_changed = true;
     }
 
-    /// Gives back a lease of which so much remains, or a place in the queue that lasts so long.
-    fn owe(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
-        // By then the lease, or the place in the queue, has ended without us.
+    /// Begins to release a lease with this much time left, or a waiter whose place in the queue lasts this long.
+    fn begin_release(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
+        // By then the lease, or the place in the queue, has expired in the store.
         let lasts = self.terms.ttl.max(release.tombstone).max(place);
         let until = now + lasts + drift_margin(lasts);
         let held_until = now + remaining;
-        self.stage = Stage::Owed { release, again_at: now, pause: OWED_AGAIN, sent: 0, until, held_until };
-        self.is_failure_told = false;
+        self.stage =
+            Stage::Releasing { release, retry_at: now, pause: RELEASE_RETRY_MIN, sent: 0, until, held_until };
+        self.is_failure_logged = false;
         self.is_changed = true;
     }
 
-    // --- Looking ---------------------------------------------------------------------------------
+    // --- State ------------------------------------------------------------------------------------
 
-    /// Whether the store may know of it, so that it has something to say about its end.
-    pub(super) fn may_be_known(&self) -> bool {
+    /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
+    pub(super) fn may_be_in_store(&self) -> bool {
         match &self.stage {
-            Stage::Attempt(machine) => machine.may_be_known(),
-            Stage::Lease { .. } | Stage::Owed { .. } => true,
-            Stage::Over(_) => false,
+            Stage::Attempt(machine) => machine.may_be_in_store(),
+            Stage::Lease { .. } | Stage::Releasing { .. } => true,
+            Stage::Ended(_) => false,
         }
     }
 
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.stage, Stage::Over(_))
+        matches!(self.stage, Stage::Ended(_))
     }
 
     pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
@@ -413,9 +419,9 @@ impl Entry {
         self.outcome
     }
 
-    pub(super) fn given(&self) -> Option<Given> {
+    pub(super) fn release_outcome(&self) -> Option<ReleaseOutcome> {
         match self.stage {
-            Stage::Over(given) => Some(given),
+            Stage::Ended(given) => Some(given),
             _ => None,
         }
     }
@@ -425,25 +431,24 @@ impl Entry {
         let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
         match machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Released => Err(Loss::Closed),
             LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
         }
     }
 
     pub(super) fn ends_at(&self) -> LocalTime {
         match &self.stage {
-            Stage::Lease { machine, .. } => machine.ends_at(),
+            Stage::Lease { machine, .. } => machine.hold_ends_at(),
             _ => LocalTime::NEVER,
         }
     }
 
-    pub(super) fn end_by(&mut self, ends_at: LocalTime) {
+    pub(super) fn limit_hold(&mut self, ends_at: LocalTime) {
         if let Stage::Lease { machine, .. } = &mut self.stage {
             machine.end_by(ends_at);
         }
     }
 
-    /// Why a lease that a guard stands for is lost: also if its owner was granted another token since.
+    /// Why the lease is lost. A later grant of another token to its owner counts as a loss.
     pub(super) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
         let Stage::Lease { machine, .. } = &self.stage else { return None };
         let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
@@ -453,20 +458,20 @@ impl Entry {
         }
     }
 
-    /// The ttl of a lease that is held, and lost unless it is renewed.
+    /// The ttl of a held lease that depends on renewals.
     pub(super) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
         let Stage::Lease { machine, .. } = &self.stage else { return None };
         let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
         (is_held && self.terms.renews).then_some(self.terms.ttl)
     }
 
-    /// Whether a renewal is due within this part of the ttl.
+    /// Whether a renewal is due within this fraction of the ttl.
     pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
         let Stage::Lease { machine, .. } = &self.stage else { return false };
         machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
     }
 
-    /// A renewal whose sender is gone counts as failed, so that the driver tries again.
+    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
     pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
         if let Stage::Lease { machine, .. } = &mut self.stage
             && machine.is_renewing()
@@ -475,25 +480,27 @@ impl Entry {
         }
     }
 
-    /// How the last renewal went, once none is under way.
-    pub(super) fn renewed(&self, now: LocalTime) -> Option<Result<(), Renewal>> {
+    /// The result of the last renewal, once none is in flight.
+    pub(super) fn renewal_result(&self, now: LocalTime) -> Option<Result<(), RenewalError>> {
         if let Err(loss) = self.remaining(now) {
-            return Some(Err(Renewal::Lost(loss)));
+            return Some(Err(RenewalError::Lost(loss)));
         }
         let Stage::Lease { machine, .. } = &self.stage else { return None };
-        match (machine.is_renewing(), machine.state(now), &self.trouble) {
+        match (machine.is_renewing(), machine.state(now), &self.last_error) {
             (true, ..) => None,
-            (false, LeaseState::Uncertain, Some(trouble)) => Some(Err(Renewal::Failed(trouble.clone()))),
+            (false, LeaseState::Uncertain, Some(last_error)) => {
+                Some(Err(RenewalError::Failed(last_error.clone())))
+            }
             (false, ..) => Some(Ok(())),
         }
     }
 
-    /// What becomes of the lease now that a task is done with it and another one waits.
-    pub(super) fn hand_on(&mut self, now: LocalTime) -> HandOn {
+    /// Decides whether the lease goes to the next task of the local queue.
+    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
-            // One that is to be kept goes back to the store, which keeps it.
-            Stage::Lease { machine, .. } if self.at_least.is_zero() => machine.hand_on(now),
-            _ => HandOn::Over,
+            // A lease with a minimum hold is released to the store, which retains it.
+            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
+            _ => HandoffDecision::Release,
         }
     }
 

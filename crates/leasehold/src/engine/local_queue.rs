@@ -1,8 +1,8 @@
-//! The tasks of one client that want the same lock on the same terms, in the order in which they came.
+//! FIFO queue of this client's tasks for one lock, so that the client needs one place in the store's queue.
 //!
-//! A line has one attempt in the store's queue, or one lease, which goes from task to task. Both are the line's and no
-//! task's own: a task that is dropped, or is not polled any more before its turn, holds up nobody. What the store is to be
-//! asked meanwhile the driver asks. An ended line is forgotten with its last task.
+//! The queue owns the store attempt and the lease; tasks only borrow the lease. A task that is dropped, or that stops being
+//! polled, therefore never blocks the tasks behind it. The driver sends what the queue asks the store while no task is
+//! polled. An empty queue is removed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,319 +11,339 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, HandOff, HandOn, LeaseTerms, LocalTime, Outcome, Patience,
-    Resource, Token, Turn, WaitFor,
+    Acquire, AcquireMachine, Acquisition, HandoffBudget, HandoffDecision, HandoffLimits, LeaseTerms,
+    LocalTime, Outcome, Resource, Token, WaitFor, WaitPolicy,
 };
 
 use super::entry::Entry;
-use super::session::{Ended, Errand, Session};
-use super::table::{After, State};
+use super::session::{AttemptEnd, Request, Session};
+use super::table::{Effects, Table};
 
-/// What the tasks of one line ask the store for.
+/// What a queue's tasks ask the store for. Tasks with equal keys share a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct AcquireKey {
     pub(crate) resource: Arc<Resource>,
     pub(crate) terms: LeaseTerms,
     pub(crate) wait: WaitFor,
-    /// That of the line: its tasks have deadlines of their own.
-    pub(crate) patience: Patience,
+    /// The policy of the queue's attempt: each task has a deadline of its own.
+    pub(crate) patience: WaitPolicy,
     pub(crate) metadata: Arc<str>,
-    pub(crate) hand_off: HandOff,
+    pub(crate) hand_off: HandoffLimits,
 }
 
-/// A task's place in a line.
+/// A task's place in a local queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) line: u64,
+pub(crate) struct Ticket {
+    pub(crate) queue: u64,
     number: u64,
 }
 
-/// Why a task can't stand in a line.
-pub(crate) enum NoPlace {
+/// Why a task can't join a local queue.
+pub(crate) enum EnqueueError {
     Closed,
     QueueFull,
 }
 
-/// How the wait in a line ended.
-pub(crate) enum Turned {
-    /// This lease is the task's, with this token.
+/// How the wait in a local queue ended.
+pub(crate) enum WaitOutcome {
+    /// This lease is assigned to the task, with this token.
     Granted(u64, Token),
-    Ended(Ended),
+    Ended(AttemptEnd),
 }
 
-/// What a task leaves behind that does not wait any more.
-pub(crate) enum Left {
-    /// Its client has the lease, for another task.
-    Held,
-    /// Others stand in the line, which goes on asking for them.
-    Asking,
-    /// What nobody stands for now, and is to be given back; and whether the store may know of it.
-    Last { sequence: u64, may_be_known: bool },
+/// The state of a local queue after one of its tasks cancelled its wait.
+pub(crate) enum CancelledWait {
+    /// Another task of the client has the lease.
+    LeaseInUse,
+    /// The attempt goes on for the tasks that still wait.
+    AttemptContinues,
+    /// No task is left: the entry must be released. `may_be_in_store`: the store may have received the attempt.
+    LastWaiter { sequence: u64, may_be_in_store: bool },
 }
 
-/// All lines of a client.
+/// All local queues of a client.
 #[derive(Default)]
-pub(super) struct Lines {
-    all: BTreeMap<u64, Line>,
-    /// Most have one: those who want the same lock want it on the same terms.
-    of: HashMap<Arc<Resource>, Vec<u64>>,
+pub(super) struct LocalQueues {
+    by_id: BTreeMap<u64, LocalQueue>,
+    /// Usually one per resource: most tasks that use a lock use it with the same options.
+    by_resource: HashMap<Arc<Resource>, Vec<u64>>,
 }
 
-struct Line {
-    wish: Wish,
-    stage: Stage,
-    /// By the number of the place. Whoever is called stays until it has heard of it.
+struct LocalQueue {
+    key: AcquireKey,
+    state: QueueState,
+    /// By ticket number. A task stays in here until it has seen its assignment.
     waiting: BTreeMap<u64, Option<Waker>>,
-    /// What those who waited are to hear of an attempt that was not granted.
-    ended: BTreeMap<u64, Ended>,
+    /// How the attempt ended, for each task that waited for it and has not been polled since.
+    ended: BTreeMap<u64, AttemptEnd>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum QueueState {
     Idle,
-    /// The attempt stands for the line in the store.
-    Asking(u64),
-    /// The lease is the line's until there are tokens to hand it on with.
-    Between(u64),
-    /// The lease is for the task with this number, which has not heard of it yet.
-    Called {
+    /// An acquire for the whole queue is in flight, or queued in the store.
+    Acquiring(u64),
+    /// The lease is the queue's, but its token range is used up: a renewal is fetching more.
+    AwaitingTokens(u64),
+    /// The lease is assigned to the task with this ticket number, which has not been polled since.
+    Assigned {
         lease: u64,
         number: u64,
         token: Token,
     },
-    /// A task has the lease.
+    /// A task holds the lease.
     Held(u64),
 }
 
-impl Lines {
-    fn find(&self, wish: &Wish) -> Option<u64> {
-        let of = self.of.get(&wish.resource)?;
-        of.iter().copied().find(|id| self.all.get(id).is_some_and(|line| line.wish == *wish))
+impl LocalQueues {
+    fn find(&self, key: &AcquireKey) -> Option<u64> {
+        let ids = self.by_resource.get(&key.resource)?;
+        ids.iter().copied().find(|id| self.by_id.get(id).is_some_and(|queue| queue.key == *key))
     }
 
-    fn add(&mut self, id: u64, wish: Wish) {
-        self.of.entry(wish.resource.clone()).or_default().push(id);
-        let line = Line { wish, stage: Stage::Idle, waiting: BTreeMap::new(), ended: BTreeMap::new() };
-        self.all.insert(id, line);
+    fn add(&mut self, id: u64, key: AcquireKey) {
+        self.by_resource.entry(key.resource.clone()).or_default().push(id);
+        let queue =
+            LocalQueue { key, state: QueueState::Idle, waiting: BTreeMap::new(), ended: BTreeMap::new() };
+        self.by_id.insert(id, queue);
     }
 
-    /// Forgets a line that nobody stands in and that has nothing.
-    fn prune(&mut self, id: u64) {
-        let Some(line) = self.all.get(&id).filter(|line| line.is_empty()) else { return };
-        if let Some(of) = self.of.get_mut(&line.wish.resource) {
-            of.retain(|other| *other != id);
-            if of.is_empty() {
-                self.of.remove(&line.wish.resource);
+    fn remove_if_empty(&mut self, id: u64) {
+        let Some(queue) = self.by_id.get(&id).filter(|queue| queue.is_empty()) else { return };
+        if let Some(ids) = self.by_resource.get_mut(&queue.key.resource) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.by_resource.remove(&queue.key.resource);
             }
         }
-        self.all.remove(&id);
+        self.by_id.remove(&id);
     }
 }
 
-impl Line {
+impl LocalQueue {
     fn is_empty(&self) -> bool {
-        matches!(self.stage, Stage::Idle) && self.waiting.is_empty() && self.ended.is_empty()
+        matches!(self.state, QueueState::Idle) && self.waiting.is_empty() && self.ended.is_empty()
     }
 
-    /// What the line has in the store.
+    /// The table entry of the queue's attempt or lease.
     fn entry(&self) -> Option<u64> {
-        match self.stage {
-            Stage::Idle => None,
-            Stage::Asking(sequence) | Stage::Between(sequence) | Stage::Held(sequence) => Some(sequence),
-            Stage::Called { lease, .. } => Some(lease),
+        match self.state {
+            QueueState::Idle => None,
+            QueueState::Acquiring(sequence)
+            | QueueState::AwaitingTokens(sequence)
+            | QueueState::Held(sequence) => Some(sequence),
+            QueueState::Assigned { lease, .. } => Some(lease),
         }
     }
 
-    fn call(&mut self, lease: u64, token: Token, after: &mut After) {
+    /// Assigns the lease to the first waiting task.
+    fn assign(&mut self, lease: u64, token: Token, effects: &mut Effects) {
         let Some((&number, waker)) = self.waiting.iter_mut().next() else { return };
-        after.wakers.extend(waker.take());
-        self.stage = Stage::Called { lease, number, token };
+        effects.wakers.extend(waker.take());
+        self.state = QueueState::Assigned { lease, number, token };
     }
 
-    fn end(&mut self, outcome: Outcome, trouble: Option<&String>, after: &mut After) {
-        self.stage = Stage::Idle;
+    /// Ends every task's wait with the outcome of the queue's attempt.
+    fn end_waits(&mut self, outcome: Outcome, last_error: Option<&String>, effects: &mut Effects) {
+        self.state = QueueState::Idle;
         for (number, waker) in std::mem::take(&mut self.waiting) {
-            self.ended.insert(number, (outcome, trouble.cloned()));
-            after.wakers.extend(waker);
+            self.ended.insert(number, (outcome, last_error.cloned()));
+            effects.wakers.extend(waker);
         }
     }
 }
 
 impl Session {
-    /// Takes a place at the end of a line. The first one gets what is to be sent.
-    pub(crate) fn enter(&self, wish: Wish, now: LocalTime) -> Result<(Place, Option<Errand>), NoPlace> {
+    /// Joins the end of a local queue. The first task also gets the request to send.
+    pub(crate) fn enqueue(
+        &self,
+        key: AcquireKey,
+        now: LocalTime,
+    ) -> Result<(Ticket, Option<Request>), EnqueueError> {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let mut after = After::default();
-        let entered = self.state().enter(wish, number, now, &mut after);
-        self.tell(after);
-        entered
+        let mut effects = Effects::default();
+        let enqueued = self.table().enqueue(key, number, now, &mut effects);
+        self.apply_effects(effects);
+        enqueued
     }
 
-    /// Whether the client itself has the lease, so that a task that does not wait need not ask for it.
-    pub(crate) fn is_occupied(&self, wish: &Wish) -> bool {
-        let state = self.state();
-        let line = state.lines.find(wish).and_then(|id| state.lines.all.get(&id));
-        line.is_some_and(|line| !matches!(line.stage, Stage::Idle | Stage::Asking(_)))
+    /// Whether a task of this client has the lease, so that an attempt without waiting need not ask the store.
+    pub(crate) fn holds_lease(&self, key: &AcquireKey) -> bool {
+        let table = self.table();
+        let queue = table.local_queues.find(key).and_then(|id| table.local_queues.by_id.get(&id));
+        queue.is_some_and(|queue| !matches!(queue.state, QueueState::Idle | QueueState::Acquiring(_)))
     }
 
-    pub(crate) fn poll_turn(&self, place: Place, context: &mut Context<'_>) -> Poll<Turned> {
+    pub(crate) fn poll_wait(&self, ticket: Ticket, context: &mut Context<'_>) -> Poll<WaitOutcome> {
         let replaced;
         {
-            let mut state = self.state();
-            let Some(line) = state.lines.all.get_mut(&place.line) else {
-                return Poll::Ready(Turned::Ended((Outcome::Cancelled, None)));
+            let mut table = self.table();
+            let Some(queue) = table.local_queues.by_id.get_mut(&ticket.queue) else {
+                return Poll::Ready(WaitOutcome::Ended((Outcome::Cancelled, None)));
             };
-            if let Stage::Called { lease, number, token } = line.stage
-                && number == place.number
+            if let QueueState::Assigned { lease, number, token } = queue.state
+                && number == ticket.number
             {
-                line.stage = Stage::Held(lease);
-                replaced = line.waiting.remove(&number);
-                drop(state);
+                queue.state = QueueState::Held(lease);
+                replaced = queue.waiting.remove(&number);
+                drop(table);
                 drop(replaced);
-                return Poll::Ready(Turned::Granted(lease, token));
+                return Poll::Ready(WaitOutcome::Granted(lease, token));
             }
-            if let Some(ended) = line.ended.remove(&place.number) {
-                state.lines.prune(place.line);
-                return Poll::Ready(Turned::Ended(ended));
+            if let Some(ended) = queue.ended.remove(&ticket.number) {
+                table.local_queues.remove_if_empty(ticket.queue);
+                return Poll::Ready(WaitOutcome::Ended(ended));
             }
-            replaced = line.waiting.insert(place.number, Some(context.waker().clone()));
+            replaced = queue.waiting.insert(ticket.number, Some(context.waker().clone()));
         }
-        // A waker that goes may drop its task, and with it a guard of this very session: never with the mutex held.
+        // Dropping a waker may drop its task, and with it a guard of this session, which takes the mutex.
         drop(replaced);
         Poll::Pending
     }
 
-    /// A task does not wait any more.
-    pub(crate) fn leave(&self, place: Place, now: LocalTime) -> Left {
-        let mut after = After::default();
-        let (left, waker) = {
-            let mut state = self.state();
-            let waker =
-                state.lines.all.get_mut(&place.line).and_then(|line| line.waiting.remove(&place.number));
-            (state.leave(place, now, &mut after), waker)
+    /// Takes a task out of its local queue.
+    pub(crate) fn cancel_wait(&self, ticket: Ticket, now: LocalTime) -> CancelledWait {
+        let mut effects = Effects::default();
+        let (cancelled, waker) = {
+            let mut table = self.table();
+            let queue = table.local_queues.by_id.get_mut(&ticket.queue);
+            let waker = queue.and_then(|queue| queue.waiting.remove(&ticket.number));
+            (table.cancel_wait(ticket, now, &mut effects), waker)
         };
         drop(waker);
-        self.tell(after);
-        left
+        self.apply_effects(effects);
+        cancelled
     }
 
-    /// The task that had this lease is done with it. Whether it went on, or the line keeps it for the next one.
-    pub(crate) fn hand_on(&self, line: u64, lease: u64, now: LocalTime) -> bool {
-        let mut after = After::default();
-        let is_handed_on = {
-            let mut state = self.state();
-            let has_it = |line: &Line| matches!(line.stage, Stage::Held(held) if held == lease);
-            let is_handed_on =
-                state.lines.all.get(&line).is_some_and(has_it) && state.hand_on(line, lease, now, &mut after);
-            state.settle(lease, now, &mut after);
-            is_handed_on
+    /// Ends a task's hold of this lease. Returns whether the queue keeps the lease for its next task.
+    pub(crate) fn hand_off(&self, queue: u64, lease: u64, now: LocalTime) -> bool {
+        let mut effects = Effects::default();
+        let is_handed_off = {
+            let mut table = self.table();
+            let has_lease =
+                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
+            let is_handed_off = table.local_queues.by_id.get(&queue).is_some_and(has_lease)
+                && table.hand_off(queue, lease, now, &mut effects);
+            table.reconcile(lease, now, &mut effects);
+            is_handed_off
         };
-        self.tell(after);
-        is_handed_on
+        self.apply_effects(effects);
+        is_handed_off
     }
 }
 
-impl State {
-    fn enter(
+impl Table {
+    fn enqueue(
         &mut self,
-        wish: Wish,
+        key: AcquireKey,
         number: u64,
         now: LocalTime,
-        after: &mut After,
-    ) -> Result<(Place, Option<Errand>), NoPlace> {
+        effects: &mut Effects,
+    ) -> Result<(Ticket, Option<Request>), EnqueueError> {
         if self.is_closed {
-            return Err(NoPlace::Closed);
+            return Err(EnqueueError::Closed);
         }
-        let id = self.lines.find(&wish).unwrap_or_else(|| {
-            self.lines.add(number, wish);
+        let id = self.local_queues.find(&key).unwrap_or_else(|| {
+            self.local_queues.add(number, key);
             number
         });
-        let place = Place { line: id, number };
-        let Some(line) = self.lines.all.get_mut(&id) else { return Err(NoPlace::Closed) };
-        let is_first = line.entry().is_none();
-        if !is_first && line.waiting.len() >= line.wish.wait.max_queue as usize {
-            return Err(NoPlace::QueueFull);
+        let ticket = Ticket { queue: id, number };
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return Err(EnqueueError::Closed) };
+        let is_first = queue.entry().is_none();
+        if !is_first && queue.waiting.len() >= queue.key.wait.max_queue as usize {
+            return Err(EnqueueError::QueueFull);
         }
-        line.waiting.insert(number, None);
+        queue.waiting.insert(number, None);
         if !is_first {
-            return Ok((place, None));
+            return Ok((ticket, None));
         }
-        let Some((sequence, mut entry)) = self.attempt_of(id, now) else { return Ok((place, None)) };
-        let errand = entry.poll_transmit(sequence, now);
-        self.insert(sequence, entry, now, after);
-        Ok((place, errand))
+        let Some((sequence, mut entry)) = self.start_attempt(id, now) else { return Ok((ticket, None)) };
+        let request = entry.poll_transmit(sequence, now);
+        self.insert(sequence, entry, now, effects);
+        Ok((ticket, request))
     }
 
-    fn leave(&mut self, place: Place, now: LocalTime, after: &mut After) -> Left {
-        let Some(line) = self.lines.all.get_mut(&place.line) else { return Left::Asking };
-        line.ended.remove(&place.number);
-        let left = match line.stage {
-            Stage::Called { lease, number, .. } if number == place.number => {
-                let is_handed_on = self.hand_on(place.line, lease, now, after);
-                self.settle(lease, now, after);
-                if is_handed_on { Left::Held } else { Left::Last { sequence: lease, may_be_known: true } }
-            }
-            Stage::Called { .. } | Stage::Held(_) => Left::Held,
-            Stage::Asking(sequence) | Stage::Between(sequence) if line.waiting.is_empty() => {
-                line.stage = Stage::Idle;
-                let may_be_known = self.entries.get(&sequence).is_some_and(|entry| entry.may_be_known());
-                Left::Last { sequence, may_be_known }
-            }
-            Stage::Idle | Stage::Asking(_) | Stage::Between(_) => Left::Asking,
+    fn cancel_wait(&mut self, ticket: Ticket, now: LocalTime, effects: &mut Effects) -> CancelledWait {
+        let Some(queue) = self.local_queues.by_id.get_mut(&ticket.queue) else {
+            return CancelledWait::AttemptContinues;
         };
-        self.lines.prune(place.line);
-        left
+        queue.ended.remove(&ticket.number);
+        let cancelled = match queue.state {
+            QueueState::Assigned { lease, number, .. } if number == ticket.number => {
+                let is_handed_off = self.hand_off(ticket.queue, lease, now, effects);
+                self.reconcile(lease, now, effects);
+                if is_handed_off {
+                    CancelledWait::LeaseInUse
+                } else {
+                    CancelledWait::LastWaiter { sequence: lease, may_be_in_store: true }
+                }
+            }
+            QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::LeaseInUse,
+            QueueState::Acquiring(sequence) | QueueState::AwaitingTokens(sequence)
+                if queue.waiting.is_empty() =>
+            {
+                queue.state = QueueState::Idle;
+                let may_be_in_store =
+                    self.entries.get(&sequence).is_some_and(|entry| entry.may_be_in_store());
+                CancelledWait::LastWaiter { sequence, may_be_in_store }
+            }
+            QueueState::Idle | QueueState::Acquiring(_) | QueueState::AwaitingTokens(_) => {
+                CancelledWait::AttemptContinues
+            }
+        };
+        self.local_queues.remove_if_empty(ticket.queue);
+        cancelled
     }
 
-    /// An attempt in the name of this line, none where nothing begins any more.
-    fn attempt_of(&mut self, id: u64, now: LocalTime) -> Option<(u64, Box<Entry>)> {
-        let line = self.lines.all.get_mut(&id)?;
+    /// A new attempt for this queue, whose caller inserts it.
+    fn start_attempt(&mut self, id: u64, now: LocalTime) -> Option<(u64, Box<Entry>)> {
+        let queue = self.local_queues.by_id.get_mut(&id)?;
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let wish = &line.wish;
-        // Who is alone has nobody to hand it on to. Tokens that nobody uses would make the clock run ahead.
-        let reserve = if line.waiting.len() > 1 { Turn::reserve_at_first(wish.hand_off) } else { 0 };
+        let key = &queue.key;
+        // A single task needs no range of tokens, and unused tokens would make the counter run ahead of the clock.
+        let reserve = if queue.waiting.len() > 1 { HandoffBudget::initial_reserve(key.hand_off) } else { 0 };
         let command = Acquire {
             reserve,
-            wait: Some(wish.wait),
-            metadata: wish.metadata.clone(),
+            wait: Some(key.wait),
+            metadata: key.metadata.clone(),
             ..Acquire::exclusive(
                 Acquisition { client: self.id, sequence },
-                wish.terms.ttl.max(wish.terms.outlives),
+                key.terms.ttl.max(key.terms.min_lifetime),
             )
         };
-        let machine = AcquireMachine::new(command, Some(wish.patience), now);
-        let mut entry = Entry::new(wish.resource.clone(), None, wish.terms, Duration::ZERO, machine);
-        entry.line = Some((id, wish.hand_off));
-        line.stage = Stage::Asking(sequence);
+        let machine = AcquireMachine::new(command, Some(key.patience), now);
+        let mut entry = Entry::new(key.resource.clone(), None, key.terms, Duration::ZERO, machine);
+        entry.local_queue = Some((id, key.hand_off));
+        queue.state = QueueState::Acquiring(sequence);
         Some((sequence, Box::new(entry)))
     }
 
-    fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, after: &mut After) {
+    fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
         self.entries.insert(sequence, entry);
         self.unsettled += 1;
-        self.settle(sequence, now, after);
+        self.reconcile(sequence, now, effects);
     }
 
-    /// A lease of the line is free for the next task. If it is not handed on, the line asks for another one where
-    /// somebody waits, and this one is to be given back.
-    fn hand_on(&mut self, id: u64, lease: u64, now: LocalTime, after: &mut After) -> bool {
-        let Some(line) = self.lines.all.get_mut(&id) else { return false };
-        if line.waiting.is_empty() {
-            line.stage = Stage::Idle;
-            self.lines.prune(id);
+    /// Gives a lease that its task no longer uses to the next task. Returns false if the lease must be released; if tasks
+    /// wait then, the queue has begun a new attempt for them.
+    fn hand_off(&mut self, id: u64, lease: u64, now: LocalTime, effects: &mut Effects) -> bool {
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return false };
+        if queue.waiting.is_empty() {
+            queue.state = QueueState::Idle;
+            self.local_queues.remove_if_empty(id);
             return false;
         }
-        match self.entries.get_mut(&lease).map_or(HandOn::Over, |entry| entry.hand_on(now)) {
-            HandOn::Next(token) => line.call(lease, token, after),
-            HandOn::Soon => line.stage = Stage::Between(lease),
-            HandOn::Over if self.is_closed => {
-                line.end(Outcome::Cancelled, None, after);
+        match self.entries.get_mut(&lease).map_or(HandoffDecision::Release, |entry| entry.hand_off(now)) {
+            HandoffDecision::Next(token) => queue.assign(lease, token, effects),
+            HandoffDecision::AwaitTokens => queue.state = QueueState::AwaitingTokens(lease),
+            HandoffDecision::Release if self.is_closed => {
+                queue.end_waits(Outcome::Cancelled, None, effects);
                 return false;
             }
-            HandOn::Over => {
-                if let Some((sequence, entry)) = self.attempt_of(id, now) {
+            HandoffDecision::Release => {
+                if let Some((sequence, entry)) = self.start_attempt(id, now) {
                     // The driver sends it.
-                    self.insert(sequence, entry, now, after);
+                    self.insert(sequence, entry, now, effects);
                 }
                 return false;
             }
@@ -331,36 +351,36 @@ impl State {
         true
     }
 
-    /// Something has changed about what a line has in the store.
-    pub(super) fn stir(&mut self, id: u64, sequence: u64, now: LocalTime, after: &mut After) {
-        let Some(line) = self.lines.all.get_mut(&id) else { return };
+    /// Updates a queue after its entry, the attempt or the lease, has changed.
+    pub(super) fn on_entry_changed(&mut self, id: u64, sequence: u64, now: LocalTime, effects: &mut Effects) {
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return };
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        if line.entry() != Some(sequence) {
+        if queue.entry() != Some(sequence) {
             return;
         }
-        if let Stage::Asking(_) = line.stage {
+        if let QueueState::Acquiring(_) = queue.state {
             match entry.outcome {
                 None => {}
-                Some(Outcome::Granted { grant, .. }) => line.call(sequence, grant.tokens.first, after),
+                Some(Outcome::Granted { grant, .. }) => queue.assign(sequence, grant.tokens.first, effects),
                 Some(outcome) => {
-                    entry.is_wanted = false;
-                    line.end(outcome, entry.trouble.as_ref(), after);
+                    entry.is_referenced = false;
+                    queue.end_waits(outcome, entry.last_error.as_ref(), effects);
                 }
             }
             return;
         }
-        let is_held = matches!(line.stage, Stage::Held(_));
-        let is_free = matches!(line.stage, Stage::Between(_)) || entry.remaining(now).is_err();
-        if is_free && !self.hand_on(id, sequence, now, after) && !is_held {
-            self.disown(sequence, now);
+        let is_held = matches!(queue.state, QueueState::Held(_));
+        let is_free = matches!(queue.state, QueueState::AwaitingTokens(_)) || entry.remaining(now).is_err();
+        if is_free && !self.hand_off(id, sequence, now, effects) && !is_held {
+            self.abandon(sequence, now);
         }
     }
 
-    /// Nobody stands for this lease any more. Its guard, if there were one, would give it back.
-    fn disown(&mut self, sequence: u64, now: LocalTime) {
+    /// Releases a lease that no guard refers to. A guard would release it itself.
+    fn abandon(&mut self, sequence: u64, now: LocalTime) {
         if let Some(entry) = self.entries.get_mut(&sequence) {
-            entry.is_wanted = false;
-            entry.let_go(now);
+            entry.is_referenced = false;
+            entry.abandon(now);
         }
     }
 }

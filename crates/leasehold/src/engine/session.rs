@@ -1,11 +1,11 @@
 //! One client's attempts and leases: a table behind one mutex, stepped by the core's machines.
 //!
-//! Whoever asks (a future, a guard, the driver) takes the mutex, steps a machine, and lets go before it
-//! speaks to the store, since the store may deliver a push to this very table. Futures are passive: they leave
-//! a waker here and look at their entry when they are woken, so they run on any executor.
+//! A caller (a future, a guard, the driver) takes the mutex, steps a machine, and frees the mutex before it calls the store,
+//! because the store may deliver a push to this table. Futures are passive: they register a waker and look at their entry
+//! when they are woken, so they run on any executor.
 //!
-//! Nothing here is a queue: what an ended attempt or a dropped guard owes stays in its own entry until
-//! the store has answered, or has let go by itself.
+//! There is no queue of releases: a release stays in its own entry until the store has confirmed it, or until the lease has
+//! expired in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,87 +14,89 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Owner,
-    Patience, Push, Resource, Token,
+    Push, Resource, Token, WaitPolicy,
 };
 use tokio::sync::Notify;
 
 use super::clock;
-use super::entry::{Entry, Given, News, Renewal};
-use super::table::{After, Due, State};
+use super::entry::{Entry, LogEvent, ReleaseOutcome, RenewalError};
+use super::table::{DueWork, Effects, Table};
 use super::watch::Watch;
-use crate::store::Answered;
+use crate::store::CallResult;
 use crate::store::Inbox;
 
-/// Everything that one client has under way.
+/// The attempts, leases and releases of one client.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
-    state: Mutex<State>,
+    table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
-    /// Wakes the driver when it would otherwise sleep past something.
+    /// Wakes the driver before its own timer does.
     pub(crate) alarm: Notify,
 }
 
-/// What is to be sent: about which entry, and when that was decided.
+/// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
-pub(crate) struct Errand {
+pub(crate) struct Request {
     pub(crate) sequence: u64,
     pub(crate) sent_at: LocalTime,
     pub(crate) command: Command,
-    /// How many replicas must have it before its answer counts.
+    /// How many replicas must have the write before its response counts.
     pub(crate) replicas: u32,
 }
 
 /// The client was closed.
 pub(crate) struct Closed;
 
-/// How an attempt ended, with the store's last error where there was one.
-pub(crate) type Ended = (Outcome, Option<String>);
+/// How an attempt ended, and the store's last error if there was one.
+pub(crate) type AttemptEnd = (Outcome, Option<String>);
 
 impl Session {
     pub(crate) fn new(id: ClientId) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
-        let state = State::new(id, sequence.clone());
-        Self { id, state: Mutex::new(state), sequence, alarm: Notify::new() }
+        let table = Table::new(id, sequence.clone());
+        Self { id, table: Mutex::new(table), sequence, alarm: Notify::new() }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // A panic in a machine leaves one entry half stepped at worst.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        // A panic in a machine leaves at most one entry half stepped.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn next_acquisition(&self) -> Acquisition {
         Acquisition { client: self.id, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Steps one entry, settles what follows from it, and tells whom it concerns with the mutex free.
+    /// Steps one entry, reconciles the table, and applies the effects with the mutex free.
     fn step<T>(&self, sequence: u64, now: LocalTime, act: impl FnOnce(&mut Entry) -> T) -> Option<T> {
-        let (result, after) = {
-            let mut state = self.state();
-            let result = act(state.entries.get_mut(&sequence)?);
-            let mut after = After::default();
-            state.settle(sequence, now, &mut after);
-            (result, after)
+        let (result, effects) = {
+            let mut table = self.table();
+            let result = act(table.entries.get_mut(&sequence)?);
+            let mut effects = Effects::default();
+            table.reconcile(sequence, now, &mut effects);
+            (result, effects)
         };
-        self.tell(after);
+        self.apply_effects(effects);
         Some(result)
     }
 
-    pub(super) fn tell(&self, after: After) {
-        after.wakers.into_iter().for_each(Waker::wake);
-        if after.is_sooner {
+    pub(super) fn apply_effects(&self, effects: Effects) {
+        effects.wakers.into_iter().for_each(Waker::wake);
+        if effects.wake_driver {
             self.alarm.notify_one();
         }
-        for (resource, news) in after.news {
-            match news {
-                News::Lost(loss) => tracing::warn!(%resource, %loss, "a lease was lost"),
-                News::NotRenewed(error) => tracing::warn!(%resource, error, "a lease could not be renewed"),
-                News::RenewedAgain => tracing::info!(%resource, "a lease is renewed again"),
-                News::NotGivenBack(error) => {
-                    tracing::warn!(%resource, error, "a lease is yet to be given back");
+        for (resource, event) in effects.log_events {
+            match event {
+                LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "lease lost"),
+                LogEvent::RenewalFailed(error) => {
+                    tracing::warn!(%resource, error, "lease not renewed");
                 }
-                News::GivenBack => tracing::info!(%resource, "a lease was given back at last"),
-                News::LeftToRunOut => {
-                    tracing::warn!(%resource, "a lease was not given back, and left to run out");
+                LogEvent::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),
+                LogEvent::ReleaseFailed(error) => {
+                    tracing::warn!(%resource, error, "lease not released yet");
+                }
+                LogEvent::ReleaseRecovered => tracing::info!(%resource, "lease released after retries"),
+                LogEvent::ReleaseUnconfirmed => {
+                    tracing::warn!(%resource, "release not confirmed; the lease has expired");
                 }
             }
         }
@@ -102,70 +104,78 @@ impl Session {
 
     // --- Attempts --------------------------------------------------------------------------------
 
-    /// Enters an attempt, unless the client is closed, and says what it sends first. It is entered before
-    /// anything is sent, so that no push can come too early.
+    /// Adds an attempt and returns its first request. The entry exists before the request is sent, so no push can precede it.
     pub(crate) fn begin(
         &self,
         resource: Arc<Resource>,
         terms: LeaseTerms,
-        at_least: Duration,
+        min_hold: Duration,
         command: Acquire,
-        patience: Option<Patience>,
+        patience: Option<WaitPolicy>,
         now: LocalTime,
-    ) -> Result<Option<Errand>, Closed> {
+    ) -> Result<Option<Request>, Closed> {
         let sequence = command.acquisition.sequence;
         let owner = command.owner.clone();
         let machine = AcquireMachine::new(command, patience, now);
-        let mut entry = Box::new(Entry::new(resource, owner, terms, at_least, machine));
-        let mut after = After::default();
-        let errand = {
-            let mut state = self.state();
-            if state.is_closed {
+        let mut entry = Box::new(Entry::new(resource, owner, terms, min_hold, machine));
+        let mut effects = Effects::default();
+        let request = {
+            let mut table = self.table();
+            if table.is_closed {
                 return Err(Closed);
             }
-            let errand = entry.poll_transmit(sequence, now);
-            state.entries.insert(sequence, entry);
-            state.unsettled += 1;
-            state.settle(sequence, now, &mut after);
-            errand
+            let request = entry.poll_transmit(sequence, now);
+            table.entries.insert(sequence, entry);
+            table.unsettled += 1;
+            table.reconcile(sequence, now, &mut effects);
+            request
         };
-        self.tell(after);
-        Ok(errand)
+        self.apply_effects(effects);
+        Ok(request)
     }
 
-    /// How an errand went. Says how the attempt stands now, which saves whoever waits for that a look.
-    pub(crate) fn absorb(&self, errand: &Errand, now: LocalTime, answered: &Answered) -> Option<Outcome> {
-        self.step(errand.sequence, now, |entry| {
-            entry.handle_answered(errand, now, answered);
+    /// Steps an entry with the response to its request. Returns the attempt's outcome, which saves the caller a second look.
+    pub(crate) fn handle_response(
+        &self,
+        request: &Request,
+        now: LocalTime,
+        answered: &CallResult,
+    ) -> Option<Outcome> {
+        self.step(request.sequence, now, |entry| {
+            entry.handle_response(request, now, answered);
             entry.outcome(now)
         })?
     }
 
-    /// How a release went. Where that is the end, nobody stands for the entry any more.
-    pub(crate) fn absorb_release(&self, errand: &Errand, answered: &Answered) -> Option<Given> {
-        // Only a release that failed is concerned with the time.
-        let now = if answered.is_ok() { errand.sent_at } else { clock::local() };
-        self.step(errand.sequence, now, |entry| {
-            entry.handle_answered(errand, now, answered);
-            entry.is_wanted = entry.given().is_none();
-            entry.given()
+    /// Steps an entry with the response to its release. Returns the outcome if the release is complete.
+    pub(crate) fn handle_release_response(
+        &self,
+        request: &Request,
+        answered: &CallResult,
+    ) -> Option<ReleaseOutcome> {
+        // Only a failed release uses the time.
+        let now = if answered.is_ok() { request.sent_at } else { clock::local() };
+        self.step(request.sequence, now, |entry| {
+            entry.handle_response(request, now, answered);
+            entry.is_referenced = entry.release_outcome().is_none();
+            entry.release_outcome()
         })?
     }
 
-    /// For a future that waits for this entry.
+    /// Lets a future wait for changes of this entry.
     pub(crate) fn watch(&self, sequence: u64) -> Watch<'_> {
         Watch { session: self, sequence, key: None, retired: Vec::new() }
     }
 
-    /// How the attempt ended, once it has.
-    pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Ended> {
+    /// Ready once the attempt has ended.
+    pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<AttemptEnd> {
         watch.retired.clear();
-        let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&watch.sequence) else {
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
             return Poll::Ready((Outcome::Cancelled, None));
         };
         match entry.outcome {
-            Some(outcome) => Poll::Ready((outcome, entry.trouble.take())),
+            Some(outcome) => Poll::Ready((outcome, entry.last_error.take())),
             None => {
                 watch.register(entry, context);
                 Poll::Pending
@@ -175,12 +185,12 @@ impl Session {
 
     // --- Leases ----------------------------------------------------------------------------------
 
-    /// Looks at a held lease; zero and a loss when it is not held any more.
+    /// How much longer a held lease may be trusted, or why it was lost.
     pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
-        self.state().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
+        self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
     }
 
-    /// Why a lease of this owner is lost that a guard still stands for; also if the owner was granted this token since.
+    /// The loss of a lease of this owner that still has a guard. `granted`: a token of a later grant, which implies a loss.
     pub(crate) fn loss_of_owner(
         &self,
         resource: &Resource,
@@ -188,18 +198,18 @@ impl Session {
         granted: Option<Token>,
         now: LocalTime,
     ) -> Option<Loss> {
-        // All of the table, which is no longer than what one client holds.
-        let state = self.state();
-        let mut theirs = state.entries.values().filter(|entry| {
-            entry.is_wanted && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
+        // A scan of the table, which is only as long as one client's attempts and leases.
+        let table = self.table();
+        let mut theirs = table.entries.values().filter(|entry| {
+            entry.is_referenced && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
         });
         theirs.find_map(|entry| entry.loss(now, granted))
     }
 
     pub(crate) fn poll_lost(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Loss> {
         watch.retired.clear();
-        let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&watch.sequence) else { return Poll::Ready(Loss::Closed) };
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else { return Poll::Ready(Loss::Closed) };
         match entry.remaining(clock::local()) {
             Err(loss) => Poll::Ready(loss),
             Ok(_) => {
@@ -209,31 +219,31 @@ impl Session {
         }
     }
 
-    /// Begins a renewal now, unless one is under way.
-    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
+    /// Begins a renewal, unless one is in flight.
+    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Request> {
         self.step(sequence, now, |entry| {
             entry.renew_now(now);
             entry.poll_transmit(sequence, now)
         })?
     }
 
-    /// Nobody listens for the answer to a renewal any more.
+    /// The future that awaited the renewal's response was dropped.
     pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| entry.abandon_renewal(now));
     }
 
-    /// Once no renewal is under way: the last one's error, if it failed.
+    /// Ready once no renewal is in flight, with the last renewal's error if it failed.
     pub(crate) fn poll_renewed(
         &self,
         watch: &mut Watch<'_>,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), Renewal>> {
+    ) -> Poll<Result<(), RenewalError>> {
         watch.retired.clear();
-        let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&watch.sequence) else {
-            return Poll::Ready(Err(Renewal::Lost(Loss::Closed)));
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
+            return Poll::Ready(Err(RenewalError::Lost(Loss::Closed)));
         };
-        match entry.renewed(clock::local()) {
+        match entry.renewal_result(clock::local()) {
             Some(renewed) => Poll::Ready(renewed),
             None => {
                 watch.register(entry, context);
@@ -242,64 +252,70 @@ impl Session {
         }
     }
 
-    /// Begins to give back a lease. Says what to send for it, and whether it was lost before.
-    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Errand>, Option<Loss>) {
+    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
+    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Request>, Option<Loss>) {
         let began = self.step(sequence, now, |entry| {
             let loss = entry.remaining(now).err();
-            entry.let_go(now);
+            entry.abandon(now);
             (entry.poll_transmit(sequence, now), loss)
         });
         began.unwrap_or((None, Some(Loss::Closed)))
     }
 
-    /// When the longest hold of this lease is over; never without one.
+    /// When the maximum hold of this lease ends; `NEVER` without one.
     pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
-        self.state().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
+        self.table().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
     }
 
-    /// The hold goes on from an earlier lease, and ends with it.
-    pub(crate) fn end_by(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.end_by(ends_at));
+    /// Sets the end of the hold. An exchanged lease continues the hold of the lease before it.
+    pub(crate) fn limit_hold(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.limit_hold(ends_at));
     }
 
-    /// How long what was taken stays taken from now on, after its grant.
-    pub(crate) fn set_at_least(&self, sequence: u64, at_least: Duration, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.at_least = at_least);
+    /// Replaces the minimum hold, counted from the grant.
+    pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.min_hold = min_hold);
     }
 
-    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is no news.
+    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
     pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
         self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
     }
 
-    /// Another lease has taken the place of this one, and nobody stands for it any more.
-    pub(crate) fn replaced(&self, sequence: u64, now: LocalTime) {
+    /// Another lease has replaced this one, and no guard refers to it.
+    pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| {
-            entry.is_wanted = false;
-            entry.replaced(now);
+            entry.is_referenced = false;
+            entry.mark_replaced(now);
         });
     }
 
-    /// Nobody stands for this entry any more: it gives back whatever it has, and goes once that is done.
-    pub(crate) fn forget(&self, sequence: u64, now: LocalTime) -> Option<Errand> {
+    /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.
+    pub(crate) fn release_dropped(&self, sequence: u64, now: LocalTime) -> Option<Request> {
         self.step(sequence, now, |entry| {
-            entry.is_wanted = false;
-            entry.let_go(now);
+            entry.is_referenced = false;
+            entry.abandon(now);
             entry.poll_transmit(sequence, now)
         })?
     }
 
-    /// Leaves it to the driver to send this release.
-    pub(crate) fn postpone(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.send_again(now));
+    /// Lets the driver send this release.
+    pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.retry_release(now));
     }
 
-    /// Whether the entry was given back, once the store has answered or has let go by itself.
-    pub(crate) fn poll_given(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Given> {
+    /// Ready once the store has confirmed the release, or the lease has expired in the store.
+    pub(crate) fn poll_released(
+        &self,
+        watch: &mut Watch<'_>,
+        context: &mut Context<'_>,
+    ) -> Poll<ReleaseOutcome> {
         watch.retired.clear();
-        let mut state = self.state();
-        let Some(entry) = state.entries.get_mut(&watch.sequence) else { return Poll::Ready(Given::Back) };
-        match entry.given() {
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
+            return Poll::Ready(ReleaseOutcome::Released);
+        };
+        match entry.release_outcome() {
             Some(given) => Poll::Ready(given),
             None => {
                 watch.register(entry, context);
@@ -310,74 +326,74 @@ impl Session {
 
     // --- The whole -------------------------------------------------------------------------------
 
-    /// Nothing begins any more, and everything is being given back.
+    /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         {
-            let mut state = self.state();
-            if !std::mem::replace(&mut state.is_closed, true) {
-                // What was left to run out before that is over.
-                state.unanswered = 0;
+            let mut table = self.table();
+            if !std::mem::replace(&mut table.is_closed, true) {
+                // Releases that failed before the close are not its result.
+                table.unconfirmed = 0;
             }
-            after.is_sooner = true;
-            let sequences: Vec<u64> = state.entries.keys().copied().collect();
+            effects.wake_driver = true;
+            let sequences: Vec<u64> = table.entries.keys().copied().collect();
             for sequence in sequences {
-                if let Some(entry) = state.entries.get_mut(&sequence) {
+                if let Some(entry) = table.entries.get_mut(&sequence) {
                     entry.close(now);
                 }
-                state.settle(sequence, now, &mut after);
+                table.reconcile(sequence, now, &mut effects);
             }
         }
-        self.tell(after);
+        self.apply_effects(effects);
     }
 
-    /// Once nothing is left that the store may keep: how often that had to go without the store's word.
+    /// Ready once the store keeps nothing for this client: how many releases it has not confirmed.
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<u64> {
-        let mut state = self.state();
-        if state.unsettled == 0 {
-            return Poll::Ready(state.unanswered);
+        let mut table = self.table();
+        if table.unsettled == 0 {
+            return Poll::Ready(table.unconfirmed);
         }
-        state.register_closer(context);
+        table.register_close_waker(context);
         Poll::Pending
     }
 
-    /// Once the driver has let go of the store, which it does when the client is closed and nothing is left.
+    /// Ready once the driver has dropped the store, which it does when the client is closed and everything is released.
     pub(crate) fn poll_driver_gone(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.state();
-        if state.is_driver_gone {
+        let mut table = self.table();
+        if table.is_driver_gone {
             return Poll::Ready(());
         }
-        state.register_closer(context);
+        table.register_close_waker(context);
         Poll::Pending
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.state().is_closed
+        self.table().is_closed
     }
 
     pub(crate) fn driver_gone(&self) {
-        let (closers, sleepers) = {
-            let mut state = self.state();
-            state.is_driver_gone = true;
-            (std::mem::take(&mut state.closers), std::mem::take(&mut state.sleepers))
+        let (close_wakers, sleepers) = {
+            let mut table = self.table();
+            table.is_driver_gone = true;
+            (std::mem::take(&mut table.close_wakers), std::mem::take(&mut table.sleepers))
         };
-        // Nobody is there any more who would wake them in time.
-        closers.into_iter().chain(sleepers.into_values()).for_each(Waker::wake);
+        // No driver is left to wake them at their time.
+        close_wakers.into_iter().chain(sleepers.into_values()).for_each(Waker::wake);
     }
 
-    /// The last handle is gone: the driver ends once nothing is left to give back.
-    pub(crate) fn orphan(&self) {
-        self.state().is_orphaned = true;
+    /// The last handle was dropped: the driver ends once everything is released.
+    pub(crate) fn on_handles_dropped(&self) {
+        self.table().has_no_handles = true;
         self.alarm.notify_one();
     }
 
-    /// What the driver is to send now, and when it is to ask again.
-    pub(crate) fn due(&self, now: LocalTime) -> Due {
-        let mut after = After::default();
-        let due = self.state().due(now, &mut after);
-        // The driver is awake already.
-        after.is_sooner = false;
-        self.tell(after);
+    /// What the driver must send now, and when it must ask again.
+    pub(crate) fn due(&self, now: LocalTime) -> DueWork {
+        let mut effects = Effects::default();
+        let due = self.table().due(now, &mut effects);
+        // The caller is the driver, which is awake.
+        effects.wake_driver = false;
+        self.apply_effects(effects);
         due
     }
 }
@@ -386,7 +402,7 @@ impl Inbox for Session {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let now = clock::local();
         let entries: Vec<(u64, Arc<Resource>)> = self
-            .state()
+            .table()
             .entries
             .iter()
             .map(|(sequence, entry)| (*sequence, entry.resource.clone()))
@@ -400,7 +416,7 @@ impl Inbox for Session {
 
     fn shortest_ttl(&self) -> Option<Duration> {
         let now = clock::local();
-        self.state().entries.values().filter_map(|entry| entry.ttl_at_stake(now)).min()
+        self.table().entries.values().filter_map(|entry| entry.ttl_at_stake(now)).min()
     }
 
     fn deliver(&self, push: Push) {

@@ -1,4 +1,4 @@
-//! Waiting for a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
+//! Sleeping until a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 use leasehold_core::LocalTime;
 
 use super::session::Session;
-use super::table::After;
+use super::table::Effects;
 use crate::engine::clock;
 
-/// Ends when the local clock reaches a point, or with the client.
+/// A future that ends when the local clock reaches a point, or when the driver ends.
 pub(crate) struct Sleep {
     session: Arc<Session>,
     until: LocalTime,
@@ -32,28 +32,28 @@ impl Future for Sleep {
         if clock::local() >= self.until {
             return Poll::Ready(());
         }
-        let mut after = After::default();
-        // A waker is never dropped with the mutex held: its task may go with it, and a guard with that.
+        let mut effects = Effects::default();
+        // Dropping a waker may drop its task, and with it a guard that takes the mutex: drop it with the mutex free.
         let replaced = {
-            let mut state = self.session.state();
-            if state.is_driver_gone {
-                // Nobody is there who would wake it.
+            let mut table = self.session.table();
+            if table.is_driver_gone {
+                // No driver is left to wake this task.
                 return Poll::Ready(());
             }
-            state.arm(self.until, &mut after);
-            state.sleepers.insert((self.until, self.key), context.waker().clone())
+            table.wake_driver_by(self.until, &mut effects);
+            table.sleepers.insert((self.until, self.key), context.waker().clone())
         };
         drop(replaced);
-        self.session.tell(after);
+        self.session.apply_effects(effects);
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        let mut state = self.session.state();
-        let removed = state.sleepers.remove(&(self.until, self.key));
-        drop(state);
+        let mut table = self.session.table();
+        let removed = table.sleepers.remove(&(self.until, self.key));
+        drop(table);
         drop(removed);
     }
 }

@@ -1,7 +1,8 @@
-//! The table of attempts and leases: what a step of one entry means for all that is beside it.
+//! The table of one client's attempts and leases: what a change of one entry means for the other entries, the timers and
+//! the driver.
 //!
-//! Whoever calls has the session's mutex, so nothing here wakes anybody, logs, or asks the store: that is noted in
-//! [`After`], for when the mutex is free again.
+//! The caller holds the session's mutex, so nothing here wakes a task, logs, or calls the store. [`Effects`] collects that
+//! for when the mutex is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,211 +12,236 @@ use std::time::Duration;
 
 use leasehold_core::{ClientId, Command, LocalTime, Owner, Resource};
 
-use super::entry::{Entry, Given, News};
-use super::local_queue::Lines;
-use super::session::Errand;
+use super::entry::{Entry, LogEvent, ReleaseOutcome};
+use super::local_queue::LocalQueues;
+use super::session::Request;
 
 /// The largest number of commands in one batch.
-const BATCH: usize = 512;
+const MAX_BATCH: usize = 512;
 
-/// A renewal that is due within this part of its ttl goes with one that is due now.
-const EARLY: u32 = 20;
+/// A renewal that is due within this fraction of its ttl is sent together with one that is due now.
+const EARLY_RENEWAL_PART: u32 = 20;
 
-/// No renewal goes earlier than this, however long its ttl.
-const EARLIEST: Duration = Duration::from_millis(500);
+/// No renewal is sent earlier than this before it is due, however long its ttl is.
+const EARLY_RENEWAL_MAX: Duration = Duration::from_millis(500);
 
-/// The table itself, and what follows from a step of one entry for the others, the timers and the driver.
-pub(super) struct State {
+pub(super) struct Table {
     pub(super) id: ClientId,
-    /// As the session's.
+    /// The session's counter.
     pub(super) sequence: Arc<AtomicU64>,
-    pub(super) lines: Lines,
-    /// By sequence number. Most clients have few, and a tree of few costs less than hashing.
+    pub(super) local_queues: LocalQueues,
+    /// By sequence number. Most clients have few entries, and a small tree costs less than hashing.
     pub(super) entries: BTreeMap<u64, Box<Entry>>,
     pub(super) timers: BTreeSet<(LocalTime, u64)>,
     pub(super) sleepers: BTreeMap<(LocalTime, u64), Waker>,
     /// When the driver wakes by itself.
-    pub(super) armed: LocalTime,
+    pub(super) driver_wakes_at: LocalTime,
     /// How many entries the store may still keep something for.
     pub(super) unsettled: usize,
-    /// How many entries ended without the store's word since the client was closed.
-    pub(super) unanswered: u64,
-    /// Whoever waits for `unsettled` to become zero, or for the driver to end.
-    pub(super) closers: Vec<Waker>,
-    /// The driver has let go of the store.
+    /// How many releases the store has not confirmed, since the client was closed.
+    pub(super) unconfirmed: u64,
+    /// Tasks that wait for `unsettled` to become zero, or for the driver to end.
+    pub(super) close_wakers: Vec<Waker>,
+    /// The driver has dropped the store.
     pub(super) is_driver_gone: bool,
-    /// No attempt begins any more.
+    /// No attempt may begin.
     pub(super) is_closed: bool,
-    /// Nobody is left who could begin one.
-    pub(super) is_orphaned: bool,
+    /// All handles are dropped, so no attempt can begin.
+    pub(super) has_no_handles: bool,
 }
 
-/// What the driver is to do.
-pub(crate) struct Due {
-    pub(crate) errands: Vec<(Arc<Resource>, Errand)>,
+/// What the driver must do.
+pub(crate) struct DueWork {
+    pub(crate) requests: Vec<(Arc<Resource>, Request)>,
     /// When to ask again.
     pub(crate) next: LocalTime,
-    /// There is nothing more to come.
+    /// The client has ended and nothing is left to release.
     pub(crate) is_over: bool,
 }
 
-/// What is left to do once the mutex is free again.
+/// What the caller must do once the mutex is free.
 #[derive(Default)]
-pub(super) struct After {
+pub(super) struct Effects {
     pub(super) wakers: Vec<Waker>,
-    pub(super) news: Vec<(Arc<Resource>, News)>,
-    pub(super) is_sooner: bool,
+    pub(super) log_events: Vec<(Arc<Resource>, LogEvent)>,
+    pub(super) wake_driver: bool,
 }
 
-impl State {
+impl Table {
     pub(super) fn new(id: ClientId, sequence: Arc<AtomicU64>) -> Self {
         Self {
             id,
             sequence,
-            lines: Lines::default(),
+            local_queues: LocalQueues::default(),
             entries: BTreeMap::new(),
             timers: BTreeSet::new(),
             sleepers: BTreeMap::new(),
-            armed: LocalTime::NEVER,
+            driver_wakes_at: LocalTime::NEVER,
             unsettled: 0,
-            unanswered: 0,
-            closers: Vec::new(),
+            unconfirmed: 0,
+            close_wakers: Vec::new(),
             is_driver_gone: false,
             is_closed: false,
-            is_orphaned: false,
+            has_no_handles: false,
         }
     }
 
-    pub(super) fn register_closer(&mut self, context: &mut Context<'_>) {
-        if !self.closers.iter().any(|waker| waker.will_wake(context.waker())) {
-            self.closers.push(context.waker().clone());
+    pub(super) fn register_close_waker(&mut self, context: &mut Context<'_>) {
+        if !self.close_wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            self.close_wakers.push(context.waker().clone());
         }
     }
 
-    /// After a step: moves the entry on, sets its timer, and notes whom to tell.
-    pub(super) fn settle(&mut self, sequence: u64, now: LocalTime, after: &mut After) {
+    /// Completes a step of one entry: advances it, updates its local queue and its timer, and removes it once it is done.
+    pub(super) fn reconcile(&mut self, sequence: u64, now: LocalTime, effects: &mut Effects) {
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        if entry.move_on(now) {
-            after.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
-            after.news.extend(entry.news.drain(..).map(|news| (entry.resource.clone(), news)));
+        if entry.advance(now) {
+            effects.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
+            let resource = &entry.resource;
+            effects.log_events.extend(entry.log_events.drain(..).map(|event| (resource.clone(), event)));
         }
-        let entered = entry.take_entered();
-        if let Some((line, _)) = entry.line {
-            self.stir(line, sequence, now, after);
+        let granted = entry.take_granted_owner();
+        if let Some((queue, _)) = entry.local_queue {
+            self.on_entry_changed(queue, sequence, now, effects);
         }
-        if let Some((resource, owner)) = entered {
-            self.let_in(&resource, &owner, now, after);
+        if let Some((resource, owner)) = granted {
+            self.wake_owner_attempts(&resource, &owner, now, effects);
         }
+        self.update_timer(sequence, effects);
+        self.remove_if_settled(sequence, effects);
+    }
+
+    /// Moves the entry's timer only if it is due earlier. A timer that fires too early costs one look at the entry, which is
+    /// cheaper than moving it each time.
+    fn update_timer(&mut self, sequence: u64, effects: &mut Effects) {
         let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        // A timer that comes too early costs one look, which is less than to move it each time.
         let due = entry.poll_timeout();
-        if due.is_none() || entry.timer.is_none_or(|set| due < Some(set)) {
-            if let Some(set) = entry.timer.take() {
-                self.timers.remove(&(set, sequence));
-            }
-            if let Some(due) = due {
-                self.timers.insert((due, sequence));
-                entry.timer = Some(due);
-                if due < self.armed {
-                    // Once is enough: the driver looks at everything when it wakes.
-                    self.armed = due;
-                    after.is_sooner = true;
-                }
-            }
+        if due.is_some() && entry.timer.is_some_and(|set| due >= Some(set)) {
+            return;
         }
-        if entry.is_settled() {
-            let given = entry.given();
-            let was_counted = std::mem::take(&mut entry.is_counted);
-            if !entry.is_wanted {
-                self.entries.remove(&sequence);
-            }
-            if was_counted {
-                self.count_off(given, after);
-            }
+        if let Some(set) = entry.timer.take() {
+            self.timers.remove(&(set, sequence));
+        }
+        if let Some(due) = due {
+            self.timers.insert((due, sequence));
+            entry.timer = Some(due);
+            self.wake_driver_by(due, effects);
         }
     }
 
-    /// Whoever holds enters again before all who wait, but the store tells only the first of them. So the owner's other
-    /// attempts ask.
-    fn let_in(&mut self, resource: &Resource, owner: &Owner, now: LocalTime, after: &mut After) {
-        let is_theirs = |entry: &Entry| entry.owner.as_ref() == Some(owner) && *entry.resource == *resource;
-        let theirs = self.entries.iter().filter(|(_, entry)| entry.outcome.is_none() && is_theirs(entry));
-        let theirs: Vec<u64> = theirs.map(|(sequence, _)| *sequence).collect();
-        for sequence in theirs {
+    fn remove_if_settled(&mut self, sequence: u64, effects: &mut Effects) {
+        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+        if !entry.is_settled() {
+            return;
+        }
+        let released = entry.release_outcome();
+        let was_unsettled = std::mem::take(&mut entry.is_unsettled);
+        if !entry.is_referenced {
+            self.entries.remove(&sequence);
+        }
+        if was_unsettled {
+            self.on_settled(released, effects);
+        }
+    }
+
+    /// An owner that holds the lock may enter again before all waiters, but the store notifies only the first waiter. So
+    /// after a grant the owner's other attempts ask again.
+    fn wake_owner_attempts(
+        &mut self,
+        resource: &Resource,
+        owner: &Owner,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) {
+        let is_of_owner = |entry: &Entry| entry.owner.as_ref() == Some(owner) && *entry.resource == *resource;
+        let attempts = self.entries.iter().filter(|(_, entry)| entry.outcome.is_none() && is_of_owner(entry));
+        let attempts: Vec<u64> = attempts.map(|(sequence, _)| *sequence).collect();
+        for sequence in attempts {
             if let Some(entry) = self.entries.get_mut(&sequence) {
-                entry.ask_again(now);
+                entry.recheck(now);
             }
-            self.settle(sequence, now, after);
+            self.reconcile(sequence, now, effects);
         }
     }
 
-    /// One less that the store may keep something for.
-    pub(super) fn count_off(&mut self, given: Option<Given>, after: &mut After) {
+    /// Counts one entry less that the store may keep something for.
+    fn on_settled(&mut self, released: Option<ReleaseOutcome>, effects: &mut Effects) {
         self.unsettled -= 1;
-        self.unanswered += u64::from(given == Some(Given::Unanswered));
+        self.unconfirmed += u64::from(released == Some(ReleaseOutcome::Unconfirmed));
         if self.unsettled == 0 {
-            after.wakers.append(&mut self.closers);
-            // The driver may have nothing more to do.
-            after.is_sooner |= self.is_closed || self.is_orphaned;
+            effects.wakers.append(&mut self.close_wakers);
+            // The driver may have nothing left to do.
+            effects.wake_driver |= self.is_closed || self.has_no_handles;
         }
     }
 
-    pub(super) fn arm(&mut self, time: LocalTime, after: &mut After) {
-        if time < self.armed {
-            self.armed = time;
-            after.is_sooner = true;
+    /// One wake-up is enough: the driver looks at everything that is due.
+    pub(super) fn wake_driver_by(&mut self, time: LocalTime, effects: &mut Effects) {
+        if time < self.driver_wakes_at {
+            self.driver_wakes_at = time;
+            effects.wake_driver = true;
         }
     }
 
-    pub(super) fn due(&mut self, now: LocalTime, after: &mut After) -> Due {
+    pub(super) fn due(&mut self, now: LocalTime, effects: &mut Effects) -> DueWork {
         while let Some(sleeper) = self.sleepers.first_entry()
             && sleeper.key().0 <= now
         {
-            after.wakers.push(sleeper.remove());
+            effects.wakers.push(sleeper.remove());
         }
-        let mut errands = Vec::new();
-        while errands.len() < BATCH
+        let mut requests = Vec::new();
+        while requests.len() < MAX_BATCH
             && let Some(&(time, sequence)) = self.timers.first()
             && time <= now
         {
-            errands.extend(self.fire(sequence, now, after));
+            requests.extend(self.fire(sequence, now, effects));
         }
-        if errands.iter().any(|(_, errand)| matches!(errand.command, Command::Renew(_))) {
-            self.renew_early(now, &mut errands, after);
+        if requests.iter().any(|(_, request)| matches!(request.command, Command::Renew(_))) {
+            self.renew_early(now, &mut requests, effects);
         }
         let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
         let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
-        self.armed = timer.min(sleeper);
-        let is_over = self.unsettled == 0 && (self.is_closed || self.is_orphaned);
-        Due { errands, next: self.armed, is_over }
+        self.driver_wakes_at = timer.min(sleeper);
+        let is_over = self.unsettled == 0 && (self.is_closed || self.has_no_handles);
+        DueWork { requests, next: self.driver_wakes_at, is_over }
     }
 
-    fn fire(&mut self, sequence: u64, now: LocalTime, after: &mut After) -> Option<(Arc<Resource>, Errand)> {
+    fn fire(
+        &mut self,
+        sequence: u64,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> Option<(Arc<Resource>, Request)> {
         let entry = self.entries.get_mut(&sequence)?;
         if let Some(set) = entry.timer.take() {
             self.timers.remove(&(set, sequence));
         }
-        let errand = entry.poll_transmit(sequence, now).map(|errand| (entry.resource.clone(), errand));
-        self.settle(sequence, now, after);
-        errand
+        let request = entry.poll_transmit(sequence, now).map(|request| (entry.resource.clone(), request));
+        self.reconcile(sequence, now, effects);
+        request
     }
 
-    /// Renewals that are due soon go with those that are due now, so that leases of one length come to be
-    /// renewed together, whenever they were taken.
-    fn renew_early(&mut self, now: LocalTime, errands: &mut Vec<(Arc<Resource>, Errand)>, after: &mut After) {
-        let soon = self.timers.range(..=(now + EARLIEST, u64::MAX));
+    /// Sends renewals that are due soon together with those that are due now. Leases with equal ttls therefore come to be
+    /// renewed in one batch, whenever they were granted.
+    fn renew_early(
+        &mut self,
+        now: LocalTime,
+        requests: &mut Vec<(Arc<Resource>, Request)>,
+        effects: &mut Effects,
+    ) {
+        let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, u64::MAX));
         let early: Vec<u64> = soon
             .map(|(_, sequence)| *sequence)
             .filter(|sequence| {
-                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY))
+                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
             })
-            .take(BATCH.saturating_sub(errands.len()))
+            .take(MAX_BATCH.saturating_sub(requests.len()))
             .collect();
         for sequence in early {
             if let Some(entry) = self.entries.get_mut(&sequence) {
                 entry.renew_now(now);
             }
-            errands.extend(self.fire(sequence, now, after));
+            requests.extend(self.fire(sequence, now, effects));
         }
     }
 }

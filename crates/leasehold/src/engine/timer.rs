@@ -1,4 +1,4 @@
-//! A timer on the clock that also runs while the machine sleeps. The runtime's own timers stand still then.
+//! A timer on the clock that counts suspend. The runtime's own timers stop during suspend.
 
 pub(crate) use imp::Timer;
 
@@ -38,7 +38,7 @@ mod imp {
                 self.fd.readable().await?;
                 match self.fd.try_read(&mut [0; 8]) {
                     Ok(_) => break,
-                    // It was set anew since it was last heard from.
+                    // The timer was set again since it became readable.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Err(error),
                 }

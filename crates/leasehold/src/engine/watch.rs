@@ -1,4 +1,4 @@
-//! Being woken when an entry changes.
+//! Wakes a future when an entry changes.
 
 use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
@@ -6,13 +6,14 @@ use std::task::{Context, Waker};
 use super::entry::Entry;
 use super::session::Session;
 
-/// A future's way to be woken when an entry changes. Its waker goes with it.
+/// A future's registration at an entry. Dropping it removes the future's waker.
 pub(crate) struct Watch<'a> {
     pub(super) session: &'a Session,
     pub(super) sequence: u64,
-    /// None before it has registered.
+    /// None before the first registration.
     pub(super) key: Option<u64>,
-    /// A waker that goes may drop its task, and with it a guard of this very session: never with the mutex held.
+    /// Replaced wakers. Dropping a waker may drop its task, and with it a guard that takes the mutex: they are dropped with
+    /// the mutex free.
     pub(super) retired: Vec<Waker>,
 }
 
@@ -26,9 +27,9 @@ impl Watch<'_> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let mut state = self.session.state();
-            let waker = state.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
-            drop(state);
+            let mut table = self.session.table();
+            let waker = table.entries.get_mut(&self.sequence).and_then(|entry| entry.unregister(key));
+            drop(table);
             drop(waker);
         }
     }

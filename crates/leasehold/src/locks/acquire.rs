@@ -7,15 +7,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Patience, Refusal, Resource, Token, WaitFor,
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
 };
 use tracing::Instrument as _;
 
-use super::lock::{Lock, Wait, unit};
-use crate::engine::{Closed, Ended, Errand, Given, Sleep, clock};
+use super::lock::{Lock, WaitMode, unit};
+use crate::engine::{AttemptEnd, Closed, ReleaseOutcome, Request, Sleep, clock};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::handle::{Handle, unanswered};
+use crate::handle::{Handle, missing_response};
 
 /// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
 ///
@@ -28,64 +28,64 @@ impl Lock {
         &self,
         weight: u32,
         replaces: Option<&Guard>,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        if self.handle.store.has_turns() && resource.kind != Kind::Queue {
-            return self.acquire_in_turn(weight, wait).instrument(span).await;
+        if self.handle.store.needs_admission_queue() && resource.kind != Kind::Admission {
+            return self.acquire_with_admission(weight, wait).instrument(span).await;
         }
-        if let Some(hand_off) = self.handed_on().filter(|_| replaces.is_none()) {
-            let wish = self.wish(resource, hand_off);
+        if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
+            let key = self.acquire_key(resource, hand_off);
             if wait.deadline().is_some() {
-                return self.acquire_in_line(resource, wish, wait).instrument(span).await;
+                return self.acquire_queued(resource, key, wait).instrument(span).await;
             }
-            if self.handle.session.is_occupied(&wish) {
+            if self.handle.session.holds_lease(&key) {
                 return Ok(None);
             }
         }
         self.attempt(resource, weight, replaces, wait).instrument(span).await
     }
 
-    /// One attempt, by itself.
+    /// One attempt in the store's queue, outside of local queues and admission.
     pub(crate) async fn attempt(
         &self,
         resource: &Arc<Resource>,
         weight: u32,
         replaces: Option<&Guard>,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
-        let (attempt, errand) = self.begin(resource, weight, replaces, wait.deadline())?;
-        let (outcome, trouble) = attempt.finish(errand).await;
+        let (attempt, request) = self.begin(resource, weight, replaces, wait.deadline())?;
+        let (outcome, last_error) = attempt.finish(request).await;
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
-            tracing::debug!(%resource, %token, "a lease was granted");
+            tracing::debug!(%resource, %token, "lease granted");
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
             Outcome::NotGranted | Outcome::TimedOut => {
                 let until = clock::local() + CANCEL_LIMIT;
-                let is_withdrawn = withdrawn(&self.handle, attempt.sequence, until).await;
-                match (is_withdrawn, replaces) {
+                let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
+                match (is_cancelled, replaces) {
                     (true, _) => Ok(None),
-                    // The store has said so, only an earlier answer of its own was lost.
+                    // The store has refused the attempt; only an earlier response was lost.
                     (false, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (false, None) => Err(self.failed(resource, outcome, trouble.as_deref())),
+                    (false, None) => Err(self.failed(resource, outcome, last_error.as_deref())),
                     (false, Some(_)) => {
-                        let what = "whether the lease was exchanged is unknown";
+                        let what = "the store did not confirm whether the lease was exchanged";
                         Err(self.handle.unavailable(resource, what))
                     }
                 }
             }
-            outcome => Err(self.failed(resource, outcome, trouble.as_deref())),
+            outcome => Err(self.failed(resource, outcome, last_error.as_deref())),
         }
     }
 
-    /// What whoever wanted the lock is told about an attempt that was neither granted nor given up.
-    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, trouble: Option<&str>) -> Error {
+    /// Maps a terminal outcome to the caller's error.
+    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, last_error: Option<&str>) -> Error {
         match outcome {
             Outcome::QueueFull => {
-                let what = format!("{} wait already", self.max_waiters);
+                let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
                 self.handle.error(ErrorKind::QueueFull, resource, what)
             }
             Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
@@ -95,12 +95,12 @@ impl Lock {
             Outcome::Cancelled => self.handle.closed(),
             Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
             Outcome::TimedOut => {
-                let what = "the time to wait is over, and the store does not say whether it was granted";
-                let trouble = trouble.map(|trouble| format!(": {trouble}")).unwrap_or_default();
-                self.handle.unavailable(resource, &format!("{what}{trouble}"))
+                let what = "timed out, and the store did not confirm that the lock was not granted";
+                let last_error = last_error.map(|last_error| format!(": {last_error}")).unwrap_or_default();
+                self.handle.unavailable(resource, &format!("{what}{last_error}"))
             }
             Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
-                let message = trouble.unwrap_or("the answer came too late to be of use");
+                let message = last_error.unwrap_or("the response came too late");
                 self.handle.unavailable(resource, message)
             }
         }
@@ -112,9 +112,9 @@ impl Lock {
         weight: u32,
         replaces: Option<&Guard>,
         deadline: Option<LocalTime>,
-    ) -> Result<(Attempt<'a>, Option<Errand>), Error> {
+    ) -> Result<(Attempt<'a>, Option<Request>), Error> {
         let session = &self.handle.session;
-        let rhythm = self.handle.store.rhythm();
+        let intervals = self.handle.store.poll_intervals();
         let terms = self.terms(replaces, clock::local());
         let acquisition = session.next_acquisition();
         let command = Acquire {
@@ -122,30 +122,33 @@ impl Lock {
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
-            ttl: terms.ttl.max(terms.outlives),
+            ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
-            wait: deadline.map(|_| WaitFor { entry_ttl: rhythm.entry_ttl, max_queue: self.max_waiters }),
+            wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
             replaces: replaces.map(Guard::sequence),
-            metadata: self.about.clone(),
+            metadata: self.metadata.clone(),
         };
         let confirms_pushes = terms.replicas > 0;
-        let patience =
-            deadline.map(|deadline| Patience { deadline, look_again: rhythm.look_again, confirms_pushes });
-        let began = session.begin(resource.clone(), terms, self.at_least, command, patience, clock::local());
-        let errand = began.map_err(|Closed| self.handle.closed())?;
+        let patience = deadline.map(|deadline| WaitPolicy {
+            deadline,
+            repoll_interval: intervals.repoll_interval,
+            confirms_pushes,
+        });
+        let began = session.begin(resource.clone(), terms, self.min_hold, command, patience, clock::local());
+        let request = began.map_err(|Closed| self.handle.closed())?;
         Ok((
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
-            errand,
+            request,
         ))
     }
 
-    /// A lease is never asked for longer than the hold may last, which goes on when another lease takes its place.
+    /// The lease's terms. A ttl never exceeds the maximum hold, which an exchanged lease continues.
     fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
         let mut terms = self.terms;
-        if let (Some(held), Some(_)) = (replaces, terms.longest_hold) {
-            terms.longest_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
+            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
         }
-        terms.ttl = terms.longest_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
         terms
     }
 }
@@ -155,28 +158,28 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     match refusal {
         Refusal::Capacity { in_use } => {
             let in_use = if kind == Kind::Barrier { super::barrier::parties(in_use) } else { in_use };
-            format!("it is in use with {in_use} {unit}: everybody must name the same number")
+            format!("it is in use with {in_use} {unit}: all clients must pass the same number")
         }
-        Refusal::Weight { capacity } => format!("more than its {capacity} {unit}, or none, can't be had"),
+        Refusal::Weight { capacity } => format!("a request must be for 1 to {capacity} {unit}"),
         other => format!("the store refused: {other:?}"),
     }
 }
 
-/// Waits until the store has taken back what the attempt may have there, so that its caller, who may try again at once,
-/// does not meet it. The driver sends it. Says whether the store has confirmed it by then, and ends with the client.
-pub(crate) async fn withdrawn(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
+/// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
+/// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
+pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
     let session = &handle.session;
     let mut limit = pin!(Sleep::until(session, until));
     let mut watch = session.watch(attempt);
-    poll_fn(|context| match session.poll_given(&mut watch, context) {
-        Poll::Ready(given) => Poll::Ready(given != Given::Unanswered),
+    poll_fn(|context| match session.poll_released(&mut watch, context) {
+        Poll::Ready(given) => Poll::Ready(given != ReleaseOutcome::Unconfirmed),
         Poll::Pending if session.is_closed() => Poll::Ready(false),
         Poll::Pending => limit.as_mut().poll(context).map(|()| false),
     })
     .await
 }
 
-/// An attempt under way. Dropped, it gives back whatever it has or may come to have.
+/// An attempt in progress. Dropping it cancels the attempt and releases a lease that was granted.
 pub(crate) struct Attempt<'a> {
     handle: &'a Arc<Handle>,
     pub(crate) resource: &'a Arc<Resource>,
@@ -185,41 +188,41 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends the first command, and waits for the end. Further commands are the driver's.
-    pub(crate) async fn finish(&self, errand: Option<Errand>) -> Ended {
+    /// Sends the first request, and waits for the outcome. The driver sends the following requests.
+    pub(crate) async fn finish(&self, request: Option<Request>) -> AttemptEnd {
         let (session, store) = (&self.handle.session, &self.handle.store);
         let mut call = None;
-        if let Some(errand) = errand {
-            match store.call_now(self.resource, &errand.command) {
+        if let Some(request) = request {
+            match store.try_call_inline(self.resource, &request.command) {
                 Some(answered) => {
-                    let outcome = session.absorb(&errand, clock::local(), &answered);
+                    let outcome = session.handle_response(&request, clock::local(), &answered);
                     if let Some(granted @ Outcome::Granted { .. }) = outcome {
                         return (granted, None);
                     }
                 }
                 None => {
-                    let batch = vec![(self.resource.clone(), errand.command.clone())];
-                    let sent = store.call_durably(batch, errand.replicas);
-                    call = Some((errand, sent));
+                    let batch = vec![(self.resource.clone(), request.command.clone())];
+                    let sent = store.call_replicated(batch, request.replicas);
+                    call = Some((request, sent));
                 }
             }
         }
         let mut watch = session.watch(self.sequence);
         poll_fn(|context| {
-            if let Some((errand, sent)) = &mut call
+            if let Some((request, sent)) = &mut call
                 && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
             {
-                let answered = answers.pop().unwrap_or_else(unanswered);
-                session.absorb(errand, clock::local(), &answered);
+                let answered = answers.pop().unwrap_or_else(missing_response);
+                session.handle_response(request, clock::local(), &answered);
                 call = None;
             }
-            // The deadline may come before the answer.
+            // The deadline may come before the response.
             session.poll_ended(&mut watch, context)
         })
         .await
     }
 
-    /// A guard stands for the lease from now on.
+    /// Turns a granted attempt into a guard.
     pub(crate) fn into_guard(mut self, token: Token) -> Guard {
         self.is_taken = true;
         Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
@@ -229,9 +232,9 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            // What nobody came to have was never used, and need not be kept.
-            self.handle.session.set_at_least(self.sequence, Duration::ZERO, clock::local());
-            self.handle.let_go(self.resource, self.sequence);
+            // The lease was never used, so its minimum hold does not apply.
+            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, clock::local());
+            self.handle.abandon(self.resource, self.sequence);
         }
     }
 }

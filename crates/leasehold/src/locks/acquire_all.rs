@@ -1,7 +1,7 @@
-//! Attempts at several locks of one client, sent as one command: all of them are granted, or none.
+//! Acquires several locks of one client in one command: all of them are granted, or none.
 //!
-//! Each attempt has its own entry in the session, as if it were alone. So whatever happens to the command, each repeats,
-//! gives back and owes what a single attempt would. Nobody waits here.
+//! Each attempt has its own table entry, as if it were alone. So each is retried and released like a single attempt, whatever
+//! happens to the command. These attempts never wait in a queue.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -12,74 +12,77 @@ use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
 
 use crate::engine::clock;
-use crate::engine::{Ended, Errand, Sleep};
+use crate::engine::{AttemptEnd, Request, Sleep};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::acquire::{Attempt, CANCEL_LIMIT, withdrawn};
+use crate::locks::acquire::{Attempt, CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::Lock;
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
-/// What came of it.
-pub(crate) enum Together {
-    /// One for each lock, in their order.
-    Taken(Vec<Guard>),
-    /// At least one can't be had now, by the store's word, and none is held.
+/// The result of a batch.
+pub(crate) enum BatchOutcome {
+    /// One guard per lock, in the order of the locks.
+    Granted(Vec<Guard>),
+    /// The store has refused at least one lock, and none is held.
     Contended,
-    /// The store or a lock's settings do not allow it, or it could not be asked yet: they are to be taken one by one.
-    NotHere,
+    /// The store or an option does not allow a batch, or the store was busy: the locks must be acquired one by one.
+    Unsupported,
 }
 
 impl Lock {
-    /// Whether an attempt of it can be one of many.
-    fn goes_together(&self) -> bool {
-        // What replicas must have goes over a connection of its own.
+    /// Whether this lock's attempt can be part of a batch.
+    fn can_join_batch(&self) -> bool {
+        // Commands that wait for replicas need a connection of their own.
         self.terms.replicas == 0 && self.owner.is_none()
     }
 
-    /// Whether tasks of this client stand in line for it, who are not to be overtaken.
-    fn has_line(&self) -> Result<bool, Error> {
+    /// Whether a task of this client has the lease. A batch must not overtake the local queue.
+    fn is_held_locally(&self) -> Result<bool, Error> {
         let resource = self.checked_resource()?;
-        let hand_off = self.handed_on();
-        Ok(hand_off.is_some_and(|hand_off| self.handle.session.is_occupied(&self.wish(resource, hand_off))))
+        let hand_off = self.handoff_limits();
+        Ok(hand_off
+            .is_some_and(|hand_off| self.handle.session.holds_lease(&self.acquire_key(resource, hand_off))))
     }
 }
 
-/// Takes all of these locks of one client now, in one command, if they can be had.
-pub(crate) async fn take_together(locks: &[&Lock], deadline: Option<LocalTime>) -> Result<Together, Error> {
-    if !locks.iter().all(|lock| lock.goes_together()) {
-        return Ok(Together::NotHere);
+/// Tries to acquire these locks of one client in one command.
+pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) -> Result<BatchOutcome, Error> {
+    if !locks.iter().all(|lock| lock.can_join_batch()) {
+        return Ok(BatchOutcome::Unsupported);
     }
     for lock in locks {
-        if lock.has_line()? {
-            return Ok(Together::Contended);
+        if lock.is_held_locally()? {
+            return Ok(BatchOutcome::Contended);
         }
     }
-    let Some(first) = locks.first() else { return Ok(Together::NotHere) };
-    let flight = Flight::begin(&first.handle, locks)?;
-    let Some(answered) = flight.send() else { return Ok(Together::NotHere) };
+    let Some(first) = locks.first() else { return Ok(BatchOutcome::Unsupported) };
+    let batch = BatchAcquire::begin(&first.handle, locks)?;
+    let Some(answered) = batch.send() else { return Ok(BatchOutcome::Unsupported) };
     let ended = async {
         let answers = answered.await;
         let is_busy = answers.iter().any(is_busy);
-        (flight.absorb(&answers).await, is_busy)
+        (batch.handle_response(&answers).await, is_busy)
     };
-    match within(flight.handle, deadline, ended).await {
-        Some((ended, is_busy)) => flight.conclude(ended, is_busy && deadline.is_some()).await,
+    match with_deadline(batch.handle, deadline, ended).await {
+        Some((ended, is_busy)) => batch.conclude(ended, is_busy && deadline.is_some()).await,
         None => {
-            let Some((lock, attempt, _)) = flight.attempts.first() else { return Ok(Together::NotHere) };
+            let Some((lock, attempt, _)) = batch.attempts.first() else {
+                return Ok(BatchOutcome::Unsupported);
+            };
             let error = lock.failed(attempt.resource, Outcome::TimedOut, None);
-            if flight.withdraw().await { Ok(Together::Contended) } else { Err(error) }
+            if batch.withdraw().await { Ok(BatchOutcome::Contended) } else { Err(error) }
         }
     }
 }
 
-/// Others were in the way, who can be waited for.
-fn is_busy(answered: &Answered) -> bool {
+/// Whether the store was busy with other clients, so that waiting helps.
+fn is_busy(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Busy)
 }
 
-/// What the work comes to, unless the deadline is earlier.
-pub(crate) async fn within<T>(
+/// The result of the work; none if the deadline is earlier.
+pub(crate) async fn with_deadline<T>(
     handle: &Handle,
     deadline: Option<LocalTime>,
     work: impl Future<Output = T>,
@@ -95,79 +98,79 @@ pub(crate) async fn within<T>(
     .await
 }
 
-/// The attempts under way. Dropped, they give back whatever they have or may come to have.
-struct Flight<'a> {
+/// The attempts of one batch. Dropping it cancels them and releases the leases that were granted.
+struct BatchAcquire<'a> {
     handle: &'a Arc<Handle>,
-    attempts: Vec<(&'a Lock, Attempt<'a>, Errand)>,
+    attempts: Vec<(&'a Lock, Attempt<'a>, Request)>,
 }
 
-impl<'a> Flight<'a> {
+impl<'a> BatchAcquire<'a> {
     fn begin(handle: &'a Arc<Handle>, locks: &[&'a Lock]) -> Result<Self, Error> {
         let mut attempts = Vec::with_capacity(locks.len());
         for lock in locks {
-            let (attempt, errand) = lock.begin(lock.checked_resource()?, 1, None, None)?;
-            // An attempt that was just made has something to send.
-            attempts.extend(errand.map(|errand| (*lock, attempt, errand)));
+            let (attempt, request) = lock.begin(lock.checked_resource()?, 1, None, None)?;
+            // A new attempt always has a request.
+            attempts.extend(request.map(|request| (*lock, attempt, request)));
         }
         Ok(Self { handle, attempts })
     }
 
-    /// Nothing where the store can't do that with these.
-    fn send(&self) -> Option<Pending<Vec<Answered>>> {
-        let said = |(_, attempt, errand): &(&Lock, Attempt<'_>, Errand)| match &errand.command {
+    /// None if the store does not support a batch of these locks.
+    fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
+        let said = |(_, attempt, request): &(&Lock, Attempt<'_>, Request)| match &request.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
             _ => None,
         };
         let said: Vec<_> = self.attempts.iter().filter_map(said).collect();
-        let sent = self.handle.store.call_together(&said);
+        let sent = self.handle.store.acquire_all(&said);
         if sent.is_none() {
-            let message = "they can't be taken together".to_owned();
+            let message = "the store does not support this batch".to_owned();
             let not_sent = Err(StoreError { failure: Failure::NotSent, message });
-            for (_, _, errand) in &self.attempts {
-                self.handle.session.absorb(errand, clock::local(), &not_sent);
+            for (_, _, request) in &self.attempts {
+                self.handle.session.handle_response(request, clock::local(), &not_sent);
             }
         }
         sent
     }
 
-    /// Says how each attempt ended. One whose answer was lost asks once more, for itself.
-    async fn absorb(&self, answers: &[Answered]) -> Vec<Ended> {
+    /// Returns how each attempt ended. An attempt whose response was lost is retried on its own.
+    async fn handle_response(&self, answers: &[CallResult]) -> Vec<AttemptEnd> {
         let now = clock::local();
-        for ((_, _, errand), answered) in self.attempts.iter().zip(answers) {
-            self.handle.session.absorb(errand, now, answered);
+        for ((_, _, request), answered) in self.attempts.iter().zip(answers) {
+            self.handle.session.handle_response(request, now, answered);
         }
         join_all(self.attempts.iter().map(|(_, attempt, _)| attempt.finish(None))).await
     }
 
-    async fn conclude(self, ended: Vec<Ended>, may_wait: bool) -> Result<Together, Error> {
-        let granted = |(outcome, _): &Ended| match outcome {
+    async fn conclude(self, ended: Vec<AttemptEnd>, may_wait: bool) -> Result<BatchOutcome, Error> {
+        let granted = |(outcome, _): &AttemptEnd| match outcome {
             Outcome::Granted { grant, .. } => Some(grant.tokens.first),
             _ => None,
         };
         let tokens: Option<Vec<_>> = ended.iter().map(granted).collect();
         if let Some(tokens) = tokens {
             let guards = self.attempts.into_iter().zip(tokens).map(|((_, attempt, _), token)| {
-                tracing::debug!(resource = %attempt.resource, %token, "a lease was granted");
+                tracing::debug!(resource = %attempt.resource, %token, "lease granted");
                 attempt.into_guard(token)
             });
-            return Ok(Together::Taken(guards.collect()));
+            return Ok(BatchOutcome::Granted(guards.collect()));
         }
-        for ((lock, attempt, _), (outcome, trouble)) in self.attempts.iter().zip(ended) {
+        for ((lock, attempt, _), (outcome, last_error)) in self.attempts.iter().zip(ended) {
             if !may_wait && !matches!(outcome, Outcome::Granted { .. } | Outcome::NotGranted) {
-                return Err(lock.failed(attempt.resource, outcome, trouble.as_deref()));
+                return Err(lock.failed(attempt.resource, outcome, last_error.as_deref()));
             }
         }
         self.withdraw().await;
-        Ok(if may_wait { Together::NotHere } else { Together::Contended })
+        Ok(if may_wait { BatchOutcome::Unsupported } else { BatchOutcome::Contended })
     }
 
-    /// Gives everything back, and waits for the store's word, though not for long. Says whether that came.
+    /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. Returns whether it came.
     async fn withdraw(self) -> bool {
         let Self { handle, attempts } = self;
         let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();
         drop(attempts);
         let until = clock::local() + CANCEL_LIMIT;
-        let given = sequences.into_iter().map(|sequence| withdrawn(handle, sequence, until));
-        join_all(given).await.into_iter().all(|is_withdrawn| is_withdrawn)
+        let given = sequences.into_iter().map(|sequence| await_cancellation(handle, sequence, until));
+        join_all(given).await.into_iter().all(|is_cancelled| is_cancelled)
     }
 }

@@ -1,4 +1,4 @@
-//! Where several stores vote: who waits, and who waits for that.
+//! Admission for quorum stores: only one client at a time polls the nodes for a lock; the others queue at one node.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,57 +9,56 @@ use leasehold_core::{LocalTime, Resource};
 use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::locks::lock::{Lock, Wait};
-use crate::store::queue_of;
+use crate::locks::lock::{Lock, WaitMode};
+use crate::store::admission_queue_of;
 
-/// The ttl of a turn: as long as a single store waits for a waiter that is frozen. A client that dies in its turn delays the
-/// others by no more than this, whatever the lock's own ttl is.
-const TURN_TTL: Duration = Duration::from_secs(3);
+/// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
+/// the others by at most this, whatever the lock's ttl is.
+const ADMISSION_TTL: Duration = Duration::from_secs(3);
 
 impl Lock {
-    /// Where several stores vote: at once, and otherwise first in a queue of this store's clients, of whom only the first
-    /// waits at all nodes. Two who waited there might stand in two orders, and each be granted a part.
+    /// Tries the nodes once, then waits in the admission queue, whose first client polls the nodes. Two clients that polled
+    /// at the same time could each be granted by a part of the nodes.
     ///
-    /// Turns are a courtesy, and nobody's right depends on them: where that queue can't be had, one waits without.
-    pub(crate) fn acquire_in_turn(
+    /// Mutual exclusion does not depend on admission: if the queue is unavailable, the client polls without it.
+    pub(crate) fn acquire_with_admission(
         &self,
         weight: u32,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Pin<Box<dyn Future<Output = Result<Option<Guard>, Error>> + Send + '_>> {
         Box::pin(async move {
             let resource = self.check(weight)?;
             let deadline = wait.deadline();
-            // A client that has just met others here does not overtake those who wait for their turn.
+            // A client that has just met contention here does not overtake the admission queue.
             let queues_first = deadline.is_some() && self.handle.store.is_contended(resource);
             let has_queue = if queues_first {
                 true
             } else {
-                match self.attempt(resource, weight, None, Wait::No).await {
+                match self.attempt(resource, weight, None, WaitMode::NoWait).await {
                     Ok(Some(guard)) => return Ok(Some(guard)),
                     tried if deadline.is_none() => return tried,
                     Ok(None) => true,
-                    // Those who may vote soon are waited for.
-                    Err(_) if self.handle.store.is_young() => false,
-                    // The nodes that answer do not agree: that is a reason to wait, as long as a quorum answers.
+                    // Nodes in their restart grace vote soon: wait for them.
+                    Err(_) if self.handle.store.in_restart_grace() => false,
+                    // The votes are split: wait, as long as a quorum responds.
                     Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
                     Err(error) => return Err(error),
                 }
             };
-            let waited = self.wait_in_turn(resource, weight, deadline, has_queue).await;
+            let waited = self.acquire_after_admission(resource, weight, deadline, has_queue).await;
             let is_over = || deadline.is_some_and(|deadline| clock::local() >= deadline);
             match waited {
-                // The queue is one node's, and the attempt may have heard nothing from the others for long. Only the
-                // nodes' word now makes this a lock that is not free.
-                Ok(None) => self.attempt(resource, weight, None, Wait::No).await,
+                // The queue is at one node, and the last responses of the others may be old. `None` needs a fresh vote.
+                Ok(None) => self.attempt(resource, weight, None, WaitMode::NoWait).await,
                 Err(error) if error.is_unavailable() && is_over() => {
-                    self.attempt(resource, weight, None, Wait::No).await
+                    self.attempt(resource, weight, None, WaitMode::NoWait).await
                 }
                 waited => waited,
             }
         })
     }
 
-    async fn wait_in_turn(
+    async fn acquire_after_admission(
         &self,
         resource: &Arc<Resource>,
         weight: u32,
@@ -69,28 +68,29 @@ impl Lock {
         let turn = if has_queue { self.turn(resource) } else { None };
         let turn = match turn {
             None => None,
-            Some(turn) => match turn.acquire(1, None, Wait::until(deadline)).await {
+            Some(turn) => match turn.acquire(1, None, WaitMode::until(deadline)).await {
                 Ok(None) => return Ok(None),
                 Ok(turn) => turn,
                 Err(error) if error.is_unavailable() => None,
                 Err(error) => return Err(error),
             },
         };
-        let guard = self.attempt(resource, weight, None, Wait::until(deadline)).await;
-        // Now the next one may wait at the nodes.
+        let guard = self.attempt(resource, weight, None, WaitMode::until(deadline)).await;
+        // Admits the next client.
         drop(turn);
         guard
     }
 
-    /// The queue of those who wait for this resource, where it has one.
+    /// The lock whose holder is admitted; none if the resource's name is too long for one.
     fn turn(&self, resource: &Resource) -> Option<Self> {
-        let queue = queue_of(resource)?;
+        let queue = admission_queue_of(resource)?;
         let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
-        // The first of those who wait has the turn.
+        // The admitted client is a waiter too.
         turn.max_waiters = self.max_waiters.saturating_sub(1);
-        // Nothing may be held for longer than the longest that was named.
-        turn.terms.ttl = self.handle.store.longest_ttl().map_or(TURN_TTL, |longest| longest.min(TURN_TTL));
-        turn.about = self.about.clone();
+        // No lease may exceed the quorum's `max_ttl`.
+        turn.terms.ttl =
+            self.handle.store.max_ttl().map_or(ADMISSION_TTL, |longest| longest.min(ADMISSION_TTL));
+        turn.metadata = self.metadata.clone();
         Some(turn)
     }
 }

@@ -27,7 +27,7 @@ use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::lock::{Lock, MAX_TTL, Wait};
+use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
 use round::Round;
 
@@ -109,7 +109,7 @@ impl Barrier {
     ///
     /// Dropped early, this party has not come, unless the others saw it and have gone on.
     pub async fn wait(&self) -> Result<bool, Error> {
-        let passed = self.pass(Wait::ForEver).await?;
+        let passed = self.pass(WaitMode::Forever).await?;
         passed.ok_or_else(|| self.0.handle.closed())
     }
 
@@ -127,10 +127,10 @@ impl Barrier {
     ///
     /// As [`Self::wait`].
     pub async fn wait_timeout(&self, limit: Duration) -> Result<Option<bool>, Error> {
-        self.pass(Wait::For(limit)).await
+        self.pass(WaitMode::AtMost(limit)).await
     }
 
-    async fn pass(&self, wait: Wait) -> Result<Option<bool>, Error> {
+    async fn pass(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         self.check()?;
         let deadline = wait.deadline();
         // It is renewed by looking, and not in the background: a party that does not look any more must not count for a
@@ -234,12 +234,14 @@ impl Party<'_> {
     }
 
     /// Gives the party another lease in one step, and says whether the store had room for it.
-    async fn turn_into(&mut self, weight: u32, note: Option<String>) -> Result<bool, Error> {
-        if let Some(note) = note {
-            self.lock.set_note(note);
+    async fn turn_into(&mut self, weight: u32, label: Option<String>) -> Result<bool, Error> {
+        if let Some(label) = label {
+            self.lock.set_label(label);
         }
-        let Some(guard) = self.lock.replace(&self.guard, weight, Wait::No).await? else { return Ok(false) };
-        std::mem::replace(&mut self.guard, guard).replaced();
+        let Some(guard) = self.lock.replace(&self.guard, weight, WaitMode::NoWait).await? else {
+            return Ok(false);
+        };
+        std::mem::replace(&mut self.guard, guard).mark_replaced();
         Ok(true)
     }
 
@@ -266,15 +268,15 @@ impl Party<'_> {
 
     /// Decides in the store that the round has passed, and says whether this party is its leader.
     async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
-        self.lock.at_least = self.barrier.keep(view, clock::local().since(self.arrived));
+        self.lock.min_hold = self.barrier.keep(view, clock::local().since(self.arrived));
         self.step_down(MARK, round.mark()).await?;
         self.guard.release().await?;
         Ok(round.first == self.token)
     }
 
     /// Turns into something lighter, for which there always is room.
-    async fn step_down(&mut self, weight: u32, note: String) -> Result<(), Error> {
-        if self.turn_into(weight, Some(note)).await? {
+    async fn step_down(&mut self, weight: u32, label: String) -> Result<(), Error> {
+        if self.turn_into(weight, Some(label)).await? {
             return Ok(());
         }
         let resource = self.lock.checked_resource()?;

@@ -15,28 +15,28 @@ use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::HolderView;
+use crate::inspect::HolderInfo;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
 /// How often an observer looks unless it is told otherwise.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// One leader at a time, and how to become it. Made by [`Client::election`](crate::Client::election).
+/// One leader at a time, and how to become it. Created by [`Client::election`](crate::Client::election).
 ///
 /// Whoever campaigns queues; the guard is the leadership, and releasing it is to resign. The
-/// [`note`](Self::note) tells everybody what there is to know about the leader, its address for instance.
+/// [`label`](Self::label) tells everybody what there is to know about the leader, its address for instance.
 ///
 /// ```
 /// # leasehold::doc_test(async {
 /// let client = leasehold::Client::connect("memory:").await?;
-/// let election = client.election("scheduler").note("http://10.0.0.7:8080");
+/// let election = client.election("scheduler").label("http://10.0.0.7:8080");
 /// let mut observer = election.observe();
 /// assert!(observer.next().await?.is_none()); // nobody leads
 ///
 /// let leadership = election.campaign().await?;
 /// let leader = observer.next().await?.unwrap(); // waits for a change
-/// assert_eq!(leader.about.note.as_deref(), Some("http://10.0.0.7:8080"));
+/// assert_eq!(leader.metadata.label.as_deref(), Some("http://10.0.0.7:8080"));
 /// leadership.release().await?; // resigns
 /// # Ok(()) });
 /// ```
@@ -54,12 +54,12 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be; `is_unavailable` when the store could not be asked;
+    /// `is_invalid` for an invalid name or option; `is_unavailable` if the store did not respond;
     /// `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released.
     pub async fn campaign(&self) -> Result<Guard, Error> {
         self.0.lock(1).await
     }
@@ -95,8 +95,8 @@ impl Election {
     /// # Errors
     ///
     /// `is_invalid` for the name; `is_unavailable`.
-    pub async fn leader(&self) -> Result<Option<HolderView>, Error> {
-        Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.kept))
+    pub async fn leader(&self) -> Result<Option<HolderInfo>, Error> {
+        Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.retained))
     }
 
     /// Who leads once that is not what was seen.
@@ -104,7 +104,7 @@ impl Election {
         self,
         every: Duration,
         seen: Option<Option<Acquisition>>,
-    ) -> Result<Option<HolderView>, Error> {
+    ) -> Result<Option<HolderInfo>, Error> {
         let handle = &self.0.handle;
         loop {
             if handle.session.is_closed() {
@@ -125,7 +125,7 @@ impl Election {
     }
 }
 
-/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Made by [`Election::observe`].
+/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
 ///
 /// Leaders that come and go between two looks are not told, only the one that there is then. As a stream it tells what
 /// [`next`](Self::next) does, errors too, and ends when the client is closed, after that error.
@@ -135,9 +135,9 @@ impl Election {
 /// use futures_util::{StreamExt as _, TryStreamExt as _};
 ///
 /// # let client = leasehold::Client::connect("memory:").await?;
-/// let election = client.election("scheduler").note("http://10.0.0.7:8080");
+/// let election = client.election("scheduler").label("http://10.0.0.7:8080");
 /// let leadership = election.campaign().await?;
-/// let leaders = election.observe().map_ok(|leader| leader.and_then(|leader| leader.about.note));
+/// let leaders = election.observe().map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
 /// let addresses: Vec<Option<String>> = leaders.take(1).try_collect().await?;
 /// assert_eq!(addresses, [Some("http://10.0.0.7:8080".to_owned())]);
 /// # leadership.release().await?;
@@ -154,7 +154,7 @@ pub struct Observer {
     is_over: bool,
 }
 
-type Looking = Pin<Box<dyn Future<Output = Result<Option<HolderView>, Error>> + Send>>;
+type Looking = Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>;
 
 impl Observer {
     /// How often it looks: once a second unless set. No less than 10 ms.
@@ -174,13 +174,13 @@ impl Observer {
     /// # Cancel safety
     ///
     /// It only looks: a change that was not told is told the next time.
-    pub async fn next(&mut self) -> Result<Option<HolderView>, Error> {
+    pub async fn next(&mut self) -> Result<Option<HolderInfo>, Error> {
         // What an earlier call began to look at may be long ago.
         self.looking = None;
         poll_fn(|context| self.poll_change(context)).await
     }
 
-    fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderView>, Error>> {
+    fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {
         let Self { election, every, seen, .. } = self;
         let begin = || -> Looking { Box::pin(election.clone().change(*every, *seen)) };
         let told = ready!(self.looking.get_or_insert_with(begin).as_mut().poll(context));
@@ -193,7 +193,7 @@ impl Observer {
 }
 
 impl Stream for Observer {
-    type Item = Result<Option<HolderView>, Error>;
+    type Item = Result<Option<HolderInfo>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.is_over {

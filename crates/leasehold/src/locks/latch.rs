@@ -12,8 +12,8 @@ use crate::engine::Sleep;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
-use crate::inspect::{HolderView, LockView};
-use crate::locks::lock::{Lock, Wait};
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::locks::lock::{Lock, WaitMode};
 use crate::options::looking;
 
 /// How long a count is remembered unless something else is said.
@@ -23,7 +23,7 @@ const KEEP: Duration = Duration::from_secs(24 * 3_600);
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 
-/// A number that is counted down to zero, and a way to wait for that. Made by [`Client::latch`](crate::Client::latch).
+/// A number that is counted down to zero, and a way to wait for that. Created by [`Client::latch`](crate::Client::latch).
 ///
 /// Counts outlive those who count. They are remembered for a day, or as long as [`keep`](Self::keep) says; after that the
 /// latch begins anew, as it does with [`force_release`](Self::force_release). Everybody names the same number.
@@ -47,14 +47,14 @@ looking!(Latch);
 impl Latch {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, count: u32) -> Self {
         let mut lock = Lock::new(handle, Kind::Latch, name, count);
-        lock.at_least = KEEP;
+        lock.min_hold = KEEP;
         Self(lock)
     }
 
     /// How long a count is remembered: a day unless set, at most 30 days.
     #[must_use]
     pub fn keep(mut self, keep: Duration) -> Self {
-        self.0.at_least = keep;
+        self.0.min_hold = keep;
         self
     }
 
@@ -95,14 +95,14 @@ impl Latch {
         loop {
             let mut has_counted = false;
             // It can't be had where it is zero already.
-            if let Some(guard) = lock.acquire(1, None, Wait::No).await? {
+            if let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
                 guard.release().await?;
                 has_counted = lock.owner.is_none();
             }
             let view = self.view().await?;
             if let Some(owner) = &lock.owner {
-                let is_theirs = |holder: &HolderView| holder.owner.as_deref() == Some(owner.as_str());
-                has_counted = view.holders.iter().any(|holder| holder.kept && is_theirs(holder));
+                let is_theirs = |holder: &HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
+                has_counted = view.holders.iter().any(|holder| holder.retained && is_theirs(holder));
             }
             let left = self.left(&view);
             if has_counted || left == 0 {
@@ -112,7 +112,7 @@ impl Latch {
         }
     }
 
-    async fn view(&self) -> Result<LockView, Error> {
+    async fn view(&self) -> Result<LockInfo, Error> {
         let resource = self.0.check(1)?;
         let view = self.inspect().await?;
         if view.in_use > 0 && view.capacity != self.0.capacity {
@@ -123,8 +123,8 @@ impl Latch {
         Ok(view)
     }
 
-    fn left(&self, view: &LockView) -> u32 {
-        let kept = view.holders.iter().filter(|holder| holder.kept).count();
+    fn left(&self, view: &LockInfo) -> u32 {
+        let kept = view.holders.iter().filter(|holder| holder.retained).count();
         self.0.capacity.saturating_sub(u32::try_from(kept).unwrap_or(u32::MAX))
     }
 
@@ -150,7 +150,7 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn wait(&self) -> Result<(), Error> {
         while !self.wait_timeout(Duration::MAX).await? {}
         Ok(())
@@ -164,7 +164,7 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
         let deadline = clock::local() + limit;

@@ -1,45 +1,45 @@
-//! What every kind of lock is made of: one attempt at a lease in one resource's table, and its settings.
+//! The base of every kind of lock: its resource, its options, and their validation.
 //!
-//! The kinds are faces over this: each says which resource, how much it bears, and how much of that an attempt takes.
+//! A kind only says which resource it uses, how much capacity that has, and how much of it an attempt takes.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    HandOff, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+    HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{Handle, resource_of};
-use crate::inspect::{HolderView, LockView};
-use crate::metadata::MAX_NOTE_BYTES;
+use crate::inspect::{HolderInfo, LockInfo};
+use crate::metadata::MAX_LABEL_BYTES;
 
-/// The shortest ttl: below it a renewal could not be repeated in time.
+/// The minimum ttl. Below it a failed renewal could not be retried in time.
 pub const MIN_TTL: Duration = Duration::from_millis(100);
-/// The longest ttl, and the longest that a released lock can be kept.
+/// The maximum ttl, and the maximum time for which a released lock can be retained.
 pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
-/// A resource, and how its leases are asked for.
+/// A resource, and the options of its leases.
 #[derive(Clone)]
 pub(crate) struct Lock {
     pub(crate) handle: Arc<Handle>,
     resource: Result<Arc<Resource>, NameError>,
-    /// How much weight the resource bears.
+    /// The total weight of the resource's holders.
     pub(crate) capacity: u32,
     pub(crate) owner: Option<Owner>,
     pub(crate) terms: LeaseTerms,
-    pub(crate) at_least: Duration,
+    pub(crate) min_hold: Duration,
     pub(crate) max_waiters: u32,
-    /// Whether the client's tasks hand a lease on among themselves, and for how long.
-    pub(crate) hand_off: Option<HandOff>,
-    pub(crate) about: Arc<str>,
-    note_bytes: usize,
+    /// The limits for handing a lease off between the client's tasks; none if tasks do not share leases.
+    pub(crate) hand_off: Option<HandoffLimits>,
+    pub(crate) metadata: Arc<str>,
+    label_bytes: usize,
 }
 
 impl fmt::Debug for Lock {
@@ -48,34 +48,34 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// For how long an attempt waits.
+/// How long an attempt waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wait {
-    No,
-    For(Duration),
-    ForEver,
+pub(crate) enum WaitMode {
+    NoWait,
+    AtMost(Duration),
+    Forever,
 }
 
-impl Wait {
-    /// Until then, if it is still to come.
+impl WaitMode {
+    /// Waits until the deadline; not at all without one, or if it has passed.
     pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
-        deadline.map_or(Self::No, |deadline| Self::For(deadline.since(clock::local())))
+        deadline.map_or(Self::NoWait, |deadline| Self::AtMost(deadline.since(clock::local())))
     }
 
     pub(crate) fn deadline(self) -> Option<LocalTime> {
         match self {
-            Self::No => None,
-            // Less than the clock counts is no time.
-            Self::For(limit) if limit < Duration::from_micros(1) => None,
-            Self::For(limit) => Some(clock::local() + limit),
-            Self::ForEver => Some(LocalTime::NEVER),
+            Self::NoWait => None,
+            // Below the clock's resolution.
+            Self::AtMost(limit) if limit < Duration::from_micros(1) => None,
+            Self::AtMost(limit) => Some(clock::local() + limit),
+            Self::Forever => Some(LocalTime::NEVER),
         }
     }
 }
 
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
-        let about = handle.encoded_about.clone();
+        let metadata = handle.encoded_metadata.clone();
         Self {
             handle,
             resource: resource_of(kind, name).map(Arc::new),
@@ -84,45 +84,45 @@ impl Lock {
             terms: LeaseTerms {
                 ttl: DEFAULT_TTL,
                 renews: true,
-                longest_hold: None,
-                outlives: Duration::ZERO,
+                max_hold: None,
+                min_lifetime: Duration::ZERO,
                 replicas: 0,
             },
-            at_least: Duration::ZERO,
+            min_hold: Duration::ZERO,
             max_waiters: DEFAULT_MAX_WAITERS,
             hand_off: None,
-            about,
-            note_bytes: 0,
+            metadata,
+            label_bytes: 0,
         }
     }
 
-    pub(crate) fn set_note(&mut self, note: String) {
-        let mut about = self.handle.about.clone();
-        self.note_bytes = note.len();
-        about.note = Some(note);
-        self.about = about.encode();
+    pub(crate) fn set_label(&mut self, label: String) {
+        let mut metadata = self.handle.metadata.clone();
+        self.label_bytes = label.len();
+        metadata.label = Some(label);
+        self.metadata = metadata.encode();
     }
 
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
-        let guard = self.acquire(weight, None, Wait::ForEver).await?;
+        let guard = self.acquire(weight, None, WaitMode::Forever).await?;
         guard.ok_or_else(|| self.handle.closed())
     }
 
     pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, Wait::No).await
+        self.acquire(weight, None, WaitMode::NoWait).await
     }
 
     pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, Wait::For(limit)).await
+        self.acquire(weight, None, WaitMode::AtMost(limit)).await
     }
 
-    /// Takes the place of `held` with another weight. Where that can't be had, `held` stays as it is; otherwise its guard
-    /// is to be told ([`Guard::replaced`]).
+    /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller
+    /// must call [`Guard::mark_replaced`].
     pub(crate) async fn replace(
         &self,
         held: &Guard,
         weight: u32,
-        wait: Wait,
+        wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         if let Some(loss) = held.loss() {
             return Err(self.handle.lost(self.checked_resource()?, loss));
@@ -132,39 +132,39 @@ impl Lock {
         let ends_at = session.ends_at(held.sequence());
         let taken = self.acquire(weight, Some(held), wait).await;
         match &taken {
-            // The attempt may have waited, and the hold has not begun anew.
-            Ok(Some(guard)) => session.end_by(guard.sequence(), ends_at, clock::local()),
+            // The exchange continues the hold, even if the attempt has waited.
+            Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, clock::local()),
             _ => session.set_replacing(held.sequence(), false, clock::local()),
         }
         if let Ok(None) = taken {
-            // Its grant may have been on the way when the attempt gave up, and then `held` has ended with it.
+            // A grant that was in flight when the attempt timed out has ended `held`. A renewal finds out.
             held.renew().await?;
         }
         taken
     }
 
-    pub(crate) async fn inspect(&self) -> Result<LockView, Error> {
+    pub(crate) async fn inspect(&self) -> Result<LockInfo, Error> {
         let resource = self.checked_resource()?;
         self.handle.inspect((**resource).clone()).await
     }
 
-    pub(crate) async fn force_release(&self) -> Result<Vec<HolderView>, Error> {
+    pub(crate) async fn force_release(&self) -> Result<Vec<HolderInfo>, Error> {
         let resource = self.checked_resource()?;
         self.handle.force_release((**resource).clone()).await
     }
 
-    /// Whether this is the lock that the guard is about.
+    /// Whether the guard is one of this lock.
     pub(crate) fn is_of(&self, guard: &Guard) -> bool {
         self.resource.as_ref().is_ok_and(|resource| resource.name.as_str() == guard.name())
     }
 
-    /// As the kinds print themselves.
+    /// The `Debug` form of the kinds.
     pub(crate) fn debug(&self, kind: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.resource.as_ref().map(|resource| resource.name.as_str());
         write!(f, "{kind}({name:?} on {})", self.handle.url)
     }
 
-    // --- What can't be ---------------------------------------------------------------------------
+    // --- Validation ------------------------------------------------------------------------------
 
     pub(crate) fn checked_resource(&self) -> Result<&Arc<Resource>, Error> {
         self.resource.as_ref().map_err(|error| Error::from(*error))
@@ -175,55 +175,53 @@ impl Lock {
         let invalid = |what: String| Err(self.handle.error(ErrorKind::Invalid, resource, what));
         if weight == 0 || weight > self.capacity {
             let unit = unit(resource.kind);
-            return invalid(format!("of {} {unit}, {weight} can't be had", self.capacity));
+            return invalid(format!("{weight} of {} {unit} requested", self.capacity));
         }
         if let Some(owner) = &self.owner {
-            // What is no name for a lock is none for an owner.
+            // Owners follow the rules for lock names.
             Name::new(owner.as_str()).map_err(|_| {
                 let what = format!("an owner is 1 to {MAX_NAME_BYTES} bytes without control characters");
                 self.handle.error(ErrorKind::Invalid, resource, what)
             })?;
         }
         let store = &self.handle.store;
-        if !store.bears(resource.kind, self.owner.is_some()) {
-            let what = "a quorum of servers has mutexes and elections only";
+        if !store.supports(resource.kind, self.owner.is_some()) {
+            let what = "a quorum supports only mutexes and elections";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        let ttl = self.terms.ttl.max(self.terms.outlives).max(self.at_least);
-        if let Some(longest) = store.longest_ttl()
+        let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.min_hold);
+        if let Some(longest) = store.max_ttl()
             && ttl > longest
         {
-            return invalid(format!(
-                "it may be kept for {ttl:?}, which is more than the longest_ttl, {longest:?}"
-            ));
+            return invalid(format!("a lease of up to {ttl:?} exceeds max_ttl, {longest:?}"));
         }
         let ttl = self.terms.ttl;
         if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
             return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {ttl:?}"));
         }
-        if let Some(hold) = self.terms.longest_hold
+        if let Some(hold) = self.terms.max_hold
             && hold < MIN_TTL
         {
-            return invalid(format!("a longest hold is at least {MIN_TTL:?}, not {hold:?}"));
+            return invalid(format!("a maximum hold is at least {MIN_TTL:?}, not {hold:?}"));
         }
         if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
-            let what = "this store has no replicas that could be waited for";
+            let what = "this store has no replicas to wait for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        if self.at_least > MAX_TTL {
-            return invalid(format!("a lock is kept for at most 30 days, not {:?}", self.at_least));
+        if self.min_hold > MAX_TTL {
+            return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));
         }
-        if self.note_bytes > MAX_NOTE_BYTES {
+        if self.label_bytes > MAX_LABEL_BYTES {
             return invalid(format!(
-                "a note has at most {MAX_NOTE_BYTES} bytes, this one has {}",
-                self.note_bytes
+                "a label has at most {MAX_LABEL_BYTES} bytes, this one has {}",
+                self.label_bytes
             ));
         }
         Ok(resource)
     }
 }
 
-/// What a kind's weight counts.
+/// The unit of a kind's weight.
 pub(super) fn unit(kind: Kind) -> &'static str {
     match kind {
         Kind::Semaphore => "permits",

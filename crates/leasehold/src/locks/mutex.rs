@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{HandOff, Kind};
+use leasehold_core::{HandoffLimits, Kind};
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -11,26 +11,26 @@ use crate::handle::Handle;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
-/// A lock with one holder at a time, and how to take it. Made by [`Client::mutex`](crate::Client::mutex).
+/// A lock with one holder at a time. Created by [`Client::mutex`](crate::Client::mutex).
 ///
-/// It waits in the store's queue: first come, first served, across processes. Cloning is cheap.
+/// Waiting clients form a FIFO queue in the store, across processes. Cloning is cheap.
 ///
-/// **Tasks of one client** that want the same mutex with the same settings stand in a line of their own, first come, first
-/// served, which has one place in the store's queue, and one lease, which it hands on without asking the store. Each task
-/// gets a token of its own, higher than the ones before, also across clients. While no other client waits this has no end;
-/// once one does, the lease goes back after 64 further hand-overs or 10 ms, whichever comes first (and the critical section
-/// that is under way). So one client waits for another for at most 10 ms and one critical section. See
-/// [`Self::local_handoff`] and [`Self::strict`]. With [`Self::at_least`], with [`Self::longest_hold`], and without renewal,
-/// leases are not handed on.
+/// **Tasks of one client** that use the same mutex with the same options form a local FIFO queue. The local queue has one
+/// place in the store's queue and one lease, and hands the lease off from task to task without calling the store. Each task
+/// gets its own token, higher than every earlier one of any client. While no other client waits, hand-offs continue without
+/// limit. Once one waits, the lease is released after 64 further hand-offs or 10 ms, whichever comes first, plus the critical
+/// section in progress. So a client waits for another one at most 10 ms and one critical section. See
+/// [`Self::local_handoff`] and [`Self::global_fifo`]. With [`Self::min_hold`], with [`Self::max_hold`], and without renewal,
+/// leases are not handed off.
 ///
-/// A task that gets the lease handed on gets what is left of it, three quarters of a second at least, or a quarter of a
-/// shorter ttl; renewals go on. Whoever looks sees the first holder's token, and of a line that waits one place.
+/// After a hand-off the lease has at least 750 ms left, or a quarter of a shorter ttl, and renewals continue.
+/// `inspect` reports the first holder's token; a local queue appears as one waiter.
 #[derive(Clone)]
 pub struct Mutex(pub(crate) Lock);
 
-/// How long a client keeps a lease among its tasks once another client waits: hand-overs enough to make up for the way to
-/// the store and back, and a time that a network's hiccup also takes.
-const HAND_OFF: HandOff = HandOff { hand_overs: 64, span: Duration::from_millis(10) };
+/// The default hand-off limits once another client waits: enough hand-offs to outweigh the round trip to the store, and a time
+/// in the order of network jitter.
+const HAND_OFF: HandoffLimits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_millis(10) };
 
 settings!(Mutex);
 
@@ -41,39 +41,38 @@ impl Mutex {
         Self(lock)
     }
 
-    /// How long the tasks of this client may hand the lease on among themselves once another client waits: for so many
-    /// hand-overs, none of them later than `span`. 64 and 10 ms unless set. More is faster for each client in its turn, and
-    /// lets the others wait for longer. Should the word that somebody waits be lost, the next renewal tells, at a third of the
-    /// ttl.
+    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `max_duration`; 64
+    /// and 10 ms by default. Higher limits increase throughput and let other clients wait longer. If the push about the waiting
+    /// client is lost, the next renewal reports it, at a third of the ttl.
     #[must_use]
-    pub fn local_handoff(mut self, hand_overs: u32, span: Duration) -> Self {
-        self.0.hand_off = Some(HandOff { hand_overs, span });
+    pub fn local_handoff(mut self, max_handoffs: u32, max_duration: Duration) -> Self {
+        self.0.hand_off = Some(HandoffLimits { max_handoffs, max_duration });
         self
     }
 
-    /// First come, first served over the tasks of all clients: each waits in the store's queue on its own, and each release
-    /// goes to the store.
+    /// FIFO order over the tasks of all clients: each task has its own place in the store's queue, and each release goes to the
+    /// store.
     #[must_use]
-    pub fn strict(mut self) -> Self {
+    pub fn global_fifo(mut self) -> Self {
         self.0.hand_off = None;
         self
     }
 
-    /// Waits for the lock, for as long as it takes.
+    /// Waits for the lock without a limit.
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be; `is_unavailable` when the store could not be asked;
+    /// `is_invalid` for an invalid name or option; `is_unavailable` if the store did not respond;
     /// `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released.
     pub async fn lock(&self) -> Result<Guard, Error> {
         self.0.lock(1).await
     }
 
-    /// Takes the lock if it can be had at once, and otherwise answers `None`.
+    /// Acquires the lock if it is free now; otherwise returns `None`.
     ///
     /// # Errors
     ///
@@ -86,11 +85,11 @@ impl Mutex {
         self.0.try_lock(1).await
     }
 
-    /// Waits for the lock for at most this long, and then answers `None`. With `Duration::MAX` it waits for as long as it
-    /// takes, with zero not at all.
+    /// Waits at most `limit` for the lock; returns `None` at the limit. `Duration::MAX` waits without a limit, zero does not
+    /// wait.
     ///
-    /// `None` is the store's word. When the limit is over the attempt is cancelled there, and a store that answers delays the
-    /// result by a round trip. One that has not answered 2 s after the limit is an error.
+    /// `None` means that the store has confirmed the cancellation, which takes a round trip after the limit. If the
+    /// confirmation does not come within 2 s, the result is an error.
     ///
     /// # Errors
     ///

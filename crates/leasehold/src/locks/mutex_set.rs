@@ -17,8 +17,8 @@ use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::acquire_all::{Together, take_together};
-use crate::locks::lock::{Lock, Wait};
+use crate::locks::acquire_all::{BatchOutcome, acquire_all};
+use crate::locks::lock::{Lock, WaitMode};
 use crate::locks::mutex::Mutex;
 
 /// Several mutexes of one client that are taken together: all of them or none.
@@ -70,9 +70,9 @@ impl MutexSet {
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have.
+    /// If the future is dropped, the wait is cancelled and granted leases are released.
     pub async fn lock(&self) -> Result<SetGuard, Error> {
-        let guard = self.take(Wait::ForEver).await?;
+        let guard = self.take(WaitMode::Forever).await?;
         match (guard, self.mutexes.first()) {
             (Some(guard), _) => Ok(guard),
             (None, Some(mutex)) => Err(mutex.0.handle.closed()),
@@ -91,7 +91,7 @@ impl MutexSet {
     ///
     /// As [`Self::lock`].
     pub async fn try_lock(&self) -> Result<Option<SetGuard>, Error> {
-        self.take(Wait::No).await
+        self.take(WaitMode::NoWait).await
     }
 
     /// Waits for all of them for at most this long, and then answers `None` and holds none.
@@ -104,17 +104,17 @@ impl MutexSet {
     ///
     /// As [`Self::lock`].
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Option<SetGuard>, Error> {
-        self.take(Wait::For(limit)).await
+        self.take(WaitMode::AtMost(limit)).await
     }
 
-    async fn take(&self, wait: Wait) -> Result<Option<SetGuard>, Error> {
+    async fn take(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
         let deadline = wait.deadline();
         let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
-        match take_together(&locks, deadline).await? {
-            Together::Taken(guards) => Ok(Some(self.sorted(guards))),
-            Together::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
-            Together::Contended | Together::NotHere => self.take_in_order(order, deadline).await,
+        match acquire_all(&locks, deadline).await? {
+            BatchOutcome::Granted(guards) => Ok(Some(self.sorted(guards))),
+            BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
+            BatchOutcome::Contended | BatchOutcome::Unsupported => self.take_in_order(order, deadline).await,
         }
     }
 
@@ -136,7 +136,7 @@ impl MutexSet {
         }
         let taken = self.sorted(taken.guards);
         for (guard, mutex) in taken.guards.iter().zip(&self.mutexes) {
-            guard.set_at_least(mutex.0.at_least)?;
+            guard.set_min_hold(mutex.0.min_hold)?;
         }
         Ok(Some(taken))
     }
@@ -177,7 +177,7 @@ fn nothing_to_take() -> Error {
 }
 
 /// The held leases of a [`MutexSet`]. They are given back when it is released or dropped.
-#[must_use = "the locks are given back when the guard is dropped"]
+#[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard {
     guards: Vec<Guard>,
@@ -196,7 +196,7 @@ impl SetGuard {
     }
 
     /// The same, each to be given back on its own.
-    #[must_use = "the locks are given back when the guards are dropped"]
+    #[must_use = "the locks are released when the guard is dropped"]
     pub fn into_guards(self) -> Vec<Guard> {
         self.guards
     }
@@ -217,7 +217,7 @@ impl SetGuard {
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// Cancel safe: it changes nothing.
     pub async fn lost(&self) -> (&Guard, Loss) {
         let mut losses: Vec<_> = self.guards.iter().map(|guard| (guard, Box::pin(guard.lost()))).collect();
         poll_fn(|context| {
@@ -283,12 +283,12 @@ impl SetGuard {
     async fn and_next(&self, mutex: &Mutex, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
         // What is given back because the others can't be had was never used, and need not be kept.
         let mut lock = mutex.0.clone();
-        lock.at_least = Duration::ZERO;
-        if !mutex.0.at_least.is_zero() {
+        lock.min_hold = Duration::ZERO;
+        if !mutex.0.min_hold.is_zero() {
             // It is to be kept in the end, so it is not one that the client's tasks hand on.
             lock.hand_off = None;
         }
-        let next = lock.acquire(1, None, Wait::until(deadline));
+        let next = lock.acquire(1, None, WaitMode::until(deadline));
         if self.guards.is_empty() { next.await } else { self.run(next).await? }
     }
 }

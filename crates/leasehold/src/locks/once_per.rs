@@ -16,7 +16,7 @@ use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::lock::{Lock, MAX_TTL, Wait};
+use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
 
 /// The shortest time for which a start is kept.
@@ -25,7 +25,7 @@ const MIN_KEEP: Duration = Duration::from_millis(900);
 /// How often whoever waits looks whether the work is done.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Work that one of many starts in each period. Made by [`Client::once_per`](crate::Client::once_per).
+/// Work that one of many starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
 ///
 /// Two starts are never closer to each other than nine tenths of the period: all hosts may ask at noon, by clocks that
 /// differ, and one of them is told to start. If it dies half way there are two ways to go on, and neither can have it both
@@ -60,15 +60,15 @@ lease_settings!(OncePer);
 impl OncePer {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, period: Duration) -> Self {
         let mut lock = Lock::new(handle, Kind::Mutex, name, 1);
-        lock.at_least = period / 10 * 9;
-        lock.terms.outlives = lock.at_least;
+        lock.min_hold = period / 10 * 9;
+        lock.terms.min_lifetime = lock.min_hold;
         Self(lock)
     }
 
     /// If a host dies half way, its lease ends after the ttl, and another host starts.
     #[must_use]
     pub fn at_least_once(mut self) -> Self {
-        self.0.terms.outlives = Duration::ZERO;
+        self.0.terms.min_lifetime = Duration::ZERO;
         self
     }
 
@@ -86,10 +86,10 @@ impl OncePer {
     /// which is then done.
     pub async fn start(&self) -> Result<Option<Guard>, Error> {
         self.check()?;
-        if !self.0.terms.outlives.is_zero() {
-            return self.0.acquire(1, None, Wait::No).await;
+        if !self.0.terms.min_lifetime.is_zero() {
+            return self.0.acquire(1, None, WaitMode::NoWait).await;
         }
-        let mut started = pin!(self.0.acquire(1, None, Wait::ForEver));
+        let mut started = pin!(self.0.acquire(1, None, WaitMode::Forever));
         let mut done = pin!(self.until_done());
         poll_fn(|context| match started.as_mut().poll(context) {
             Poll::Pending => done.as_mut().poll(context).map(|done| done.map(|()| None)),
@@ -101,7 +101,7 @@ impl OncePer {
     async fn until_done(&self) -> Result<(), Error> {
         loop {
             // A store that does not answer may do so the next time; the attempt has the last word about that.
-            if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.kept)) {
+            if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
                 return Ok(());
             }
             Sleep::until(&self.0.handle.session, clock::local() + LOOK).await;
@@ -110,7 +110,7 @@ impl OncePer {
 
     fn check(&self) -> Result<(), Error> {
         let resource = self.0.checked_resource()?;
-        if (MIN_KEEP..=MAX_TTL).contains(&self.0.at_least) {
+        if (MIN_KEEP..=MAX_TTL).contains(&self.0.min_hold) {
             return Ok(());
         }
         let what = "a period is at least 1 s and at most 33 days";

@@ -1,7 +1,7 @@
-//! Many readers, or one writer.
+//! A read-write lock: many readers or one writer.
 //!
-//! A reader weighs little, an upgradable reader more than half of what the lock bears, so that there is one at most
-//! beside the readers, and a writer all of it.
+//! A reader has the smallest weight, a writer the whole capacity, and an upgradable reader more than half of it, so that there
+//! is at most one upgradable reader.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::inspect::Mode;
-use crate::locks::lock::{Lock, Wait};
+use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
 
-/// What a reader weighs.
+/// The weight of a reader.
 pub const READER: u32 = 1;
 const UPGRADABLE: u32 = 1 << 31;
-/// What a writer weighs, and what the lock bears.
+/// The weight of a writer, and the lock's capacity.
 pub const WRITER: u32 = u32::MAX;
 
-/// What a holder does, by its weight.
+/// The mode of a holder with this weight.
 pub(crate) fn mode_of(weight: u32) -> Mode {
     match weight {
         WRITER => Mode::Write,
@@ -31,11 +31,10 @@ pub(crate) fn mode_of(weight: u32) -> Mode {
     }
 }
 
-/// A lock with many readers or one writer. Made by [`Client::rw_lock`](crate::Client::rw_lock).
+/// A lock with many readers or one writer. Created by [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// All wait in one queue, first come, first served: a waiting writer is not overtaken by later readers, and readers who
-/// stand next to each other start together. So neither starves the other. Each reader has a lease of its own: one that
-/// dies delays a writer for its own ttl at most.
+/// Readers and writers wait in one FIFO queue: later readers do not overtake a waiting writer, and adjacent readers are granted
+/// together. So neither starves the other. Each reader has its own lease: a crashed reader delays a writer for at most its ttl.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -46,10 +45,10 @@ pub(crate) fn mode_of(weight: u32) -> Mode {
 /// assert!(prices.try_write().await?.is_none());
 /// drop((one, other));
 ///
-/// let guard = prices.upgradable_read().await?; // beside readers, one at a time
-/// let guard = guard.upgrade().await?; // waits for the readers, before anybody else
+/// let guard = prices.upgradable_read().await?; // one at a time, beside readers
+/// let guard = guard.upgrade().await?; // waits for the readers, ahead of the queue
 /// println!("write with token {}", guard.token());
-/// let guard = guard.downgrade().await?; // lets readers in, and no writer between
+/// let guard = guard.downgrade().await?; // admits readers; no writer comes in between
 /// guard.release().await?;
 /// # Ok(()) });
 /// ```
@@ -63,21 +62,21 @@ impl RwLock {
         Self(Lock::new(handle, Kind::ReadWrite, name, WRITER))
     }
 
-    /// Waits until it may read, for as long as it takes.
+    /// Waits for a read lease without a limit.
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be; `is_unavailable` when the store could not be asked;
+    /// `is_invalid` for an invalid name or option; `is_unavailable` if the store did not respond;
     /// `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released.
     pub async fn read(&self) -> Result<Guard, Error> {
         self.0.lock(READER).await
     }
 
-    /// Reads if that can be had at once, and otherwise answers `None`.
+    /// Acquires a read lease if it is free now; otherwise returns `None`.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ impl RwLock {
         self.0.try_lock(READER).await
     }
 
-    /// Waits until it may read for at most this long, and then answers `None`.
+    /// Waits at most `limit` for a read lease; returns `None` at the limit.
     ///
     /// # Errors
     ///
@@ -103,7 +102,7 @@ impl RwLock {
         self.0.lock_timeout(READER, limit).await
     }
 
-    /// Waits until it may write, for as long as it takes.
+    /// Waits for the write lease without a limit.
     ///
     /// # Errors
     ///
@@ -116,7 +115,7 @@ impl RwLock {
         self.0.lock(WRITER).await.map(self.exchangeable())
     }
 
-    /// Writes if that can be had at once, and otherwise answers `None`.
+    /// Acquires the write lease if it is free now; otherwise returns `None`.
     ///
     /// # Errors
     ///
@@ -181,14 +180,14 @@ impl RwLock {
         Ok(self.0.lock_timeout(UPGRADABLE, limit).await?.map(self.exchangeable()))
     }
 
-    /// What makes a lease of this lock one that can become another.
+    /// Wraps a guard in one that can be exchanged for another mode.
     fn exchangeable<G: From<(Guard, Lock)>>(&self) -> impl FnOnce(Guard) -> G {
         let lock = self.0.clone();
         |guard| G::from((guard, lock))
     }
 }
 
-/// What the leases that can become others have in common: they are guards, and end like them.
+/// What the exchangeable guards share: they dereference to a guard, and are released like one.
 macro_rules! exchangeable {
     ($guard:ident) => {
         impl $guard {
@@ -201,13 +200,13 @@ macro_rules! exchangeable {
                 self.guard.release().await
             }
 
-            /// As [`Guard::release_within`].
+            /// As [`Guard::release_timeout`].
             ///
             /// # Errors
             ///
             /// As there.
-            pub async fn release_within(self, limit: Duration) -> Result<(), Error> {
-                self.guard.release_within(limit).await
+            pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
+                self.guard.release_timeout(limit).await
             }
         }
 
@@ -230,25 +229,26 @@ macro_rules! exchangeable {
 exchangeable!(WriteGuard);
 exchangeable!(UpgradableGuard);
 
-/// A held lease to write, which is a [`Guard`] that can become one to read.
+/// A write lease: a [`Guard`] that can be downgraded to a read lease.
 #[derive(Debug)]
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct WriteGuard {
     pub(crate) guard: Guard,
     pub(crate) lock: Lock,
 }
 
 impl WriteGuard {
-    /// Goes on as a reader, with the same token: nobody writes in between. Readers who wait directly behind start.
+    /// Continues as a reader with the same token. No writer comes in between, and the readers at the head of the queue are
+    /// granted.
     ///
     /// # Errors
     ///
-    /// `is_lost` when the lease had ended before, and nothing is held then; `is_unavailable` when the store could not
-    /// be asked: then everything is being given back.
+    /// `is_lost` if the lease had ended before; nothing is held then. `is_unavailable` if the store did not respond; the lease
+    /// is then being released.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point, everything is given back.
+    /// If the future is dropped, the lease is released.
     pub async fn downgrade(self) -> Result<Guard, Error> {
         become_reader(&self.lock, self.guard).await
     }
@@ -261,35 +261,35 @@ impl From<WriteGuard> for Guard {
     }
 }
 
-/// A held lease to read, which is a [`Guard`] that can become one to write.
+/// A read lease: a [`Guard`] that can be upgraded to the write lease.
 #[derive(Debug)]
-#[must_use = "the lock is given back when the guard is dropped"]
+#[must_use = "the lock is released when the guard is dropped"]
 pub struct UpgradableGuard {
     pub(crate) guard: Guard,
     pub(crate) lock: Lock,
 }
 
 impl UpgradableGuard {
-    /// Waits until the readers have gone, before everybody else who waits, and goes on as a writer, with a higher token:
-    /// nobody has written in between.
+    /// Waits ahead of the queue until the readers have released, and continues as a writer with a higher token. No other writer
+    /// comes in between.
     ///
     /// # Errors
     ///
-    /// `is_lost` when the lease ended before: what was read may be stale, and nothing is held. `is_unavailable` when the
-    /// store could not be asked, and `is_closed`: then everything is being given back.
+    /// `is_lost` if the lease ended before: what was read may be stale, and nothing is held. `is_unavailable` if the store did
+    /// not respond, and `is_closed`; the lease is then being released.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point, everything is given back.
+    /// If the future is dropped, the lease is released.
     pub async fn upgrade(self) -> Result<WriteGuard, Error> {
         let closed = self.lock.handle.clone();
-        match self.upgrade_within(Wait::ForEver).await? {
+        match self.upgrade_within(WaitMode::Forever).await? {
             Ok(guard) => Ok(guard),
             Err(_) => Err(closed.closed()),
         }
     }
 
-    /// Goes on as a writer if that can be had at once, and otherwise hands itself back, as the inner error.
+    /// Upgrades if no reader holds the lock; otherwise returns itself as the inner error.
     ///
     /// # Errors
     ///
@@ -299,10 +299,10 @@ impl UpgradableGuard {
     ///
     /// As [`Self::upgrade`].
     pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(Wait::No).await
+        self.upgrade_within(WaitMode::NoWait).await
     }
 
-    /// Waits for at most this long until it may write, and otherwise hands itself back, as the inner error.
+    /// Waits at most `limit` for the upgrade; returns itself as the inner error at the limit.
     ///
     /// # Errors
     ///
@@ -312,10 +312,10 @@ impl UpgradableGuard {
     ///
     /// As [`Self::upgrade`].
     pub async fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(Wait::For(limit)).await
+        self.upgrade_within(WaitMode::AtMost(limit)).await
     }
 
-    /// Goes on as a reader like any other, and lets another upgradable one in.
+    /// Continues as an ordinary reader, and admits another upgradable reader.
     ///
     /// # Errors
     ///
@@ -328,10 +328,10 @@ impl UpgradableGuard {
         become_reader(&self.lock, self.guard).await
     }
 
-    async fn upgrade_within(self, wait: Wait) -> Result<Result<WriteGuard, Self>, Error> {
+    async fn upgrade_within(self, wait: WaitMode) -> Result<Result<WriteGuard, Self>, Error> {
         match self.lock.replace(&self.guard, WRITER, wait).await? {
             Some(guard) => {
-                self.guard.replaced();
+                self.guard.mark_replaced();
                 Ok(Ok(WriteGuard { guard, lock: self.lock }))
             }
             None => Ok(Err(self)),
@@ -339,10 +339,10 @@ impl UpgradableGuard {
     }
 }
 
-/// Less weight than is held fits at once, unless the client is closed meanwhile.
+/// A smaller weight always fits, so this fails only if the client is closed.
 async fn become_reader(lock: &Lock, held: Guard) -> Result<Guard, Error> {
-    let reader = lock.replace(&held, READER, Wait::No).await?;
+    let reader = lock.replace(&held, READER, WaitMode::NoWait).await?;
     let reader = reader.ok_or_else(|| lock.handle.closed())?;
-    held.replaced();
+    held.mark_replaced();
     Ok(reader)
 }

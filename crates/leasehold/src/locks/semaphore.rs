@@ -1,4 +1,4 @@
-//! A number of permits that holders share.
+//! A semaphore: a number of permits that several holders share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::handle::Handle;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
-/// A number of permits, and how to take some of them. Made by [`Client::semaphore`](crate::Client::semaphore).
+/// A number of permits, held through leases. Created by [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// Permits are leases: those of a holder that dies come back when its lease ends. Whoever waits is served first come,
-/// first served, also when a later one would need fewer permits. Everybody names the same number of permits while any
-/// is taken or waited for. Each acquisition, of however many permits, has one guard and one token.
+/// The permits of a crashed holder are free again when its lease expires. Waiters are served in FIFO order, even if a later
+/// one needs fewer permits. All clients must pass the same number of permits while the semaphore is in use. Each acquisition
+/// has one guard and one token, whatever the number of its permits.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -40,22 +40,21 @@ impl Semaphore {
         Self(Lock::new(handle, Kind::Semaphore, name, permits))
     }
 
-    /// Waits for this many permits, for as long as it takes. They come all at once.
+    /// Waits for this many permits without a limit. They are granted together.
     ///
     /// # Errors
     ///
-    /// `is_invalid` for no permits, more than there are, a setting that can't be, or a number of permits other than
-    /// that with which the semaphore is in use; `is_unavailable` when the store could not be asked; `is_queue_full`;
-    /// `is_closed`.
+    /// `is_invalid` for zero permits, more than the total, an invalid option, or a total that differs from the one in use;
+    /// `is_unavailable` if the store did not respond; `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have, a place in the queue or a lease.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released.
     pub async fn acquire(&self, permits: u32) -> Result<Guard, Error> {
         self.0.lock(permits).await
     }
 
-    /// Takes this many permits if they can be had at once, and otherwise answers `None`.
+    /// Acquires this many permits if they are free now; otherwise returns `None`.
     ///
     /// # Errors
     ///
@@ -68,7 +67,7 @@ impl Semaphore {
         self.0.try_lock(permits).await
     }
 
-    /// Waits for this many permits for at most this long, and then answers `None`.
+    /// Waits at most `limit` for this many permits; returns `None` at the limit.
     ///
     /// # Errors
     ///

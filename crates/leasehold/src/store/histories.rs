@@ -76,7 +76,7 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
         let tombstone = Duration::from_secs(4 * tombstone);
         Joint::At(
             at,
-            Step::Do(Command::Release(Release { acquisition, at_least: Duration::ZERO, tombstone })),
+            Step::Do(Command::Release(Release { acquisition, min_hold: Duration::ZERO, tombstone })),
         )
     });
     // By one client, and without tokens.
@@ -137,11 +137,11 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
     let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
         Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve }))
     });
-    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, at_least, tombstone)| {
-        let at_least = Duration::from_secs(at_least * at_least);
+    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, min_hold, tombstone)| {
+        let min_hold = Duration::from_secs(min_hold * min_hold);
         Step::Do(Command::Release(Release {
             acquisition,
-            at_least,
+            min_hold,
             tombstone: Duration::from_secs(tombstone * 4),
         }))
     });

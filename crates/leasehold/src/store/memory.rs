@@ -13,11 +13,11 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use leasehold_core::model::{REMEMBER_TOKEN, Table, Turn, apply, apply_together, sweep};
+use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
-use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::{Check, Examination, Subject};
+use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::engine::clock;
 
 /// After this many commands, as many resources are swept.
@@ -45,7 +45,7 @@ impl Named {
 
     fn is_to_be_known(&self, now: Now) -> bool {
         self.store().is_some()
-            || now.wall < StoreTime::from_micros(self.last_token.load(Ordering::Relaxed)) + REMEMBER_TOKEN
+            || now.wall < StoreTime::from_micros(self.last_token.load(Ordering::Relaxed)) + TOKEN_RETENTION
     }
 }
 
@@ -140,7 +140,7 @@ impl Memory {
 impl Inner {
     fn step(&mut self, now: Now, resource: &Resource, command: &Command, pushes: &mut Vec<Push>) -> Answer {
         let inboxes = &self.inboxes;
-        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         if let Some(table) = self.tables.get_mut(resource) {
             let answer = never_fails(apply(table, turn, command));
             note_token(&self.last_token, table);
@@ -149,7 +149,7 @@ impl Inner {
         let mut table = Table::new();
         let answer = never_fails(apply(&mut table, turn, command));
         note_token(&self.last_token, &table);
-        if !table.is_forgotten() {
+        if !table.is_empty() {
             self.tables.insert(resource.clone(), table);
         }
         answer
@@ -164,13 +164,13 @@ impl Inner {
         let table = |(resource, _): &(Arc<Resource>, _)| self.tables.remove(&**resource).unwrap_or_default();
         let mut tables: Vec<_> = attempts.iter().map(table).collect();
         let inboxes = &self.inboxes;
-        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let acquires = attempts.iter().map(|(_, acquire)| acquire);
         let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
-        let answers = never_fails(apply_together(turn, &mut steps));
+        let answers = never_fails(apply_all(turn, &mut steps));
         for ((resource, _), table) in attempts.iter().zip(tables) {
             note_token(&self.last_token, &table);
-            if !table.is_forgotten() {
+            if !table.is_empty() {
                 self.tables.insert((**resource).clone(), table);
             }
         }
@@ -192,7 +192,7 @@ impl Inner {
         let Some((resource, table)) = self.tables.range_mut((from, Bound::Unbounded)).next() else { return };
         let resource = resource.clone();
         let inboxes = &self.inboxes;
-        let turn = Turn { now, is_there: &mut |client| is_there(inboxes, client), pushes };
+        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let is_kept = never_fails(sweep(table, turn));
         note_token(&self.last_token, table);
         if !is_kept {
@@ -227,39 +227,39 @@ fn never_fails<T>(result: Result<T, Infallible>) -> T {
 }
 
 impl Store for Memory {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         Some(Ok(self.run(self.now(), resource, command)))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let answers: Vec<_> =
             batch.iter().map(|(resource, command)| Ok(self.run(self.now(), resource, command))).collect();
         Box::pin(std::future::ready(answers))
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let now = self.now();
         let answers = self.run_as(now, |inner, pushes| inner.step_together(now, attempts, pushes));
         Some(Box::pin(std::future::ready(answers.into_iter().map(Ok).collect())))
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         Box::pin(std::future::ready(Ok(self.in_use())))
     }
 
-    fn rhythm(&self) -> Rhythm {
-        super::EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        super::EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        let mut subject = Subject::new("the memory of this process");
-        subject.fact("locks in use", self.in_use().len());
-        subject.fine(
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        let mut component = Component::new("the memory of this process");
+        component.fact("locks in use", self.in_use().len());
+        component.fine(
             Check::InProcess,
             "the locks are in this process",
             "they end with it, and no other process sees them: sqlite: is for all processes of a machine",
         );
-        Box::pin(std::future::ready(Ok(Examination { subjects: vec![subject] })))
+        Box::pin(std::future::ready(Ok(Diagnosis { components: vec![component] })))
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
     fn release(client: u128) -> Command {
         Command::Release(Release {
             acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
-            at_least: Duration::ZERO,
+            min_hold: Duration::ZERO,
             tombstone: Duration::ZERO,
         })
     }
@@ -374,7 +374,7 @@ mod tests {
 
     /// Nobody has it, so it is granted.
     fn token_of(store: &Memory, acquire: &Command) -> TokenRange {
-        match store.call_now(&resource("a"), acquire) {
+        match store.try_call_inline(&resource("a"), acquire) {
             Some(Ok(Answer { reply: Reply::Granted(grant), .. })) => grant.tokens,
             other => panic!("{other:?}"),
         }

@@ -36,37 +36,38 @@ use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::Examination;
+use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
-use caller_conn::CallersRuntime;
+use caller_conn::CallerRuntime;
 use cluster::Cluster;
-use codec::{Channels, Dialect};
+use codec::{Channels, ScriptVariant};
 use connect::Credentials;
 use doctor::Address;
-pub(crate) use doctor::examine_voters;
-use endpoint::{Goal, Link, Terms};
+pub(crate) use doctor::diagnose_voters;
+use endpoint::{Endpoint, EndpointConfig, Target};
 pub(crate) use keys::slot_of;
 use sentinel::Sentinels;
 
 /// How long an answer may take. Whether a command that is not answered took effect is unknown.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long connecting may take.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a cluster is left to itself before its slots are asked for again.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 
 /// The same while nobody answers.
-const REFRESH_SELDOM: Duration = Duration::from_secs(2);
+const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 
 /// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
-const REFRESH_ANYHOW: Duration = Duration::from_secs(10);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Looking again costs a server something, and pushes are seldom lost.
-const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
+const RHYTHM: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
@@ -86,7 +87,7 @@ pub(crate) struct Redis {
 #[derive(Clone)]
 struct Caller {
     id: Id,
-    runtime: Arc<CallersRuntime>,
+    runtime: Arc<CallerRuntime>,
 }
 
 impl Caller {
@@ -107,13 +108,13 @@ pub(crate) struct Voting {
 /// Where commands go.
 enum Nodes {
     Server {
-        link: Link,
+        endpoint: Endpoint,
         /// Where several vote, and this is one of them.
         voting: Option<Voting>,
     },
     Cluster {
         cluster: Arc<Cluster>,
-        dialect: Dialect,
+        variant: ScriptVariant,
         client: ClientId,
         runtime: Handle,
     },
@@ -132,17 +133,18 @@ impl Redis {
         let unavailable = |error| unavailable(url, &error);
         let nodes = match &url.place {
             Place::Cluster(seeds) => {
-                let terms = opening.terms();
-                let cluster = Cluster::open(credentials, seeds.clone(), Box::new(move || terms(None)));
+                let endpoint_config = opening.endpoint_config();
+                let cluster =
+                    Cluster::open(credentials, seeds.clone(), Box::new(move || endpoint_config(None)));
                 let cluster = Arc::new(cluster.await.map_err(unavailable)?);
                 let channels = cluster.channels().await.map_err(unavailable)?;
-                let dialect = Dialect { channels, is_cluster: true, is_voting: false };
-                Nodes::Cluster { cluster, dialect, client, runtime: Handle::current() }
+                let variant = ScriptVariant { channels, is_cluster: true, is_voting: false };
+                Nodes::Cluster { cluster, variant, client, runtime: Handle::current() }
             }
             _ => {
-                let link = opening.link(goal(url, credentials)?, client);
-                link.lanes().await.map_err(unavailable)?;
-                Nodes::Server { link, voting: None }
+                let endpoint = opening.endpoint(target(url, credentials)?, client);
+                endpoint.connections().await.map_err(unavailable)?;
+                Nodes::Server { endpoint, voting: None }
             }
         };
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
@@ -159,8 +161,8 @@ impl Redis {
         let opening = Opening::new(inbox, caller, url.is_resp2);
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let opening = Opening { is_voter: true, ..opening };
-        let link = opening.link(goal(url, credentials)?, client);
-        let nodes = Nodes::Server { link, voting: Some(voting) };
+        let endpoint = opening.endpoint(target(url, credentials)?, client);
+        let nodes = Nodes::Server { endpoint, voting: Some(voting) };
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
@@ -174,66 +176,67 @@ impl Redis {
         let opening = Opening::new(inbox, caller, false);
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
-        let link = opening.link(Goal::Server(info.clone()), client);
-        link.lanes().await.map_err(|error| unavailable(&shown, &error))?;
-        Ok(opening.finish(Nodes::Server { link, voting: None }, Address::Own(Box::new(info))))
+        let endpoint = opening.endpoint(Target::Server(info.clone()), client);
+        endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
     }
 
     /// Waits until it is known whether the server is there.
-    pub(crate) async fn is_there(&self) -> Result<(), StoreError> {
+    pub(crate) async fn await_connected(&self) -> Result<(), StoreError> {
         match &*self.nodes {
-            Nodes::Server { link, .. } => link.lanes().await.map(drop),
+            Nodes::Server { endpoint, .. } => endpoint.connections().await.map(drop),
             Nodes::Cluster { .. } => Ok(()),
         }
     }
 
     /// Whether it is there now.
-    pub(crate) fn is_up(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         match &*self.nodes {
-            Nodes::Server { link, .. } => link.lanes_now().is_some(),
+            Nodes::Server { endpoint, .. } => endpoint.current().is_some(),
             Nodes::Cluster { .. } => true,
         }
     }
 
     /// Which server this is, and which of its lives, if it is there and that may be asked.
-    pub(crate) fn life(&self) -> Option<Arc<str>> {
+    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         match &*self.nodes {
-            Nodes::Server { link, .. } => {
-                link.lanes_now().map(|lanes| lanes.life().clone()).filter(|life| !life.is_empty())
-            }
+            Nodes::Server { endpoint, .. } => endpoint
+                .current()
+                .map(|connections| connections.run_id().clone())
+                .filter(|run_id| !run_id.is_empty()),
             Nodes::Cluster { .. } => None,
         }
     }
 
     /// Whether commands of the caller's own task would go out from there.
-    pub(crate) fn is_callers(&self) -> bool {
+    pub(crate) fn runs_on_caller(&self) -> bool {
         self.caller.as_ref().is_some_and(Caller::is_here)
     }
 
     /// As `call`, of one of several servers that vote: no token below `floor` is given. It is for work that is performed
     /// already.
-    pub(crate) async fn vote(
+    pub(crate) async fn call_as_voter(
         &self,
         batch: &[(Arc<Resource>, Command)],
         floor: Option<Token>,
-    ) -> Vec<Answered> {
+    ) -> Vec<CallResult> {
         self.nodes.run(batch, 0, floor).await
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
     /// waited for on any executor.
-    pub(crate) fn perform<T: Send + 'static>(
+    pub(crate) fn run_on_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
-    ) -> Pending<T> {
+    ) -> BoxFuture<T> {
         let caller = self.caller.clone();
-        let is_there = move || caller.as_ref().is_some_and(Caller::is_here);
-        if is_there() {
+        let is_here = move || caller.as_ref().is_some_and(Caller::is_here);
+        if is_here() {
             let mut work = Box::pin(work);
             // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
             return Box::pin(poll_fn(move |context| {
-                if is_there() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
+                if is_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
         }
         let (tell, told) = oneshot::channel();
@@ -246,14 +249,14 @@ impl Redis {
 }
 
 /// Where a server is that is one of its own, or the master of some.
-fn goal(url: &RedisUrl, credentials: Credentials) -> Result<Goal, Error> {
+fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
     Ok(match &url.place {
-        Place::Server(host) => Goal::Server(credentials.at(host)?),
-        Place::Socket(path) => Goal::Server(credentials.login_to(ConnectionAddr::Unix(path.clone()))?),
+        Place::Server(host) => Target::Server(credentials.at(host)?),
+        Place::Socket(path) => Target::Server(credentials.info_for_addr(ConnectionAddr::Unix(path.clone()))?),
         Place::Sentinels { hosts, service, login } => {
             let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
             let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
-            Goal::Master(Sentinels { hosts, service: service.clone(), credentials })
+            Target::Master(Sentinels { hosts, service: service.clone(), credentials })
         }
         Place::Cluster(_) => return Err(Error::new(ErrorKind::Invalid, "a cluster is not one server")),
     })
@@ -267,7 +270,7 @@ fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
 struct Opening {
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
-    callers: Arc<CallersRuntime>,
+    callers: Arc<CallerRuntime>,
     is_resp2: bool,
     /// It is one of several servers that vote.
     is_voter: bool,
@@ -280,33 +283,33 @@ impl Opening {
         Self { inbox, caller, callers, is_resp2, is_voter: false, warnings: Arc::default() }
     }
 
-    fn link(&self, goal: Goal, client: ClientId) -> Link {
-        Link::new(goal, (self.terms())(Some(keys::inbox_of(client, None))))
+    fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
+        Endpoint::new(target, (self.endpoint_config())(Some(keys::inbox_of(client, None))))
     }
 
     /// What a link is to do with what it hears, and whom to tell: by the channel that it subscribes to.
-    fn terms(&self) -> impl Fn(Option<String>) -> Terms + Send + Sync + 'static {
+    fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
             let holding = inbox.clone();
-            Terms {
+            EndpointConfig {
                 channel,
-                hear: Arc::new(move |_, message| {
+                on_message: Arc::new(move |_, message| {
                     let Some(inbox) = hearing.upgrade() else { return };
-                    match codec::push(message) {
+                    match codec::decode_push(message) {
                         Some(push) => inbox.deliver(push),
                         None => tracing::warn!("something unknown arrived"),
                     }
                 }),
-                renewed: Arc::new(move |concerns| {
+                on_reconnect: Arc::new(move |concerns| {
                     if let Some(inbox) = renewing.upgrade() {
                         inbox.reconnected(concerns);
                     }
                 }),
-                missed: Arc::new(|| ()),
-                at_stake: Arc::new(move || holding.upgrade().and_then(|inbox| inbox.shortest_ttl())),
+                on_disconnect: Arc::new(|| ()),
+                shortest_ttl: Arc::new(move || holding.upgrade().and_then(|inbox| inbox.shortest_ttl())),
                 warn: Arc::new(move |warning| {
                     let is_new =
                         warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
@@ -325,10 +328,11 @@ impl Opening {
     fn finish(self, nodes: Nodes, address: Address) -> Arc<Redis> {
         let refresher = match &nodes {
             Nodes::Server { .. } => None,
-            Nodes::Cluster { cluster, dialect, .. } => {
-                let (cluster, channels) = (cluster.clone(), dialect.channels);
-                let at_the_latest = if channels == Channels::Plain { REFRESH_ANYHOW } else { Duration::MAX };
-                Some(tokio::spawn(async move { cluster.keep_fresh(at_the_latest).await }).abort_handle())
+            Nodes::Cluster { cluster, variant, .. } => {
+                let (cluster, channels) = (cluster.clone(), variant.channels);
+                let at_the_latest =
+                    if channels == Channels::Plain { REFRESH_INTERVAL } else { Duration::MAX };
+                Some(tokio::spawn(async move { cluster.refresh_loop(at_the_latest).await }).abort_handle())
             }
         };
         let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
@@ -346,21 +350,25 @@ impl Opening {
 }
 
 impl Store for Redis {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
-        self.call_durably(batch, 0)
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+        self.call_replicated(batch, 0)
     }
 
-    fn call_durably(&self, batch: Vec<(Arc<Resource>, Command)>, replicas: u32) -> Pending<Vec<Answered>> {
+    fn call_replicated(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        replicas: u32,
+    ) -> BoxFuture<Vec<CallResult>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run(&batch, replicas, None).await };
-        self.perform(work, move || (0..count).map(|_| Err(ended())).collect())
+        self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect())
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         if let Nodes::Cluster { .. } = &*self.nodes {
             let mut slots = attempts.iter().map(|(resource, _)| slot_of(resource));
             let first = slots.next();
@@ -368,25 +376,25 @@ impl Store for Redis {
                 return None;
             }
         }
-        let said = |(resource, acquire): &(Arc<Resource>, Arc<Acquire>)| {
+        let payload = |(resource, acquire): &(Arc<Resource>, Arc<Acquire>)| {
             (resource.clone(), Command::Acquire(acquire.clone()))
         };
-        let batch: Vec<_> = attempts.iter().map(said).collect();
+        let batch: Vec<_> = attempts.iter().map(payload).collect();
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run_together(&batch).await };
-        Some(self.perform(work, move || (0..count).map(|_| Err(ended())).collect()))
+        let work = async move { nodes.run_all(&batch).await };
+        Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
     fn has_replicas(&self) -> bool {
         true
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
-        self.perform(async move { nodes.list().await }, || Err(ended()))
+        self.run_on_runtime(async move { nodes.list().await }, || Err(runtime_ended()))
     }
 
-    fn rhythm(&self) -> Rhythm {
+    fn poll_intervals(&self) -> PollIntervals {
         RHYTHM
     }
 
@@ -397,9 +405,9 @@ impl Store for Redis {
         hasher.finish()
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (nodes, address) = (self.nodes.clone(), self.address.clone());
-        self.perform(async move { doctor::examine(&nodes, &address).await }, || Err(ended()))
+        self.run_on_runtime(async move { doctor::diagnose(&nodes, &address).await }, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -415,14 +423,14 @@ impl Drop for Redis {
     }
 }
 
-fn ended() -> StoreError {
+fn runtime_ended() -> StoreError {
     StoreError {
         failure: Failure::Unknown,
         message: "the runtime that the command was sent from has ended".to_owned(),
     }
 }
 
-fn uncovered() -> StoreError {
+fn slot_unassigned() -> StoreError {
     StoreError {
         failure: Failure::NotSent,
         message: "no node has the lock's hash slot: the cluster is down, or not all of it is there yet"

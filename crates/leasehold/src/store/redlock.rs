@@ -7,7 +7,7 @@
 //!
 //! Whoever waits has a place in the queue of each node, and looks again once more than half of them have told it that it is
 //! granted. Two nodes may see two waiters in two orders, and each waiter would be granted a part; so only one waits there
-//! at a time, and the others wait for their turn to do so, in a queue that one node has (`Kind::Queue`, and `crate::lock`).
+//! at a time, and the others wait for their turn to do so, in a queue that one node has (`Kind::Admission`, and `crate::lock`).
 //! That queue decides nothing, so it may be lost: whoever comes to have a part gives it back before long, and tries again
 //! after a random pause.
 
@@ -33,42 +33,43 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::redis::{Redis, Voting, slot_of};
-use super::{Answered, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::Examination;
+use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
-use admission_queue::{Contended, Turns, is_queue};
-use attempts::Leases;
+use admission_queue::{AdmissionNodes, ContendedLocks, is_admission_queue};
+use attempts::Attempts;
 use node::Node;
 
 /// The shortest time that a node is given to answer.
-const SHORTEST_LIMIT: Duration = Duration::from_millis(100);
+const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The longest, as long as nothing else is known of it.
-const LONGEST_LIMIT: Duration = Duration::from_secs(1);
+const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A node that takes this many of its usual round trips is slow.
-const ROUND_TRIPS: u32 = 8;
+const SLOW_ROUND_TRIPS: u32 = 8;
 
 /// How long after the first node's word the others' are waited for.
-const MUSTER: Duration = Duration::from_millis(20);
+const GATHER_WINDOW: Duration = Duration::from_millis(20);
 
 /// So much later than the others a node may be for no reason: longer than the answers on one connection are apart.
-const LATE_BY: Duration = Duration::from_millis(10);
+const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
 
 /// How often a release that was not answered is sent again.
-const SETTLE_EVERY: Duration = Duration::from_millis(200);
+const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Over so many batches attempts at different locks are spread.
 const SHARDS: u64 = 64;
 
-const RHYTHM: Rhythm = Rhythm { look_again: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
+const RHYTHM: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
 
 /// Several servers that vote.
 pub(crate) struct Redlock {
     quorum: Arc<Quorum>,
-    settler: AbortHandle,
+    release_retrier: AbortHandle,
 }
 
 /// What the commands under way share.
@@ -76,22 +77,22 @@ struct Quorum {
     nodes: Vec<Arc<Node>>,
     /// What the nodes tell comes here, for as long as they are there.
     _inboxes: Vec<Arc<dyn Inbox>>,
-    leases: Leases,
+    attempts: Attempts,
     /// Whether a token has to be known to a quorum before it counts.
     is_fenced: bool,
     /// How long a node may take, where the caller has said that.
-    node_limit: Option<Duration>,
+    node_timeout: Option<Duration>,
     /// The longest ttl, where nodes abstain after they may have forgotten something.
-    longest_ttl: Option<Duration>,
+    max_ttl: Option<Duration>,
     inbox: Weak<dyn Inbox>,
     /// The client's own.
     runtime: Handle,
-    turns: Mutex<Turns>,
-    contended: Mutex<Contended>,
+    admission_nodes: Mutex<AdmissionNodes>,
+    contended: Mutex<ContendedLocks>,
     /// Some node may not have heard of a release.
-    in_debt: Notify,
+    releases_pending: Notify,
     /// By the local clock, in microseconds: until then too many nodes abstain.
-    young_until: AtomicU64,
+    restart_grace_until: AtomicU64,
 }
 
 /// What one node tells this client unasked.
@@ -114,7 +115,7 @@ impl Redlock {
             let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
             for (index, place) in url.nodes.iter().enumerate() {
                 let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node: index });
-                let voting = Voting { abstains_for: url.longest_ttl };
+                let voting = Voting { abstains_for: url.max_ttl };
                 let weak = Arc::downgrade(&inbox);
                 inboxes.push(inbox);
                 match Redis::open_voter(place, voting, client, weak, caller.clone()) {
@@ -123,32 +124,32 @@ impl Redlock {
                 }
             }
             Quorum {
-                leases: Leases::new(client, nodes.len()),
+                attempts: Attempts::new(client, nodes.len()),
                 nodes,
                 _inboxes: inboxes,
                 is_fenced: url.is_fenced,
-                node_limit: url.node_limit,
-                longest_ttl: url.longest_ttl,
+                node_timeout: url.node_timeout,
+                max_ttl: url.max_ttl,
                 inbox,
                 runtime: Handle::current(),
-                turns: Mutex::default(),
+                admission_nodes: Mutex::default(),
                 contended: Mutex::default(),
-                in_debt: Notify::new(),
-                young_until: AtomicU64::new(0),
+                releases_pending: Notify::new(),
+                restart_grace_until: AtomicU64::new(0),
             }
         });
         if let Some(error) = failed {
             return Err(error);
         }
         quorum.connect(url).await?;
-        let settler = tokio::spawn(quorum.clone().keep_settling()).abort_handle();
-        Ok(Arc::new(Self { quorum, settler }))
+        let release_retrier = tokio::spawn(quorum.clone().retry_releases()).abort_handle();
+        Ok(Arc::new(Self { quorum, release_retrier }))
     }
 }
 
 impl Drop for Redlock {
     fn drop(&mut self) {
-        self.settler.abort();
+        self.release_retrier.abort();
     }
 }
 
@@ -160,16 +161,16 @@ impl Quorum {
         let mut waiting = futures_util::stream::FuturesUnordered::new();
         for (index, node) in self.nodes.iter().enumerate() {
             waiting.push(async move {
-                let is_there = node.store.is_there().await;
-                if is_there.is_ok() {
+                let connected = node.store.await_connected().await;
+                if connected.is_ok() {
                     node.clone().learn_clock().await;
                 }
-                (index, is_there)
+                (index, connected)
             });
         }
         let (mut there, mut errors) = (0, Vec::new());
-        while let Some((index, is_there)) = futures_util::StreamExt::next(&mut waiting).await {
-            match is_there {
+        while let Some((index, connected)) = futures_util::StreamExt::next(&mut waiting).await {
+            match connected {
                 Ok(()) => there += 1,
                 Err(error) => errors.push(format!("{}: {}", self.nodes[index].name, error.message)),
             }
@@ -177,7 +178,7 @@ impl Quorum {
                 break;
             }
         }
-        let as_long_again = clock::local().since(began).max(LATE_BY);
+        let as_long_again = clock::local().since(began).max(STRAGGLER_GRACE);
         let others = futures_util::StreamExt::count(&mut waiting);
         let _ = tokio::time::timeout(as_long_again, others).await;
         drop(waiting);
@@ -187,8 +188,8 @@ impl Quorum {
                 format!("{there} of {nodes} nodes are there, {needed} are needed: {}", errors.join("; "));
             return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
         }
-        for (node, double) in self.nodes.iter().zip(self.doubles()) {
-            if let Some(what) = double {
+        for (node, duplicate) in self.nodes.iter().zip(self.duplicate_nodes()) {
+            if let Some(what) = duplicate {
                 return Err(Error::new(ErrorKind::Invalid, format!("{url}: {}: {what}", node.name)));
             }
         }
@@ -197,43 +198,43 @@ impl Quorum {
 
     /// By node: what is wrong with it where it is the same server as one before it. That may turn out at any time, since nodes
     /// may come later, or lead elsewhere when they are connected anew.
-    fn doubles(&self) -> Vec<Option<String>> {
-        let lives: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.life()).collect();
-        let double = |index: usize| {
-            let first = lives[..index].iter().position(|life| life.is_some() && *life == lives[index])?;
+    fn duplicate_nodes(&self) -> Vec<Option<String>> {
+        let run_ids: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.run_id()).collect();
+        let duplicate = |index: usize| {
+            let first = run_ids[..index].iter().position(|life| life.is_some() && *life == run_ids[index])?;
             let first = &self.nodes[first].name;
             Some(format!("it is the same server as {first}, whose votes would count twice"))
         };
-        (0..lives.len()).map(double).collect()
+        (0..run_ids.len()).map(duplicate).collect()
     }
 
     /// Repeats what nodes have not answered, until they have or it does not matter any more.
-    async fn keep_settling(self: Arc<Self>) {
+    async fn retry_releases(self: Arc<Self>) {
         loop {
-            self.in_debt.notified().await;
+            self.releases_pending.notified().await;
             loop {
-                tokio::time::sleep(SETTLE_EVERY).await;
-                self.leases.sweep(clock::local());
-                let in_debt: Vec<Arc<Node>> =
-                    self.nodes.iter().filter(|node| node.is_in_debt()).cloned().collect();
-                if in_debt.is_empty() && !self.leases.is_to_be_swept() {
+                tokio::time::sleep(RELEASE_RETRY_INTERVAL).await;
+                self.attempts.sweep(clock::local());
+                let releases_pending: Vec<Arc<Node>> =
+                    self.nodes.iter().filter(|node| node.has_pending_releases()).cloned().collect();
+                if releases_pending.is_empty() && !self.attempts.is_to_be_swept() {
                     break;
                 }
                 // A node that does not answer delays no other for longer than one answer may take.
-                join_all(in_debt.into_iter().map(Node::settle)).await;
+                join_all(releases_pending.into_iter().map(Node::retry_pending_releases)).await;
             }
         }
     }
 
     /// A node has granted a lease to an attempt that waits for it: once a quorum has, or soon, it looks again.
     fn granted_by(self: &Arc<Self>, node: usize, acquisition: Acquisition) {
-        match self.leases.granted_by(acquisition, node) {
-            Some(count) if count >= quorum_of(self.nodes.len()) => self.look(acquisition),
+        match self.attempts.granted_by(acquisition, node) {
+            Some(count) if count >= quorum_of(self.nodes.len()) => self.request_recheck(acquisition),
             Some(1) => {
                 let quorum = self.clone();
                 self.runtime.spawn(async move {
-                    tokio::time::sleep(MUSTER).await;
-                    quorum.look(acquisition);
+                    tokio::time::sleep(GATHER_WINDOW).await;
+                    quorum.request_recheck(acquisition);
                 });
             }
             _ => {}
@@ -241,18 +242,18 @@ impl Quorum {
     }
 
     /// What one node tells decides nothing, but is a reason to look.
-    fn look(&self, acquisition: Acquisition) {
-        if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.leases.attempt_of(acquisition)) {
+    fn request_recheck(&self, acquisition: Acquisition) {
+        if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
             let at = StoreTime::from_micros(clock::local().as_micros());
             inbox.deliver(Push { acquisition: attempt, at, kind: PushKind::Revoked });
         }
     }
 
     /// How long the nodes are waited for.
-    fn limit(&self, ttl: Duration) -> Duration {
-        self.node_limit.unwrap_or_else(|| {
-            let usual = self.round_trip() * ROUND_TRIPS;
-            let share = (ttl / 10).clamp(SHORTEST_LIMIT, LONGEST_LIMIT);
+    fn node_timeout(&self, ttl: Duration) -> Duration {
+        self.node_timeout.unwrap_or_else(|| {
+            let usual = self.round_trip() * SLOW_ROUND_TRIPS;
+            let share = (ttl / 10).clamp(MIN_NODE_TIMEOUT, MAX_NODE_TIMEOUT);
             share.max(usual).min(ttl / 3)
         })
     }
@@ -265,12 +266,12 @@ impl Quorum {
     }
 
     /// The runtime of the caller, or of the client's thread, where this runs.
-    async fn run(self: Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<Answered> {
+    async fn run(self: Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
         if let [(resource, command)] = &batch[..] {
             return vec![self.run_one(resource.clone(), command.clone()).await];
         }
         let renewals: Vec<usize> = (0..batch.len())
-            .filter(|at| matches!(batch[*at].1, Command::Renew(_)) && !is_queue(&batch[*at].0))
+            .filter(|at| matches!(batch[*at].1, Command::Renew(_)) && !is_admission_queue(&batch[*at].0))
             .collect();
         let renewed = async {
             if renewals.is_empty() {
@@ -283,22 +284,24 @@ impl Quorum {
         let answered =
             join_all(others.iter().map(|at| self.run_one(batch[*at].0.clone(), batch[*at].1.clone())));
         let (renewed, answered) = futures_util::future::join(renewed, answered).await;
-        let mut answers: Vec<Option<Answered>> = batch.iter().map(|_| None).collect();
+        let mut answers: Vec<Option<CallResult>> = batch.iter().map(|_| None).collect();
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::unanswered)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::missing_response)).collect()
     }
 
-    async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
-        if is_queue(&resource) {
-            return self.call_queue(resource, command).await;
+    async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> CallResult {
+        if is_admission_queue(&resource) {
+            return self.call_admission_queue(resource, command).await;
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => {
-                self.renew(vec![(resource, command)]).await.pop().unwrap_or_else(crate::handle::unanswered)
-            }
+            Command::Renew(_) => self
+                .renew(vec![(resource, command)])
+                .await
+                .pop()
+                .unwrap_or_else(crate::handle::missing_response),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -307,7 +310,7 @@ impl Quorum {
 }
 
 /// By a clock that all commands to this store are answered by, though the nodes have others.
-fn answer(now: LocalTime, reply: Reply) -> Answered {
+fn answer(now: LocalTime, reply: Reply) -> CallResult {
     Ok(Answer { at: StoreTime::from_micros(now.as_micros()), reply })
 }
 
@@ -315,24 +318,25 @@ impl Inbox for NodeInbox {
     fn deliver(&self, push: Push) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        if !Leases::is_try(push.acquisition) {
+        if !Attempts::is_node_attempt(push.acquisition) {
             return inbox.deliver(push);
         }
         match push.kind {
             PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
             PushKind::Revoked => {
-                quorum.leases.revoked(push.acquisition);
-                quorum.look(push.acquisition);
+                quorum.attempts.revoked(push.acquisition);
+                quorum.request_recheck(push.acquisition);
             }
-            PushKind::Next(_) | PushKind::Wanted => {}
+            PushKind::Next(_) | PushKind::Contended => {}
         }
     }
 
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        let is_elsewhere =
-            |resource: &Resource| is_queue(resource) && quorum.queue_node(resource) != self.node;
+        let is_elsewhere = |resource: &Resource| {
+            is_admission_queue(resource) && quorum.admission_node(resource) != self.node
+        };
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 
@@ -342,34 +346,34 @@ impl Inbox for NodeInbox {
 }
 
 impl Store for Redlock {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let (quorum, count) = (self.quorum.clone(), batch.len());
         let ended = move || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             vec![Err(StoreError { failure: Failure::Unknown, message }); count]
         };
         // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
-        let first = self.quorum.nodes.iter().find(|node| node.store.is_callers());
-        first.unwrap_or(&self.quorum.nodes[0]).store.perform(quorum.run(batch), ended)
+        let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
+        first.unwrap_or(&self.quorum.nodes[0]).store.run_on_runtime(quorum.run(batch), ended)
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.perform(async move { quorum.list().await }, || {
+        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             Err(StoreError { failure: Failure::Unknown, message })
         })
     }
 
-    fn rhythm(&self) -> Rhythm {
+    fn poll_intervals(&self) -> PollIntervals {
         RHYTHM
     }
 
-    fn has_turns(&self) -> bool {
+    fn needs_admission_queue(&self) -> bool {
         true
     }
 
@@ -377,32 +381,32 @@ impl Store for Redlock {
         self.quorum.is_contended(resource)
     }
 
-    fn is_young(&self) -> bool {
-        self.quorum.young_until.load(Ordering::Relaxed) > clock::local().as_micros()
+    fn in_restart_grace(&self) -> bool {
+        self.quorum.restart_grace_until.load(Ordering::Relaxed) > clock::local().as_micros()
     }
 
-    fn bears(&self, kind: Kind, is_owned: bool) -> bool {
+    fn supports(&self, kind: Kind, is_owned: bool) -> bool {
         // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task, another
         // one may not.
-        matches!(kind, Kind::Mutex | Kind::Election | Kind::Queue) && !is_owned
+        matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
     }
 
-    fn longest_ttl(&self) -> Option<Duration> {
-        self.quorum.longest_ttl
+    fn max_ttl(&self) -> Option<Duration> {
+        self.quorum.max_ttl
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {
         match command {
-            _ if is_queue(resource) => 0,
+            _ if is_admission_queue(resource) => 0,
             Command::Renew(_) => 1,
             // An attempt that is undecided until a node's time is over delays no other lock's.
             _ => 2 + u64::from(slot_of(resource)) % SHARDS,
         }
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.perform(async move { Ok(quorum.examine().await) }, || {
+        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
             Err(StoreError { failure: Failure::Unknown, message })
         })

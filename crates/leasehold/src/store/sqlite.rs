@@ -4,7 +4,7 @@
 //! and tombstone. A command is one immediate transaction in which the model steps the rows, so that it costs the same
 //! however many wait. `schema.rs` opens the file, `rows.rs` reads and writes it.
 //!
-//! **Where it runs.** A command runs on its caller's thread when the file is free within [`INLINE_LIMIT`]: some ten
+//! **Where it runs.** A command runs on its caller's thread when the file is free within [`INLINE_TIMEOUT`]: some ten
 //! microseconds and no switch of threads. Otherwise, and for batches, it goes to the worker, a thread with a
 //! connection of its own that may wait.
 //!
@@ -42,31 +42,31 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::model::{Turn, apply, apply_together};
+use leasehold_core::model::{CommandContext, apply, apply_all};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Reply, Resource};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{Answered, EMBEDDED_RHYTHM, Inbox, Pending, Rhythm, Store, StoreError};
-use crate::diagnostics::Examination;
+use super::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
+use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use files::Files;
-use mailbox::{Letterbox, Mailboxes, Reached};
+use mailbox::{Mailboxes, PipeWriter, Reached};
 use rows::SqliteRows;
 use worker::{Job, Worker};
 
 /// How long a caller's thread may be held up by others who write.
-const INLINE_LIMIT: Duration = Duration::from_millis(1);
+const INLINE_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// How long anybody sleeps between two looks at whether a file is free.
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+const MAX_BUSY_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the worker waits for others who write.
-const BUSY_LIMIT: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// After this many commands the write-ahead log is worth moving into the file.
-const CHECKPOINT: u32 = 500;
+const CHECKPOINT_AFTER: u32 = 500;
 
 /// The lease tables of one file, for one client.
 pub(crate) struct Sqlite {
@@ -129,31 +129,31 @@ impl Sqlite {
     /// On this very thread, unless others use the file for too long.
     fn run_inline(
         &self,
-        transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, Letters), Trouble>,
-    ) -> Option<Result<Vec<Answer>, Trouble>> {
-        let until = Instant::now() + INLINE_LIMIT;
+        transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, PendingPushes), TransactionError>,
+    ) -> Option<Result<Vec<Answer>, TransactionError>> {
+        let until = Instant::now() + INLINE_TIMEOUT;
         let connection = self.connection(until)?;
-        let (answers, letters) = match transact(&connection, until) {
+        let (answers, pending) = match transact(&connection, until) {
             Ok(done) => done,
-            Err(Trouble::Busy) => return None,
+            Err(TransactionError::Busy) => return None,
             Err(trouble) => return Some(Err(trouble)),
         };
         drop(connection);
-        self.shared.send(letters);
-        if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
+        self.shared.send(pending);
+        if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER {
             self.worker.wake();
         }
         Some(Ok(answers))
     }
 
     /// Has the worker do it, which may wait for the file.
-    fn hand_over(
+    fn submit(
         &self,
         count: usize,
-        job: impl FnOnce(oneshot::Sender<Vec<Answered>>) -> Job,
-    ) -> Pending<Vec<Answered>> {
+        job: impl FnOnce(oneshot::Sender<Vec<CallResult>>) -> Job,
+    ) -> BoxFuture<Vec<CallResult>> {
         let (tell, told) = oneshot::channel();
-        let is_taken = self.worker.give(job(tell));
+        let is_taken = self.worker.submit(job(tell));
         Box::pin(async move {
             if is_taken && let Ok(answers) = told.await {
                 return answers;
@@ -166,7 +166,7 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
-    fn call_now(&self, resource: &Resource, command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         let commands = [(resource, command)];
         let answered = self.run_inline(|connection, until| {
             self.shared.transact(connection, clock::embedded, until, &commands)
@@ -177,9 +177,9 @@ impl Store for Sqlite {
         }
     }
 
-    fn call_together(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<Pending<Vec<Answered>>> {
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let answered = self.run_inline(|connection, until| {
-            self.shared.transact_together(connection, clock::embedded, until, attempts)
+            self.shared.transact_all(connection, clock::embedded, until, attempts)
         });
         match answered {
             Some(Ok(answers)) => Some(Box::pin(ready(answers.into_iter().map(Ok).collect()))),
@@ -187,17 +187,17 @@ impl Store for Sqlite {
                 let error = trouble.into_error();
                 Some(Box::pin(ready(attempts.iter().map(|_| Err(error.clone())).collect())))
             }
-            None => Some(self.hand_over(attempts.len(), |tell| Job::Together(attempts.to_vec(), tell))),
+            None => Some(self.submit(attempts.len(), |tell| Job::AcquireAll(attempts.to_vec(), tell))),
         }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
-        self.hand_over(batch.len(), |tell| Job::Commands(batch, tell))
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+        self.submit(batch.len(), |tell| Job::Commands(batch, tell))
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let (tell, told) = oneshot::channel();
-        let is_taken = self.worker.give(Job::List(tell));
+        let is_taken = self.worker.submit(Job::List(tell));
         Box::pin(async move {
             if is_taken && let Ok(listed) = told.await {
                 return listed;
@@ -211,17 +211,17 @@ impl Store for Sqlite {
         u64::from(matches!(command, Command::Acquire(_)))
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
         // It reads the whole file: that is no work for the worker, whom others wait for.
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
-            .spawn(move || tell.send(doctor::examine(&path, is_durable)));
+            .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
         Box::pin(async move {
             started.map_err(|error| not_sent(format!("no thread could be started: {error}")))?;
             told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))
@@ -230,7 +230,7 @@ impl Store for Sqlite {
 }
 
 /// Why a transaction did not take place.
-enum Trouble {
+enum TransactionError {
     /// Somebody else writes. Nothing was changed.
     Busy,
     /// The files that this client has opened are not in place any more.
@@ -238,13 +238,13 @@ enum Trouble {
     Failed(StoreError),
 }
 
-impl Trouble {
+impl TransactionError {
     fn into_error(self) -> StoreError {
         match self {
             Self::Busy => StoreError {
                 failure: Failure::Busy,
                 message: format!(
-                    "another process has kept the file busy for {BUSY_LIMIT:?}: is one of its users stopped?"
+                    "another process has kept the file busy for {BUSY_TIMEOUT:?}: is one of its users stopped?"
                 ),
             },
             Self::Gone => StoreError { failure: Failure::Gone, message: files::GONE.to_owned() },
@@ -253,7 +253,7 @@ impl Trouble {
     }
 
     /// What a client had in files that have gone it does not have any more.
-    fn answer_to(self, command: &Command) -> Answered {
+    fn answer_to(self, command: &Command) -> CallResult {
         match (self, command) {
             (Self::Gone, Command::Renew(_) | Command::Release(_)) => {
                 Ok(Answer { at: clock::embedded().time, reply: Reply::NotHeld })
@@ -265,12 +265,12 @@ impl Trouble {
 
 /// What is to be delivered once a transaction stands.
 #[derive(Default)]
-struct Letters {
+struct PendingPushes {
     pushes: Vec<Push>,
     /// The ways to those clients that were found to be there.
-    reached: Vec<(ClientId, Letterbox)>,
+    reached: Vec<(ClientId, PipeWriter)>,
     /// How many resources got a row.
-    made: u32,
+    created_rows: u32,
 }
 
 impl Shared {
@@ -281,17 +281,17 @@ impl Shared {
         now: impl Fn() -> Now,
         until: Instant,
         commands: &[(&Resource, &Command)],
-    ) -> Result<(Vec<Answer>, Letters), Trouble> {
-        self.transact_as(connection, now, until, |now, letters| {
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        self.transact_as(connection, now, until, |now, pending| {
             let step = |(resource, command): &(&Resource, &Command)| {
-                let Letters { pushes, reached, made } = letters;
-                let mut is_there = |client| self.is_there(client, reached);
+                let PendingPushes { pushes, reached, created_rows } = pending;
+                let mut is_reachable = |client| self.is_reachable(client, reached);
                 // The model looks through the pushes of its own command for those that the answer makes needless.
                 let mut own = Vec::new();
-                let turn = Turn { now, is_there: &mut is_there, pushes: &mut own };
+                let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut own };
                 let mut rows = SqliteRows::new(connection, resource, now.wall);
                 let answer = apply(&mut rows, turn, command)?;
-                *made += u32::from(rows.is_made);
+                *created_rows += u32::from(rows.is_created);
                 pushes.append(&mut own);
                 Ok(answer)
             };
@@ -300,22 +300,23 @@ impl Shared {
     }
 
     /// Runs attempts in one transaction: all are granted, or none.
-    fn transact_together<'a>(
+    fn transact_all<'a>(
         &self,
         connection: &'a Connection,
         now: impl Fn() -> Now,
         until: Instant,
         attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
-    ) -> Result<(Vec<Answer>, Letters), Trouble> {
-        self.transact_as(connection, now, until, |now, Letters { pushes, reached, made }| {
-            let mut is_there = |client| self.is_there(client, reached);
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        self.transact_as(connection, now, until, |now, PendingPushes { pushes, reached, created_rows }| {
+            let mut is_reachable = |client| self.is_reachable(client, reached);
             let rows =
                 |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource, now.wall);
             let mut rows: Vec<_> = attempts.iter().map(rows).collect();
             let acquires = attempts.iter().map(|(_, acquire)| acquire);
             let mut steps: Vec<_> = rows.iter_mut().zip(acquires).collect();
-            let answers = apply_together(Turn { now, is_there: &mut is_there, pushes }, &mut steps)?;
-            *made += rows.iter().map(|rows| u32::from(rows.is_made)).sum::<u32>();
+            let answers =
+                apply_all(CommandContext { now, is_reachable: &mut is_reachable, pushes }, &mut steps)?;
+            *created_rows += rows.iter().map(|rows| u32::from(rows.is_created)).sum::<u32>();
             Ok(answers)
         })
     }
@@ -325,46 +326,50 @@ impl Shared {
         connection: &Connection,
         now: impl Fn() -> Now,
         until: Instant,
-        step: impl FnOnce(Now, &mut Letters) -> rusqlite::Result<Vec<Answer>>,
-    ) -> Result<(Vec<Answer>, Letters), Trouble> {
+        step: impl FnOnce(Now, &mut PendingPushes) -> rusqlite::Result<Vec<Answer>>,
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
         let transaction = self.begin(connection, until)?;
-        let mut letters = Letters::default();
+        let mut pending = PendingPushes::default();
         // The clock is read with the write lock held, so that time never goes backwards in the file.
         let now = now();
-        let stepped = step(now, &mut letters).and_then(|answers| {
+        let stepped = step(now, &mut pending).and_then(|answers| {
             // What is left behind goes as fast as new things come.
-            if letters.made > 0 {
-                self.sweep(connection, now, 2 * letters.made, &mut letters)?;
+            if pending.created_rows > 0 {
+                self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
             }
             Ok(answers)
         });
-        let answers = stepped.map_err(|error| Trouble::Failed(not_sent(schema::explain(&error))))?;
+        let answers = stepped.map_err(|error| TransactionError::Failed(not_sent(schema::explain(&error))))?;
         transaction.commit()?;
         self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
-        Ok((answers, letters))
+        Ok((answers, pending))
     }
 
-    fn begin<'c>(&self, connection: &'c Connection, until: Instant) -> Result<Transaction<'c>, Trouble> {
-        let failed = |what: String| Trouble::Failed(not_sent(what));
+    fn begin<'c>(
+        &self,
+        connection: &'c Connection,
+        until: Instant,
+    ) -> Result<Transaction<'c>, TransactionError> {
+        let failed = |what: String| TransactionError::Failed(not_sent(what));
         let mut pause = Duration::from_micros(20);
         loop {
             let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
             match begun {
                 Ok(_) => break,
                 Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
-                Err(_) if Instant::now() >= until => return Err(Trouble::Busy),
+                Err(_) if Instant::now() >= until => return Err(TransactionError::Busy),
                 // Another's transaction takes some ten microseconds, unless it takes very long.
                 Err(_) => {
                     thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    pause = (pause * 2).min(MAX_BUSY_PAUSE);
                 }
             }
         }
         let transaction = Transaction(connection);
-        if self.files.are_in_place() { Ok(transaction) } else { Err(Trouble::Gone) }
+        if self.files.are_in_place() { Ok(transaction) } else { Err(TransactionError::Gone) }
     }
 
-    fn is_there(&self, client: ClientId, reached: &mut Vec<(ClientId, Letterbox)>) -> bool {
+    fn is_reachable(&self, client: ClientId, reached: &mut Vec<(ClientId, PipeWriter)>) -> bool {
         if client == self.client {
             return self.inbox.strong_count() > 0;
         }
@@ -372,8 +377,8 @@ impl Shared {
             return true;
         }
         match self.mailboxes.reach(client) {
-            Reached::Open(letterbox) => {
-                reached.push((client, letterbox));
+            Reached::Open(writer) => {
+                reached.push((client, writer));
                 true
             }
             // Why it can't be written to is our trouble: it keeps its turn, and hears of it when it looks again.
@@ -386,18 +391,18 @@ impl Shared {
     }
 
     /// Delivers what a transaction that stands has to tell. No lock is held.
-    fn send(&self, letters: Letters) {
-        let Letters { pushes, mut reached, .. } = letters;
+    fn send(&self, pending: PendingPushes) {
+        let PendingPushes { pushes, mut reached, .. } = pending;
         for push in pushes {
             let to = push.to();
             if to == self.client {
                 if let Some(inbox) = self.inbox.upgrade() {
                     inbox.deliver(push);
                 }
-            } else if self.is_there(to, &mut reached)
-                && let Some((_, letterbox)) = reached.iter().find(|(known, _)| *known == to)
+            } else if self.is_reachable(to, &mut reached)
+                && let Some((_, writer)) = reached.iter().find(|(known, _)| *known == to)
             {
-                letterbox.post(&push);
+                writer.write_push(&push);
             }
         }
     }
@@ -407,14 +412,14 @@ impl Shared {
 struct Transaction<'c>(&'c Connection);
 
 impl Transaction<'_> {
-    fn commit(self) -> Result<(), Trouble> {
+    fn commit(self) -> Result<(), TransactionError> {
         let committed = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         committed.map(drop).map_err(|error| {
             let message = schema::explain(&error);
             // A full disk is found out before anything counts. What else fails here may or may not have been written.
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
             let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
-            Trouble::Failed(StoreError { failure, message })
+            TransactionError::Failed(StoreError { failure, message })
         })
     }
 }

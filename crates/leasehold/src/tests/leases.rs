@@ -16,7 +16,7 @@ fn flap(client: &Client, span: Duration) {
 }
 
 #[test]
-fn lease_without_renewal_ends_in_time_however_often_the_connection_is_made_again() {
+fn reconnects_do_not_extend_a_lease_without_renewal() {
     let stage = Stage::new();
     let ttl = Duration::from_secs(1);
     let mutex = stage.client.mutex("a").ttl(ttl).auto_renew(false);
@@ -32,7 +32,7 @@ fn lease_without_renewal_ends_in_time_however_often_the_connection_is_made_again
     assert!(guard.remaining() > ttl / 4 * 3, "it was renewed by hand: {:?}", guard.remaining());
 }
 
-/// One task waits in the line behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
+/// One task waits in the local queue behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
 /// the lock is kept.
 fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mutex = stage.client.mutex("a");
@@ -42,16 +42,16 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mut is_handed_on = false;
     until("it is handed on or kept", || {
         is_handed_on = poll_once(next.as_mut()).is_ready();
-        is_handed_on || stage.view().holders.iter().any(|holder| holder.kept)
+        is_handed_on || stage.view().holders.iter().any(|holder| holder.retained)
     });
     is_handed_on
 }
 
 #[test]
-fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
+fn mutex_set_with_min_hold_is_not_handed_off_within_the_client() {
     for who_had_it in ["nobody", "another client", "another task"] {
         let stage = Stage::new();
-        let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).at_least(HOUR)));
+        let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).min_hold(HOUR)));
         let (client, other) = (stage.client.clone(), stage.other_client());
         let held = match who_had_it {
             "nobody" => None,
@@ -70,27 +70,27 @@ fn set_of_mutexes_with_a_minimum_is_not_handed_on_within_the_client() {
 }
 
 #[test]
-fn lease_with_a_minimum_of_its_own_is_not_handed_on_within_the_client() {
+fn lease_with_min_hold_is_not_handed_off_within_the_client() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    guard.set_at_least(HOUR).unwrap();
+    guard.set_min_hold(HOUR).unwrap();
     assert!(!is_handed_on(&stage, guard));
 }
 
 #[test]
-fn lease_whose_minimum_was_taken_back_is_handed_on_and_not_kept() {
+fn lease_with_min_hold_reset_to_zero_is_handed_off() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    guard.set_at_least(HOUR).unwrap();
-    guard.set_at_least(Duration::ZERO).unwrap();
+    guard.set_min_hold(HOUR).unwrap();
+    guard.set_min_hold(Duration::ZERO).unwrap();
     assert!(is_handed_on(&stage, guard));
 }
 
 #[test]
-fn minimum_beyond_the_limits_is_refused_and_changes_nothing() {
+fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
-    let error = guard.set_at_least(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
+    let error = guard.set_min_hold(Duration::from_secs(31 * 24 * 3_600)).unwrap_err();
     assert!(error.is_invalid(), "{error}");
     block_on(guard.release()).unwrap();
     assert!(stage.view().holders.is_empty(), "{:?}", stage.view());
@@ -108,7 +108,7 @@ fn close_over(
     stage.other_takes_it();
     let client = stage.client.clone();
     let guard = block_on(client.mutex("b").ttl(ttl).lock()).unwrap();
-    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).strict());
+    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).global_fifo());
     let mut waiting = [Box::pin(mutex.lock()), Box::pin(mutex.lock()), Box::pin(strict.lock())];
     for waiting in &mut waiting {
         assert!(poll_once(waiting.as_mut()).is_pending());
@@ -144,7 +144,7 @@ fn until(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 #[test]
-fn closing_takes_no_longer_than_the_longest_lease_where_the_store_is_gone() {
+fn close_during_an_outage_takes_at_most_the_longest_lease() {
     for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent] {
         let (closed, took) = close_over(fate, |client| block_on(client.close()));
         assert!(closed.unwrap_err().is_unavailable());
@@ -153,7 +153,7 @@ fn closing_takes_no_longer_than_the_longest_lease_where_the_store_is_gone() {
 }
 
 #[test]
-fn closing_with_a_limit_ends_in_time() {
+fn close_timeout_returns_in_time() {
     let limit = Duration::from_millis(100);
     let (closed, took) = close_over(Fate::NeverDone, |client| block_on(client.close_timeout(limit)));
     assert!(closed.unwrap_err().is_timeout());
@@ -165,7 +165,7 @@ fn closing_with_a_limit_ends_in_time() {
 }
 
 #[test]
-fn closing_is_no_error_because_of_a_release_that_was_lost_long_before() {
+fn close_ignores_releases_that_failed_before_it() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
     stage.becomes(Fate::NeverDone);

@@ -19,7 +19,7 @@ fn until(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 #[test]
-fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_that_is_not_held() {
+fn timed_out_upgrade_returns_only_a_held_guard() {
     let stage = Stage::of(Kind::ReadWrite);
     let lock = stage.client.rw_lock("a");
     let guard = block_on(lock.upgradable_read()).unwrap();
@@ -41,10 +41,10 @@ fn an_upgrade_that_gives_up_while_its_grant_is_on_its_way_hands_back_nothing_tha
 }
 
 #[test]
-fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
+fn max_hold_counts_through_a_waiting_upgrade() {
     let stage = Stage::of(Kind::ReadWrite);
     let hold = Duration::from_millis(1_500);
-    let lock = stage.client.rw_lock("a").longest_hold(hold);
+    let lock = stage.client.rw_lock("a").max_hold(hold);
     let began = Instant::now();
     let guard = block_on(lock.upgradable_read()).unwrap();
     stage.other_takes(u32::MAX, 1);
@@ -58,7 +58,7 @@ fn the_longest_hold_goes_on_over_an_upgrade_that_waits() {
 }
 
 #[test]
-fn an_upgrade_does_not_lose_the_lock_to_a_full_queue() {
+fn upgrade_succeeds_while_the_queue_is_full() {
     let stage = Stage::of(Kind::ReadWrite);
     let lock = stage.client.rw_lock("a").max_waiters(1);
     let guard = block_on(lock.upgradable_read()).unwrap();
@@ -71,7 +71,7 @@ fn an_upgrade_does_not_lose_the_lock_to_a_full_queue() {
 }
 
 #[test]
-fn a_count_that_is_repeated_after_an_error_is_counted() {
+fn latch_count_retried_after_an_error_is_counted() {
     let stage = Stage::of(Kind::Latch);
     let latch = stage.client.latch("a", 2);
     // The store grants, but its answer does not come; the caller gives up, and the release is lost.
@@ -87,7 +87,7 @@ fn a_count_that_is_repeated_after_an_error_is_counted() {
 }
 
 #[test]
-fn a_latch_that_has_opened_stays_open() {
+fn opened_latch_stays_open() {
     let stage = Stage::of(Kind::Latch);
     let latch = stage.client.latch("a", 1);
     stage.script(&[Fate::NeverAnswered]);
@@ -101,10 +101,10 @@ fn a_latch_that_has_opened_stays_open() {
 }
 
 #[test]
-fn what_can_t_be_had_as_a_whole_is_not_kept_in_part() {
+fn incomplete_mutex_set_retains_no_part() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hour = Duration::from_secs(3_600);
-    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).at_least(hour)));
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name).min_hold(hour)));
     let guard = block_on(client.mutex("b").lock()).unwrap();
     assert!(block_on(set.try_lock()).unwrap().is_none());
     let view = block_on(client.mutex("a").inspect()).unwrap();
@@ -154,7 +154,7 @@ fn drop_set(scene: Scene, taken: &str, fates: [Fate; 2], polls: u32) {
 }
 
 #[test]
-fn a_set_dropped_at_any_await_point_leaves_nothing() {
+fn mutex_set_dropped_at_any_await_point_leaves_nothing() {
     let scenes = [Scene::Free, Scene::Busy, Scene::Held, Scene::HandedOver];
     let mut cases = Vec::new();
     for (scene, taken) in scenes.into_iter().flat_map(|scene| ["a", "b"].map(|taken| (scene, taken))) {
@@ -164,7 +164,7 @@ fn a_set_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn the_release_of_a_set_dropped_at_any_await_point_leaves_nothing() {
+fn mutex_set_release_dropped_at_any_await_point_leaves_nothing() {
     let cases: Vec<_> = every_pair().flat_map(|fates| (0..4).map(move |polls| (fates, polls))).collect();
     run_together(&cases, |(fates, polls)| {
         let mut stage = Stage::new();
@@ -187,7 +187,7 @@ fn the_release_of_a_set_dropped_at_any_await_point_leaves_nothing() {
 }
 
 #[test]
-fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
+fn retried_mutex_set_that_finds_a_part_taken_holds_nothing() {
     let stage = Stage::new();
     let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name)));
     // It is lost on its way, so that each asks again for itself; meanwhile somebody takes one.
@@ -200,10 +200,10 @@ fn a_set_of_which_a_repetition_finds_a_part_taken_holds_nothing() {
 }
 
 #[test]
-fn at_most_once_holds_with_a_longest_hold_too() {
+fn once_per_is_at_most_once_with_max_hold() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let hold = Duration::from_millis(200);
-    let lottery = client.once_per("a", Duration::from_secs(3_600)).longest_hold(hold);
+    let lottery = client.once_per("a", Duration::from_secs(3_600)).max_hold(hold);
     let guard = block_on(lottery.start()).unwrap().unwrap();
     // The host dies.
     std::mem::forget(guard);
@@ -223,7 +223,7 @@ fn a_barrier_is_passed_again_and_again() {
 }
 
 #[test]
-fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
+fn marks_do_not_fill_a_barrier() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let barrier = client.barrier("a", 2).ttl(Duration::from_secs(1));
     for round in 0..110 {
@@ -239,10 +239,10 @@ fn what_says_that_a_round_has_passed_does_not_fill_a_barrier() {
 }
 
 #[test]
-fn what_a_dropped_future_never_handed_out_is_not_kept() {
+fn lease_that_a_dropped_future_never_returned_is_not_retained() {
     let stage = Stage::new();
     stage.other_takes_it();
-    let mutex = stage.mutex().at_least(Duration::from_secs(3_600));
+    let mutex = stage.mutex().min_hold(Duration::from_secs(3_600));
     let mut future = Box::pin(mutex.lock());
     assert!(poll_once(future.as_mut()).is_pending());
     stage.other_gives_it_back();
@@ -252,7 +252,7 @@ fn what_a_dropped_future_never_handed_out_is_not_kept() {
 
 /// Two of three pass, and the third is told that not all have come.
 #[test]
-fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
+fn party_that_departs_too_late_has_passed() {
     let stage = Stage::of(Kind::Barrier);
     let late = stage.client.barrier("a", 2);
     let other = block_on(Client::with_store("memory:".to_owned(), {
@@ -281,11 +281,11 @@ fn a_party_that_leaves_too_late_is_told_that_it_has_passed() {
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
-    fn call_now(&self, _resource: &Resource, _command: &Command) -> Option<Answered> {
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
         Box::pin(async move {
             yield_once().await;
@@ -295,16 +295,16 @@ impl Store for Distant {
         })
     }
 
-    fn list(&self) -> Pending<Result<Vec<Resource>, StoreError>> {
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.0.list()
     }
 
-    fn rhythm(&self) -> Rhythm {
-        EMBEDDED_RHYTHM
+    fn poll_intervals(&self) -> PollIntervals {
+        EMBEDDED_POLL_INTERVALS
     }
 
-    fn examine(&self) -> Pending<Result<Examination, StoreError>> {
-        self.0.examine()
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.0.diagnose()
     }
 }
 
@@ -347,7 +347,7 @@ fn run_round(barriers: &[crate::Barrier], seed: &mut u64, mut drops: Option<u64>
 }
 
 #[test]
-fn all_parties_of_a_round_pass_or_none_in_any_schedule() {
+fn all_parties_of_a_round_pass_or_none_in_every_schedule() {
     let mut seed = 0x9E37_79B9_7F4A_7C15;
     let (mut passed, mut failed) = (0, 0);
     for (parties, comers) in [(2, 2), (2, 3), (3, 3), (3, 4), (4, 4)] {
@@ -385,12 +385,12 @@ fn distant_client(memory: &Arc<Memory>) -> Client {
 }
 
 #[test]
-fn rounds_are_counted_once_however_many_parties_mark_them() {
+fn round_marked_by_several_parties_counts_once() {
     let client = block_on(Client::connect("memory:")).unwrap();
-    let lock = |note: String| {
+    let lock = |label: String| {
         let mut lock = crate::locks::lock::Lock::new(client.handle.clone(), Kind::Barrier, "a", 3 << 16);
-        lock.at_least = Duration::from_secs(60);
-        lock.set_note(note);
+        lock.min_hold = Duration::from_secs(60);
+        lock.set_label(label);
         lock
     };
     for (first, last) in [(10, 12), (10, 12), (11, 13), (20, 22)] {

@@ -25,8 +25,8 @@ fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Attempt)> {
     }
     all! {
         "mutex": client.mutex("a"), lock_timeout();
-        "strict mutex": client.mutex("a").strict(), lock_timeout();
-        "reentrant": client.reentrant("a", "me"), lock_timeout();
+        "strict mutex": client.mutex("a").global_fifo(), lock_timeout();
+        "reentrant": client.reentrant_mutex("a", "me"), lock_timeout();
         "semaphore": client.semaphore("a", 1), acquire_timeout(1);
         "read": client.rw_lock("a"), read_timeout();
         "write": client.rw_lock("a"), write_timeout();
@@ -49,7 +49,7 @@ fn assert_in_time(case: &str, began: Instant, limit: Duration) {
 }
 
 #[test]
-fn attempt_at_a_silent_store_is_unavailable_whatever_its_limit() {
+fn attempt_on_an_unresponsive_store_is_unavailable() {
     for fate in [Fate::NeverDone, Fate::NeverAnswered, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
         let stage = Stage::new();
         stage.becomes(fate);
@@ -67,7 +67,7 @@ fn attempt_at_a_silent_store_is_unavailable_whatever_its_limit() {
 }
 
 #[test]
-fn try_at_a_store_that_fails_is_unavailable() {
+fn try_lock_on_a_failing_store_is_unavailable() {
     for fate in [Fate::CommandLost, Fate::NotSent, Fate::Busy] {
         let stage = Stage::new();
         stage.becomes(fate);
@@ -82,7 +82,7 @@ fn try_at_a_store_that_fails_is_unavailable() {
 
 /// Of each kind one waits behind somebody else when the store goes silent.
 #[test]
-fn waiter_whose_store_goes_silent_is_unavailable_at_its_deadline() {
+fn waiter_is_unavailable_at_its_deadline_when_the_store_stops_responding() {
     for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
         let kinds = attempts(&Stage::new().client, LIMIT).len();
         thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn waiter_whose_store_goes_silent_is_unavailable_at_its_deadline() {
 }
 
 #[test]
-fn every_task_of_a_line_learns_that_the_store_is_silent() {
+fn every_task_of_a_local_queue_gets_unavailable_from_an_unresponsive_store() {
     for fate in [Fate::NeverDone, Fate::CommandLost] {
         let stage = Stage::new();
         stage.other_takes_it();
@@ -143,7 +143,7 @@ fn every_task_of_a_line_learns_that_the_store_is_silent() {
 }
 
 #[test]
-fn task_that_tries_beside_a_waiting_one_is_told_that_the_store_is_silent() {
+fn try_lock_beside_a_local_waiter_is_unavailable_on_an_unresponsive_store() {
     let stage = Stage::new();
     stage.other_takes_it();
     let mutex = stage.mutex();
@@ -157,7 +157,7 @@ fn task_that_tries_beside_a_waiting_one_is_told_that_the_store_is_silent() {
 }
 
 #[test]
-fn tasks_are_told_none_by_a_store_that_answers_and_leave_their_places() {
+fn timed_out_tasks_get_none_and_leave_the_queue() {
     let stage = Stage::new();
     stage.other_takes_it();
     let mutex = stage.mutex();
@@ -170,7 +170,7 @@ fn tasks_are_told_none_by_a_store_that_answers_and_leave_their_places() {
 }
 
 #[test]
-fn task_behind_one_of_its_own_client_is_told_none_though_the_store_is_silent() {
+fn task_behind_a_local_holder_times_out_without_asking_an_unresponsive_store() {
     let stage = Stage::new();
     let mutex = stage.client.mutex("a");
     let guard = block_on(mutex.lock()).unwrap();
@@ -181,13 +181,13 @@ fn task_behind_one_of_its_own_client_is_told_none_though_the_store_is_silent() {
 }
 
 #[test]
-fn shortest_limit_still_asks_the_store() {
+fn shortest_wait_still_asks_the_store() {
     let stage = Stage::new();
     for limit in [Duration::from_nanos(1), Duration::from_micros(1)] {
         stage.other_takes_it();
-        assert!(block_on(stage.mutex().strict().lock_timeout(limit)).unwrap().is_none());
+        assert!(block_on(stage.mutex().global_fifo().lock_timeout(limit)).unwrap().is_none());
         stage.becomes(Fate::CommandLost);
-        let ended = block_on(stage.mutex().strict().lock_timeout(limit)).map(|guard| guard.is_some());
+        let ended = block_on(stage.mutex().global_fifo().lock_timeout(limit)).map(|guard| guard.is_some());
         assert_unavailable("the shortest limit", &ended);
         stage.answers_again();
         stage.other_gives_it_back();

@@ -17,16 +17,16 @@ pub(crate) struct RedlockUrl {
     /// Whether tokens are fencing tokens.
     pub(crate) is_fenced: bool,
     /// How long a node may take to answer, where that is said.
-    pub(crate) node_limit: Option<Duration>,
+    pub(crate) node_timeout: Option<Duration>,
     /// The longest ttl: for so long a node abstains that may have forgotten something.
-    pub(crate) longest_ttl: Option<Duration>,
+    pub(crate) max_ttl: Option<Duration>,
     /// The list of hosts, where it was written as one.
     hosts: Option<String>,
 }
 
 impl RedlockUrl {
     pub(crate) fn new(nodes: Vec<RedisUrl>) -> Self {
-        Self { nodes, is_fenced: true, node_limit: None, longest_ttl: None, hosts: None }
+        Self { nodes, is_fenced: true, node_timeout: None, max_ttl: None, hosts: None }
     }
 
     /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
@@ -88,8 +88,8 @@ impl RedlockUrl {
                     _ => return Err(invalid("unfenced is true or false")),
                 };
             }
-            "node_limit_ms" => self.node_limit = Some(milliseconds(name, value)?),
-            "longest_ttl_ms" => self.longest_ttl = Some(milliseconds(name, value)?),
+            "node_timeout_ms" => self.node_timeout = Some(milliseconds(name, value)?),
+            "max_ttl_ms" => self.max_ttl = Some(milliseconds(name, value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn nodes_that_differ_in_nothing_but_their_host_are_written_as_a_list() {
         let url = parsed(
-            "redlock://me:secret@a,b:7000,[::1]/2?tls=true&ca=/ca.pem&node_limit_ms=80&longest_ttl_ms=30000",
+            "redlock://me:secret@a,b:7000,[::1]/2?tls=true&ca=/ca.pem&node_timeout_ms=80&max_ttl_ms=30000",
         );
         let each: Vec<RedisUrl> = ["a", "b:7000", "[::1]"]
             .into_iter()
@@ -167,8 +167,8 @@ mod tests {
         assert!(url.nodes == each);
         assert_eq!(url.to_string(), "redlock://a,b:7000,[::1]/2");
         assert_eq!(url.nodes[0].to_string(), "rediss://a/2");
-        assert_eq!(url.node_limit, Some(Duration::from_millis(80)));
-        assert_eq!(url.longest_ttl, Some(Duration::from_secs(30)));
+        assert_eq!(url.node_timeout, Some(Duration::from_millis(80)));
+        assert_eq!(url.max_ttl, Some(Duration::from_secs(30)));
         assert!(url.is_fenced && !parsed("redlock://a,b,c?unfenced").is_fenced);
     }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_a_quorum_is_refused() {
+    fn invalid_quorum_is_refused() {
         let sixteen = vec!["a"; 16].join(",");
         for (url, says) in [
             ("redlock:", "1 to 15 nodes, not 0"),
@@ -192,8 +192,8 @@ mod tests {
             ("redlock:redis://a redis-cluster://b", "a cluster can't be"),
             ("redlock:memory: sqlite:a", "a node's address begins with"),
             ("redlock://a?unfenced=maybe", "true or false"),
-            ("redlock://a?node_limit_ms=0", "a number of milliseconds"),
-            ("redlock://a?longest_ttl_ms=30s", "a number of milliseconds"),
+            ("redlock://a?node_timeout_ms=0", "a number of milliseconds"),
+            ("redlock://a?max_ttl_ms=30s", "a number of milliseconds"),
             ("redlock://a?colour=red", "a parameter that is not known"),
         ] {
             let error = StoreUrl::parse(url).unwrap_err();

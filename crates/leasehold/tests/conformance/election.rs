@@ -38,7 +38,7 @@ pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store)
     first.release().await.unwrap();
     let next = next.await.unwrap();
     assert!(next.token() > token);
-    assert!(other.election("a").leader().await.unwrap().unwrap().is_ours);
+    assert!(other.election("a").leader().await.unwrap().unwrap().is_own);
     next.release().await.unwrap();
     assert!(one.election("a").leader().await.unwrap().is_none());
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
@@ -49,9 +49,9 @@ pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(
     let mut observer = other.election("a").observe().every(OFTEN);
     assert!(observer.next().await.unwrap().is_none(), "nobody leads, and that is told at once");
     for address in ["10.0.0.7", "10.0.0.8"] {
-        let leadership = one.election("a").note(address).campaign().await.unwrap();
+        let leadership = one.election("a").label(address).campaign().await.unwrap();
         let told = tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().unwrap();
-        assert_eq!((told.about.note.as_deref(), told.token), (Some(address), leadership.token()));
+        assert_eq!((told.metadata.label.as_deref(), told.token), (Some(address), leadership.token()));
         let again = tokio::time::timeout(OFTEN * 5, observer.next()).await;
         assert!(again.is_err(), "nothing has changed: {again:?}");
         leadership.release().await.unwrap();
@@ -73,9 +73,9 @@ pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
 pub(crate) async fn an_observer_is_a_stream_that_ends_with_its_client(store: Store) {
     let (one, other) = pair(&store).await;
     let leaders = other.election("a").observe().every(OFTEN);
-    let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.about.note));
+    let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
     assert_eq!(notes.try_next().await.unwrap(), Some(None), "nobody leads, and that is told at once");
-    let leadership = one.election("a").note("here").campaign().await.unwrap();
+    let leadership = one.election("a").label("here").campaign().await.unwrap();
     let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
     assert_eq!(told.unwrap(), Some(Some("here".to_owned())));
     assert!(tokio::time::timeout(OFTEN * 5, notes.next()).await.is_err(), "nothing has changed");
@@ -93,12 +93,12 @@ pub(crate) async fn the_blocking_face_elects(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
-        let election = client.election("a").note("here");
+        let election = client.election("a").label("here");
         let mut observer = election.observe().every(OFTEN);
         assert!(observer.next()?.is_none());
         let leadership = election.campaign()?;
         assert!(election.try_campaign()?.is_none());
-        assert_eq!(observer.next()?.and_then(|leader| leader.about.note).as_deref(), Some("here"));
+        assert_eq!(observer.next()?.and_then(|leader| leader.metadata.label).as_deref(), Some("here"));
         leadership.release()?;
         assert!(election.leader()?.is_none());
         client.close()

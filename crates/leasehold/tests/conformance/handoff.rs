@@ -190,10 +190,10 @@ pub(crate) async fn other_settings_make_another_line(store: Store) {
     let client = store.client().await;
     let guard = client.mutex("a").lock().await.unwrap();
     let wants = [
-        client.mutex("a").strict(),
-        client.mutex("a").note("other"),
+        client.mutex("a").global_fifo(),
+        client.mutex("a").label("other"),
         client.mutex("a").ttl(Duration::from_secs(9)),
-        client.mutex("a").longest_hold(SOON),
+        client.mutex("a").max_hold(SOON),
         client.mutex("a").auto_renew(false),
     ];
     let mut tasks = Vec::new();

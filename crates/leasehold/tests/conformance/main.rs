@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use leasehold::{Client, Kind, LockView};
+use leasehold::{Client, Kind, LockInfo};
 use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
 
 /// A place for leases that lives as long as one test, and that several clients can share.
@@ -143,16 +143,16 @@ pub(crate) async fn until(
     client: &Client,
     kind: Kind,
     name: &str,
-    is_so: impl Fn(&LockView) -> bool,
-) -> LockView {
+    is_so: impl Fn(&LockInfo) -> bool,
+) -> LockInfo {
     until_seen(async || client.inspect(kind, name).await, is_so).await
 }
 
 /// Looks in this way until it is so.
 pub(crate) async fn until_seen(
-    look: impl AsyncFn() -> Result<LockView, leasehold::Error>,
-    is_so: impl Fn(&LockView) -> bool,
-) -> LockView {
+    look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
+    is_so: impl Fn(&LockInfo) -> bool,
+) -> LockInfo {
     let give_up = Instant::now() + SOON;
     loop {
         let view = look().await.expect("the store answers");
@@ -176,7 +176,7 @@ pub(crate) async fn queue<T: Send + 'static>(
 
 /// Starts this attempt, and says once somebody who looks in this way sees it in the queue.
 pub(crate) async fn queue_seen<T: Send + 'static>(
-    look: impl AsyncFn() -> Result<LockView, leasehold::Error>,
+    look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
     attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {
     // It is told from those who are there already by how long they have waited, by clocks that tick. To count them is not
@@ -303,7 +303,7 @@ async fn the_kinds_that_a_store_has_no_suite_for_it_refuses() {
     let client = store.client().await;
     assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());
     assert!(client.rw_lock("a").try_read().await.unwrap_err().is_unsupported());
-    assert!(client.reentrant("a", "me").try_lock().await.unwrap_err().is_unsupported());
+    assert!(client.reentrant_mutex("a", "me").try_lock().await.unwrap_err().is_unsupported());
     assert!(client.latch("a", 2).count_down().await.unwrap_err().is_unsupported());
     assert!(client.barrier("a", 2).wait().await.unwrap_err().is_unsupported());
 }

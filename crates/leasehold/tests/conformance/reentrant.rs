@@ -16,7 +16,7 @@ macro_rules! tests {
             an_owner_gives_back_only_its_own
             an_owner_that_has_forgotten_gives_back_all_that_it_held
             after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone
-            the_longest_hold_of_an_owner_ends_each_acquisition
+            max_hold_of_an_owner_ends_each_acquisition
             an_owner_that_can_t_be_is_refused
             owners_can_be_seen
             the_blocking_face_enters_again
@@ -29,13 +29,13 @@ const KIND: Kind = Kind::Mutex;
 
 pub(crate) async fn an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it(store: Store) {
     let (one, other) = pair(&store).await;
-    let (here, there) = (one.reentrant("a", "us"), other.reentrant("a", "us"));
+    let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let first = here.lock().await.unwrap();
     let second = there.try_lock().await.unwrap().expect("it is the same owner");
     let third = tokio::spawn(async move { here.lock_timeout(SOON).await }).await.unwrap().unwrap().unwrap();
     assert!(first.token() == second.token() && second.token() == third.token());
     assert_eq!(there.hold_count().await.unwrap(), 3);
-    let them = other.reentrant("a", "them");
+    let them = other.reentrant_mutex("a", "them");
     let waiting = queue(&one, KIND, "a", async move { them.lock().await }).await;
     for guard in [first, third] {
         guard.release().await.unwrap();
@@ -49,10 +49,11 @@ pub(crate) async fn an_owner_enters_again_from_wherever_and_others_wait_for_all_
 
 pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Store) {
     let (one, other) = pair(&store).await;
-    let outer = one.reentrant("a", "us").lock().await.unwrap();
+    let outer = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let mutex = other.mutex("a");
     let waiting = queue(&one, KIND, "a", async move { mutex.lock().await }).await;
-    let inner = tokio::time::timeout(SOON, one.reentrant("a", "us").lock()).await.expect("at once").unwrap();
+    let inner =
+        tokio::time::timeout(SOON, one.reentrant_mutex("a", "us").lock()).await.expect("at once").unwrap();
     drop((outer, inner));
     drop(waiting.await.unwrap());
 }
@@ -60,10 +61,10 @@ pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Stor
 pub(crate) async fn an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once(store: Store) {
     let (one, other) = pair(&store).await;
     let held = other.mutex("a").lock().await.unwrap();
-    let ours = one.reentrant("a", "us");
-    let task = |ours: leasehold::Reentrant| async move { ours.lock().await };
+    let ours = one.reentrant_mutex("a", "us");
+    let task = |ours: leasehold::ReentrantMutex| async move { ours.lock().await };
     let first = queue(&one, KIND, "a", task(ours.clone())).await;
-    let them = other.reentrant("a", "them");
+    let them = other.reentrant_mutex("a", "them");
     let between = queue(&one, KIND, "a", async move { them.lock().await }).await;
     let second = queue(&one, KIND, "a", task(ours.clone())).await;
     held.release().await.unwrap();
@@ -78,8 +79,8 @@ pub(crate) async fn an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once(
 
 pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(store: Store) {
     let (one, other) = pair(&store).await;
-    let living = one.reentrant("a", "us").lock().await.unwrap();
-    let dying = other.reentrant("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
+    let living = one.reentrant_mutex("a", "us").lock().await.unwrap();
+    let dying = other.reentrant_mutex("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
     let dying = dying.lock().await.unwrap();
     assert_eq!(dying.lost().await, Loss::Expired);
     until(&one, KIND, "a", |view| view.holders.len() == 1).await;
@@ -88,10 +89,10 @@ pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(stor
 
 pub(crate) async fn an_owner_gives_back_only_its_own(store: Store) {
     let (one, other) = pair(&store).await;
-    let them = other.reentrant("a", "them");
+    let them = other.reentrant_mutex("a", "them");
     let error = them.release_all().await.unwrap_err();
-    assert!(error.is_not_owner() && error.to_string().contains("nobody"), "{error}");
-    let ours = one.reentrant("a", "us").lock().await.unwrap();
+    assert!(error.is_not_owner() && error.to_string().contains("no owner"), "{error}");
+    let ours = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let error = them.release_all().await.unwrap_err();
     assert!(error.is_not_owner(), "{error}");
     let (message, pid) = (error.to_string(), std::process::id().to_string());
@@ -105,7 +106,7 @@ pub(crate) async fn an_owner_gives_back_only_its_own(store: Store) {
 
 pub(crate) async fn an_owner_that_has_forgotten_gives_back_all_that_it_held(store: Store) {
     let (one, other) = pair(&store).await;
-    let (here, there) = (one.reentrant("a", "us"), other.reentrant("a", "us"));
+    let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let guards = (here.lock().await.unwrap(), there.lock().await.unwrap());
     assert_eq!(there.release_all().await.unwrap(), 2);
     assert!(one.mutex("a").try_lock().await.unwrap().is_some());
@@ -117,7 +118,7 @@ pub(crate) async fn an_owner_that_has_forgotten_gives_back_all_that_it_held(stor
 
 pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone(store: Store) {
     let (one, other) = pair(&store).await;
-    let lock = one.reentrant("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
+    let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
     let outer = lock.lock().await.unwrap();
     assert_eq!(outer.lost().await, Loss::Expired);
     for error in [
@@ -129,29 +130,29 @@ pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_go
     }
     // Nothing was taken: once the old lease has ended in the store too, nobody holds it.
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
-    assert!(one.reentrant("a", "them").try_lock().await.unwrap().is_some(), "another owner may");
+    assert!(one.reentrant_mutex("a", "them").try_lock().await.unwrap().is_some(), "another owner may");
     drop(outer);
-    let outer = one.reentrant("a", "us").lock().await.unwrap();
+    let outer = one.reentrant_mutex("a", "us").lock().await.unwrap();
     // A loss of which only the store knows, since nobody is told that what was taken is free again.
-    other.reentrant("a", "us").release_all().await.unwrap();
-    let error = one.reentrant("a", "us").lock().await.unwrap_err();
+    other.reentrant_mutex("a", "us").release_all().await.unwrap();
+    let error = one.reentrant_mutex("a", "us").lock().await.unwrap_err();
     assert!(error.is_lost(), "{error}");
     drop(outer);
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn the_longest_hold_of_an_owner_ends_each_acquisition(store: Store) {
+pub(crate) async fn max_hold_of_an_owner_ends_each_acquisition(store: Store) {
     let (one, other) = pair(&store).await;
     let hold = Duration::from_millis(1_500);
     let began = Instant::now();
-    let lock = one.reentrant("a", "us").ttl(Duration::from_secs(1)).longest_hold(hold);
+    let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_secs(1)).max_hold(hold);
     let outer = lock.lock().await.unwrap();
     let waiting = queue(&other, KIND, "a", {
         let mutex = other.mutex("a");
         async move { mutex.lock().await }
     })
     .await;
-    assert_eq!(outer.lost().await, Loss::LongestHold);
+    assert_eq!(outer.lost().await, Loss::MaxHold);
     assert!(waiting.await.unwrap().is_held());
     assert!(began.elapsed() >= hold - Duration::from_millis(50), "it ended after {:?}", began.elapsed());
 }
@@ -159,21 +160,21 @@ pub(crate) async fn the_longest_hold_of_an_owner_ends_each_acquisition(store: St
 pub(crate) async fn an_owner_that_can_t_be_is_refused(store: Store) {
     let client = store.client().await;
     for owner in ["", "a\nb", &"x".repeat(513)] {
-        let lock = client.reentrant("a", owner);
+        let lock = client.reentrant_mutex("a", owner);
         let error = lock.lock().await.unwrap_err();
         assert!(error.is_invalid() && error.to_string().contains("an owner is"), "{error}");
         assert!(lock.hold_count().await.unwrap_err().is_invalid());
         assert!(lock.release_all().await.unwrap_err().is_invalid());
     }
     assert!(client.list().await.unwrap().is_empty());
-    assert!(client.reentrant("a", "x".repeat(512)).try_lock().await.unwrap().is_some());
+    assert!(client.reentrant_mutex("a", "x".repeat(512)).try_lock().await.unwrap().is_some());
 }
 
 pub(crate) async fn owners_can_be_seen(store: Store) {
     let client = store.client().await;
     let _guards = (
-        client.reentrant("a", "ä us").lock().await.unwrap(),
-        client.reentrant("a", "ä us").lock().await.unwrap(),
+        client.reentrant_mutex("a", "ä us").lock().await.unwrap(),
+        client.reentrant_mutex("a", "ä us").lock().await.unwrap(),
     );
     let view = client.inspect(KIND, "a").await.unwrap();
     assert_eq!((view.holders.len(), view.in_use), (2, 1));
@@ -184,10 +185,10 @@ pub(crate) async fn the_blocking_face_enters_again(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
-        let lock = client.reentrant("a", "us").ttl(Duration::from_secs(5));
+        let lock = client.reentrant_mutex("a", "us").ttl(Duration::from_secs(5));
         let (outer, inner) = (lock.lock()?, lock.try_lock()?);
         assert!(inner.is_some() && lock.lock_timeout(SOON)?.is_some());
-        assert!(client.reentrant("a", "them").release_all().unwrap_err().is_not_owner());
+        assert!(client.reentrant_mutex("a", "them").release_all().unwrap_err().is_not_owner());
         until_count(&lock, 2)?;
         assert_eq!(lock.release_all()?, 2);
         assert_eq!(outer.lost_within(SOON), Some(Loss::Gone));
@@ -198,7 +199,7 @@ pub(crate) async fn the_blocking_face_enters_again(store: Store) {
 }
 
 /// What was dropped is given back by the client's thread.
-fn until_count(lock: &leasehold::blocking::Reentrant, count: usize) -> Result<(), Error> {
+fn until_count(lock: &leasehold::blocking::ReentrantMutex, count: usize) -> Result<(), Error> {
     let give_up = Instant::now() + SOON;
     while lock.hold_count()? != count {
         assert!(Instant::now() < give_up, "the count is {}", lock.hold_count()?);

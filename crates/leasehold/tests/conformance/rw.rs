@@ -21,7 +21,7 @@ macro_rules! tests {
             a_lost_lease_becomes_nothing_else
             a_lease_that_is_lost_while_it_waits_for_more_ends_the_waiting
             a_reader_that_dies_delays_a_writer_for_its_own_ttl_only
-            the_longest_hold_goes_on_over_an_exchange
+            max_hold_goes_on_over_an_exchange
             readers_and_writers_can_be_seen
             five_thousand_readers_cost_what_ten_do
             neither_readers_nor_writers_starve
@@ -144,7 +144,7 @@ pub(crate) async fn an_upgradable_reader_becomes_a_writer_before_everybody_who_w
     let later = queue(&one, KIND, "a", async move { lock.write().await }).await;
     let writer = queue(&one, KIND, "a", async move { upgradable.upgrade().await }).await;
     let view = one.inspect(KIND, "a").await.unwrap();
-    assert!(view.waiters[0].is_ours && !view.waiters[1].is_ours, "it is the next");
+    assert!(view.waiters[0].is_own && !view.waiters[1].is_own, "it is the next");
     assert!(other.rw_lock("a").try_read().await.unwrap().is_none());
     reader.release().await.unwrap();
     let writer = writer.await.unwrap();
@@ -175,7 +175,7 @@ pub(crate) async fn an_upgrade_that_is_not_to_be_had_hands_the_guard_back(store:
     let writer = upgradable.try_upgrade().await.unwrap().unwrap();
     let reader = writer.downgrade().await.unwrap();
     reader.release().await.unwrap();
-    let upgradable = one.rw_lock("a").upgradable_read_timeout(limit).await.unwrap().unwrap();
+    let upgradable = one.rw_lock("a").upgradable_read_timeout(SOON).await.unwrap().unwrap();
     let reader = upgradable.downgrade().await.unwrap();
     assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_some());
     reader.release().await.unwrap();
@@ -238,14 +238,14 @@ pub(crate) async fn a_reader_that_dies_delays_a_writer_for_its_own_ttl_only(stor
     assert!(writer.is_held() && !dead.is_held());
 }
 
-pub(crate) async fn the_longest_hold_goes_on_over_an_exchange(store: Store) {
+pub(crate) async fn max_hold_goes_on_over_an_exchange(store: Store) {
     let client = store.client().await;
     let hold = Duration::from_secs(3);
     let began = Instant::now();
-    let writer = client.rw_lock("a").longest_hold(hold).write().await.unwrap();
+    let writer = client.rw_lock("a").max_hold(hold).write().await.unwrap();
     assert!(tokio::time::timeout(hold / 2, writer.lost()).await.is_err());
     let reader = writer.downgrade().await.unwrap();
-    assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::LongestHold);
+    assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::MaxHold);
     assert!(began.elapsed() < hold / 10 * 14, "it ended after {:?}", began.elapsed());
 }
 

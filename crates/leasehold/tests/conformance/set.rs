@@ -72,7 +72,7 @@ pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nob
     let (one, other) = pair(&store).await;
     for taken in ["a", "b", "c"] {
         let held = one.mutex(taken).lock().await.unwrap();
-        let mutex = one.mutex(taken).strict();
+        let mutex = one.mutex(taken).global_fifo();
         let next = queue(&one, KIND, taken, async move { mutex.lock().await }).await;
         assert!(set(&other, &["b", "a", "c"]).try_lock().await.unwrap().is_none());
         let in_use: Vec<_> = one.list().await.unwrap().into_iter().map(|lock| lock.name).collect();

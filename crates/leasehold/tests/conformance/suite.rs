@@ -1,10 +1,10 @@
-//! The tests. Waiting is for conditions, never for a time to pass, except where the passing of time is the subject.
+//! The tests. Waiting is for conditions, never for a time to pass, except where the passing of time is what is tested.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Guard, Kind, LockView, Loss, Mutex};
+use leasehold::{Guard, Kind, LockInfo, Loss, Mutex};
 
 use super::{SOON, Store, pair};
 
@@ -24,7 +24,7 @@ macro_rules! tests {
             a_pushed_lease_outlives_its_claim_window
             a_lease_without_renewal_is_lost_in_time
             a_lease_can_be_renewed_by_hand
-            the_longest_hold_ends_a_lease_that_is_renewed
+            max_hold_ends_a_lease_that_is_renewed
             a_lock_taken_by_force_is_lost_and_goes_to_the_next
             at_least_keeps_others_out_after_the_release
             work_is_cut_short_by_the_loss
@@ -50,7 +50,7 @@ pub(crate) use tests;
 pub(crate) const KIND: Kind = Kind::Mutex;
 
 /// Looks until it is so.
-async fn until(mutex: &Mutex, is_so: impl Fn(&LockView) -> bool) -> LockView {
+async fn until(mutex: &Mutex, is_so: impl Fn(&LockInfo) -> bool) -> LockInfo {
     crate::until_seen(async || mutex.inspect().await, is_so).await
 }
 
@@ -92,7 +92,8 @@ pub(crate) async fn waiters_get_it_in_the_order_in_which_they_queued(store: Stor
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for number in 0..10 {
-        let waiting = queue(&if number % 3 == 0 { one.mutex("a") } else { other.mutex("a") }.strict()).await;
+        let waiting =
+            queue(&if number % 3 == 0 { one.mutex("a") } else { other.mutex("a") }.global_fifo()).await;
         let order = order.clone();
         tasks.push(tokio::spawn(async move {
             let guard = waiting.await.unwrap();
@@ -214,7 +215,7 @@ pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
     let ttl = Duration::from_secs(2);
     let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
     for _ in 0..2 {
-        guard.expires_within(ttl / 2).await;
+        guard.wait_until_expiring(ttl / 2).await;
         guard.renew().await.unwrap();
         assert!(guard.remaining() > ttl / 2);
     }
@@ -228,12 +229,12 @@ pub(crate) async fn a_lease_can_be_renewed_by_hand(store: Store) {
     assert!(guard.remaining() > Duration::from_secs(9), "a lease that was waited for comes to its full ttl");
 }
 
-pub(crate) async fn the_longest_hold_ends_a_lease_that_is_renewed(store: Store) {
+pub(crate) async fn max_hold_ends_a_lease_that_is_renewed(store: Store) {
     let (one, other) = pair(&store).await;
-    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).longest_hold(Duration::from_secs(3));
+    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).max_hold(Duration::from_secs(3));
     let guard = mutex.lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
-    assert_eq!(guard.lost().await, Loss::LongestHold);
+    assert_eq!(guard.lost().await, Loss::MaxHold);
     assert!(waiting.await.unwrap().is_held());
 }
 
@@ -242,7 +243,7 @@ pub(crate) async fn a_lock_taken_by_force_is_lost_and_goes_to_the_next(store: St
     let guard = one.mutex("a").lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
     let taken = other.mutex("a").force_release().await.unwrap();
-    assert!(matches!(&taken[..], [holder] if holder.token == guard.token() && !holder.is_ours));
+    assert!(matches!(&taken[..], [holder] if holder.token == guard.token() && !holder.is_own));
     let next = waiting.await.unwrap();
     assert!(next.token() > guard.token());
     let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("the holder learns it");
@@ -255,18 +256,18 @@ pub(crate) async fn a_lock_taken_by_force_is_lost_and_goes_to_the_next(store: St
 
 pub(crate) async fn at_least_keeps_others_out_after_the_release(store: Store) {
     let (one, other) = pair(&store).await;
-    let at_least = Duration::from_millis(700);
+    let min_hold = Duration::from_millis(700);
     let began = Instant::now();
-    let guard = one.mutex("a").at_least(at_least).lock().await.unwrap();
+    let guard = one.mutex("a").min_hold(min_hold).lock().await.unwrap();
     guard.release().await.unwrap();
     let view = other.mutex("a").inspect().await.unwrap();
-    assert!(view.holders.len() == 1 && view.holders[0].kept, "{view:?}");
+    assert!(view.holders.len() == 1 && view.holders[0].retained, "{view:?}");
     assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "nor may the same client");
     let guard = other.mutex("a").lock().await.unwrap();
-    assert!(began.elapsed() >= at_least - Duration::from_millis(20), "it took {:?}", began.elapsed());
+    assert!(began.elapsed() >= min_hold - Duration::from_millis(20), "it took {:?}", began.elapsed());
     guard.release().await.unwrap();
-    drop(other.mutex("a").at_least(at_least).lock().await.unwrap());
-    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.kept)).await;
+    drop(other.mutex("a").min_hold(min_hold).lock().await.unwrap());
+    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.retained)).await;
     assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "a drop keeps it as well");
 }
 
@@ -330,9 +331,9 @@ pub(crate) async fn bad_input_is_refused_and_leaves_nothing(store: Store) {
         mutex.clone().ttl(Duration::ZERO),
         mutex.clone().ttl(Duration::from_millis(99)),
         mutex.clone().ttl(Duration::MAX),
-        mutex.clone().longest_hold(Duration::ZERO),
-        mutex.clone().at_least(Duration::MAX),
-        mutex.clone().note("x".repeat(1025)),
+        mutex.clone().max_hold(Duration::ZERO),
+        mutex.clone().min_hold(Duration::MAX),
+        mutex.clone().label("x".repeat(1025)),
     ] {
         for error in [
             bad.lock().await.unwrap_err(),
@@ -343,7 +344,7 @@ pub(crate) async fn bad_input_is_refused_and_leaves_nothing(store: Store) {
         }
     }
     assert!(client.list().await.unwrap().is_empty());
-    assert!(mutex.ttl(Duration::from_millis(100)).note("x".repeat(1024)).lock().await.is_ok());
+    assert!(mutex.ttl(Duration::from_millis(100)).label("x".repeat(1024)).lock().await.is_ok());
 }
 
 pub(crate) async fn a_full_queue_takes_nobody(store: Store) {
@@ -359,20 +360,20 @@ pub(crate) async fn a_full_queue_takes_nobody(store: Store) {
 pub(crate) async fn who_holds_and_who_waits_can_be_seen(store: Store) {
     let (one, other) = pair(&store).await;
     assert!(one.list().await.unwrap().is_empty());
-    let guard = one.mutex("a").note("nightly").lock().await.unwrap();
-    let waiting = queue(&other.mutex("a").note("second")).await;
+    let guard = one.mutex("a").label("nightly").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").label("second")).await;
     let views = one.list().await.unwrap();
     let [view] = &views[..] else { panic!("{views:?}") };
     assert_eq!((view.name.as_str(), view.capacity, view.in_use), ("a", 1, 1));
     assert_eq!(view.last_token, Some(guard.token()));
     let [holder] = &view.holders[..] else { panic!("{view:?}") };
-    assert!(holder.is_ours && !holder.kept && holder.token == guard.token());
-    assert_eq!(holder.about.note.as_deref(), Some("nightly"));
-    assert_eq!(holder.about.pid, Some(std::process::id()));
-    assert!(holder.about.host.is_some() && holder.about.program.is_some());
+    assert!(holder.is_own && !holder.retained && holder.token == guard.token());
+    assert_eq!(holder.metadata.label.as_deref(), Some("nightly"));
+    assert_eq!(holder.metadata.pid, Some(std::process::id()));
+    assert!(holder.metadata.host.is_some() && holder.metadata.program.is_some());
     assert!(holder.expires_in <= Duration::from_secs(10) && holder.expires_in > Duration::from_secs(1));
     let [waiter] = &view.waiters[..] else { panic!("{view:?}") };
-    assert!(!waiter.is_ours && waiter.place == 1 && waiter.about.note.as_deref() == Some("second"));
+    assert!(!waiter.is_own && waiter.position == 1 && waiter.metadata.label.as_deref() == Some("second"));
     guard.release().await.unwrap();
     drop(waiting.await.unwrap());
 }
@@ -383,9 +384,9 @@ pub(crate) async fn an_examination_finds_that_locks_can_be_had_and_touches_none(
     let guard = mutex.lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
     let before = mutex.inspect().await.unwrap();
-    let examination = one.examine().await.unwrap();
-    assert!(!examination.subjects.is_empty());
-    for finding in examination.subjects.iter().flat_map(|subject| &subject.findings) {
+    let diagnosis = one.diagnose().await.unwrap();
+    assert!(!diagnosis.components.is_empty());
+    for finding in diagnosis.components.iter().flat_map(|component| &component.findings) {
         let is_hindrance = finding.what.contains("lacks rights") || finding.what.contains("could not");
         assert!(!is_hindrance, "{finding:?}");
     }
@@ -429,7 +430,7 @@ pub(crate) async fn a_thousand_waiters_of_one_client_all_get_their_turn(store: S
     let guard = client.mutex("a").lock().await.unwrap();
     let tasks: Vec<_> = (0..1_000)
         .map(|_| {
-            let mutex = client.mutex("a").strict();
+            let mutex = client.mutex("a").global_fifo();
             tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
         })
         .collect();
@@ -444,7 +445,7 @@ pub(crate) async fn a_thousand_waiters_of_one_client_all_get_their_turn(store: S
 pub(crate) async fn a_release_with_a_limit_waits_for_the_store(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
-    guard.release_within(SOON).await.unwrap();
+    guard.release_timeout(SOON).await.unwrap();
     store.comes_to_it(async || other.mutex("a").try_lock().await.unwrap().is_some()).await;
 }
 
@@ -453,12 +454,12 @@ pub(crate) async fn a_guard_says_when_little_is_left(store: Store) {
     let ttl = Duration::from_millis(500);
     let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
     let left = Duration::from_millis(200);
-    tokio::time::timeout(SOON, guard.expires_within(left)).await.expect("it ends");
+    tokio::time::timeout(SOON, guard.wait_until_expiring(left)).await.expect("it ends");
     assert!(guard.remaining() <= left);
-    guard.expires_within(ttl).await;
+    guard.wait_until_expiring(ttl).await;
     // It is renewed twice meanwhile, each time with two seconds left.
     let renewed = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(2_500), renewed.expires_within(left)).await;
+    let early = tokio::time::timeout(Duration::from_millis(2_500), renewed.wait_until_expiring(left)).await;
     assert!(early.is_err(), "a lease that is renewed in time never comes that close");
 }
 
@@ -508,12 +509,12 @@ pub(crate) async fn sixteen_clients_get_equally_many_turns(store: Store) {
     for client in clients {
         let all_there = all_there.clone();
         tasks.push(tokio::spawn(async move {
-            client.mutex("a").strict().lock().await.unwrap().release().await.unwrap();
+            client.mutex("a").global_fifo().lock().await.unwrap().release().await.unwrap();
             all_there.wait().await;
             let end = Instant::now() + span;
             let mut turns = 0_u32;
             while Instant::now() < end {
-                let guard = client.mutex("a").strict().lock().await.unwrap();
+                let guard = client.mutex("a").global_fifo().lock().await.unwrap();
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 guard.release().await.unwrap();
                 turns += 1;

@@ -193,7 +193,7 @@ async fn lock_waits_while_a_quorum_answers_and_does_not_agree() {
 async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     const LIMIT: Duration = Duration::from_secs(5);
     let nodes = Nodes::start(3);
-    let (holder, client) = (nodes.client().await, nodes.client_with("node_limit_ms=500").await);
+    let (holder, client) = (nodes.client().await, nodes.client_with("node_timeout_ms=500").await);
     let guard = holder.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
     until(async || nodes.holding("a").await == 3).await;
     let wait = || {

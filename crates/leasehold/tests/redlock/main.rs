@@ -104,7 +104,7 @@ async fn kinds_that_do_not_compose_with_a_quorum_are_refused() {
     assert!(is_refused(client.semaphore("a", 2).acquire(1).await.unwrap_err()));
     assert!(is_refused(client.rw_lock("a").read().await.unwrap_err()));
     assert!(is_refused(client.latch("a", 1).wait().await.unwrap_err()));
-    assert!(is_refused(client.reentrant("a", "me").lock().await.unwrap_err()));
+    assert!(is_refused(client.reentrant_mutex("a", "me").lock().await.unwrap_err()));
     client.election("a").campaign().await.unwrap().release().await.unwrap();
     let redlock = Redlock::builder().node(nodes.0[0].url()).connect().await.unwrap();
     redlock.mutex("a").lock().await.unwrap().release().await.unwrap();
@@ -133,7 +133,7 @@ async fn two_clients_that_name_the_nodes_in_another_order_exclude_each_other_and
 #[tokio::test]
 async fn whoever_waits_has_a_turn_also_where_the_longest_ttl_is_short() {
     let nodes = Nodes::start(3);
-    let client = nodes.client_with("longest_ttl_ms=2000").await;
+    let client = nodes.client_with("max_ttl_ms=2000").await;
     let mutex = client.mutex("a").ttl(Duration::from_secs(2));
     let guard = mutex.lock().await.unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });

@@ -4,7 +4,7 @@ use leasehold::Client;
 use leasehold_testkit::{Proxy, Server};
 
 /// Nobody is to fail because the machine stood still, and nobody waits for this long where the outcome is certain.
-const PATIENT: &str = "node_limit_ms=5000";
+const PATIENT: &str = "node_timeout_ms=5000";
 
 /// Servers that know nothing of each other.
 pub(crate) struct Nodes(pub(crate) Vec<Server>);

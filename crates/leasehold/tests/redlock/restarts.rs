@@ -8,7 +8,7 @@ use leasehold_testkit::{Server, undisturbed, until};
 use crate::nodes::{Nodes, has_granted, holds, url};
 
 const LONGEST: Duration = Duration::from_secs(2);
-const ABSTAINING: &str = "longest_ttl_ms=2000";
+const ABSTAINING: &str = "max_ttl_ms=2000";
 
 async fn try_lock(client: &Client, name: &str) -> Result<Option<Guard>, leasehold::Error> {
     client.mutex(name).ttl(LONGEST).try_lock().await

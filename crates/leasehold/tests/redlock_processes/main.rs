@@ -72,13 +72,13 @@ impl Drop for Worker {
 
 fn nodes(count: usize) -> (Vec<Server>, String) {
     let servers: Vec<Server> = (0..count).map(|_| Server::on_port()).collect();
-    let url = format!("{}&longest_ttl_ms={}", address(&servers), TTL.as_millis());
+    let url = format!("{}&max_ttl_ms={}", address(&servers), TTL.as_millis());
     (servers, url)
 }
 
 fn address(servers: &[Server]) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
-    format!("redlock://{}?node_limit_ms=500", hosts.join(","))
+    format!("redlock://{}?node_timeout_ms=500", hosts.join(","))
 }
 
 /// Takes the lock once, whatever it takes, and says with which token.

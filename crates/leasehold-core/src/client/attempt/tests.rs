@@ -15,19 +15,23 @@ fn store(ms: u64) -> StoreTime {
     StoreTime::from_micros(1_000_000_000) + Duration::from_millis(ms)
 }
 
-fn attempt(patience: Option<Patience>) -> AcquireMachine {
-    let wait = patience.map(|_| WaitFor { entry_ttl: TTL, max_queue: 9 });
+fn attempt(policy: Option<WaitPolicy>) -> AcquireMachine {
+    let wait = policy.map(|_| WaitFor { entry_ttl: TTL, max_queue: 9 });
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
     let command = Acquire { wait, ..Acquire::exclusive(acquisition, TTL) };
-    AcquireMachine::new(command, patience, at(0))
+    AcquireMachine::new(command, policy, at(0))
 }
 
-fn patient() -> Option<Patience> {
-    Some(Patience { deadline: at(60_000), look_again: Duration::from_secs(20), confirms_pushes: false })
+fn patient() -> Option<WaitPolicy> {
+    Some(WaitPolicy {
+        deadline: at(60_000),
+        repoll_interval: Duration::from_secs(20),
+        confirms_pushes: false,
+    })
 }
 
-fn grant(lasts: Duration) -> Grant {
-    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), lasts }
+fn grant(valid_for: Duration) -> Grant {
+    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), valid_for }
 }
 
 fn answer(ms: u64, reply: Reply) -> Answer {
@@ -35,8 +39,8 @@ fn answer(ms: u64, reply: Reply) -> Answer {
 }
 
 fn queued(head: Option<u64>) -> Reply {
-    let look_again_at = head.map_or(StoreTime::NEVER, store);
-    Reply::Queued(Queued { is_head: head.is_some(), look_again_at })
+    let repoll_at = head.map_or(StoreTime::NEVER, store);
+    Reply::Queued(Queued { is_head: head.is_some(), repoll_at })
 }
 
 fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
@@ -49,8 +53,8 @@ fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
     }
 }
 
-fn asked(patience: Option<Patience>) -> AcquireMachine {
-    let mut attempt = attempt(patience);
+fn asked(policy: Option<WaitPolicy>) -> AcquireMachine {
+    let mut attempt = attempt(policy);
     assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
     assert_eq!(attempt.poll_transmit(at(0)), None, "one is under way");
     attempt
@@ -117,7 +121,7 @@ fn reconnect_ends_the_pause_after_a_failure() {
 
 #[test]
 fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
-    let mut attempt = asked(patient().map(|patience| Patience { confirms_pushes: true, ..patience }));
+    let mut attempt = asked(patient().map(|policy| WaitPolicy { confirms_pushes: true, ..policy }));
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     let acquisition = attempt.acquisition();
     let kind = PushKind::Granted(grant(TTL));
@@ -238,7 +242,7 @@ fn the_head_looks_again_at_the_holder_s_expiry_and_others_seldom() {
     let mut other = asked(patient());
     other.handle_answer(at(0), at(2), &answer(0, queued(None)));
     assert_eq!(other.poll_timeout(), Some(at(20_002)));
-    let next = PushKind::Next(Head { look_again_at: store(7_000) });
+    let next = PushKind::Next(HeadHint { repoll_at: store(7_000) });
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
     other.handle_push(at(100), &Push { acquisition, at: store(90), kind: next });
     assert_eq!(other.poll_timeout(), Some(at(7_072)));
@@ -257,15 +261,15 @@ fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
 #[test]
 fn attempt_whose_time_is_over_before_it_began_asks_once() {
     let over = || {
-        let patience = patient().map(|patience| Patience { deadline: at(0), ..patience });
-        let mut attempt = attempt(patience);
+        let policy = patient().map(|policy| WaitPolicy { deadline: at(0), ..policy });
+        let mut attempt = attempt(policy);
         assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
         attempt
     };
     let mut unheard = over();
     unheard.handle_timeout(at(0));
     assert_eq!(unheard.poll_outcome(), Some(Outcome::TimedOut), "the store may have a word to say");
-    assert_eq!(owed(&mut unheard), Some(TOMBSTONE));
+    assert_eq!(owed(&mut unheard), Some(TOMBSTONE_TTL));
 
     let mut never_sent = over();
     never_sent.handle_failure(at(0), Failure::Busy);
@@ -288,7 +292,7 @@ fn hint_ends_the_pause_after_a_failure() {
 fn whatever_is_unseen_is_given_back_with_a_tombstone() {
     let mut unanswered = asked(None);
     unanswered.handle_cancel();
-    assert_eq!(owed(&mut unanswered), Some(TOMBSTONE));
+    assert_eq!(owed(&mut unanswered), Some(TOMBSTONE_TTL));
 
     let mut unknown = asked(None);
     unknown.handle_failure(at(1), Failure::Unknown);
@@ -296,7 +300,7 @@ fn whatever_is_unseen_is_given_back_with_a_tombstone() {
     assert!(matches!(unknown.poll_transmit(at(1)), Some(Command::Acquire(_))), "once more");
     unknown.handle_failure(at(2), Failure::Unknown);
     assert_eq!(unknown.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut unknown), Some(TOMBSTONE));
+    assert_eq!(owed(&mut unknown), Some(TOMBSTONE_TTL));
 
     let mut never_sent = asked(None);
     never_sent.handle_failure(at(1), Failure::NotSent);
@@ -316,7 +320,7 @@ fn a_lease_pushed_during_a_re_check_needs_a_tombstone_until_that_is_answered() {
     assert!(attempt.poll_transmit(at(5)).is_some());
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
     attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
-    assert_eq!(attempt.tombstone(), TOMBSTONE);
+    assert_eq!(attempt.tombstone(), TOMBSTONE_TTL);
     assert_eq!(attempt.tombstone_once_answered(), Duration::ZERO);
     attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.tombstone(), Duration::ZERO);
@@ -337,7 +341,7 @@ fn a_push_that_overtakes_the_first_answer_is_measured_from_that() {
     assert!(trusted_until < at(1) + TTL);
     assert_eq!(owed(&mut attempt), None);
     assert_eq!(attempt.tombstone(), Duration::ZERO);
-    assert!(!attempt.was_hinted());
+    assert!(!attempt.recheck_pending());
 }
 
 #[test]
@@ -383,7 +387,7 @@ fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measu
 
 #[test]
 fn a_waiter_that_is_told_to_be_the_next_before_its_first_answer_looks_again_then() {
-    let next = |ms| PushKind::Next(Head { look_again_at: store(ms) });
+    let next = |ms| PushKind::Next(HeadHint { repoll_at: store(ms) });
     let mut attempt = asked(patient());
     attempt.handle_push(at(6), &pushed(6, next(4_000)));
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
@@ -412,7 +416,7 @@ fn what_else_was_told_before_the_first_answer_is_a_reason_to_confirm_the_grant()
     attempt.handle_push(at(6), &pushed(6, PushKind::Revoked));
     attempt.handle_answer(at(0), at(7), &answer(4, queued(None)));
     assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
-    assert!(attempt.was_hinted());
+    assert!(attempt.recheck_pending());
 }
 
 #[test]
@@ -440,7 +444,7 @@ fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
     attempt.handle_timeout(now);
     assert_eq!(attempt.poll_outcome(), Some(Outcome::TimedOut));
     assert!((5..20).contains(&pauses), "{pauses}");
-    assert_eq!(owed(&mut attempt), Some(TOMBSTONE));
+    assert_eq!(owed(&mut attempt), Some(TOMBSTONE_TTL));
 }
 
 #[test]

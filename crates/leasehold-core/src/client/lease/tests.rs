@@ -1,7 +1,7 @@
 //! One held lease, step by step.
 
 use super::*;
-use crate::client::handoff::HandOff;
+use crate::client::handoff::HandoffLimits;
 use crate::id::ClientId;
 use crate::time::StoreTime;
 use crate::token::TokenRange;
@@ -12,17 +12,17 @@ fn at(ms: u64) -> LocalTime {
     LocalTime::ZERO + Duration::from_millis(ms)
 }
 
-fn lease(terms: LeaseTerms, lasts: Duration) -> LeaseMachine {
+fn lease(terms: LeaseTerms, valid_for: Duration) -> LeaseMachine {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    LeaseMachine::new(acquisition, terms, at(0), lasts, at(0) + (lasts - drift_margin(lasts)))
+    LeaseMachine::new(acquisition, terms, at(0), valid_for, at(0) + (valid_for - drift_margin(valid_for)))
 }
 
 fn terms() -> LeaseTerms {
-    LeaseTerms { ttl: TTL, renews: true, longest_hold: None, outlives: Duration::ZERO, replicas: 0 }
+    LeaseTerms { ttl: TTL, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas: 0 }
 }
 
-fn renewed(lasts: Duration) -> Reply {
-    Reply::Renewed { lasts, tokens: None, wanted: false }
+fn renewed(valid_for: Duration) -> Reply {
+    Reply::Renewed { valid_for, tokens: None, contended: false }
 }
 
 #[test]
@@ -163,14 +163,14 @@ fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
 
 #[test]
 fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
-    let outlives = Duration::from_secs(60);
-    let mut lease = lease(LeaseTerms { outlives, ..terms() }, outlives);
-    let mut ends_at = at(60_000);
-    while ends_at < at(100_000) {
+    let min_lifetime = Duration::from_secs(60);
+    let mut lease = lease(LeaseTerms { min_lifetime, ..terms() }, min_lifetime);
+    let mut hold_ends_at = at(60_000);
+    while hold_ends_at < at(100_000) {
         let now = lease.poll_timeout().unwrap();
         let Some(Command::Renew(renew)) = lease.poll_transmit(now) else { panic!() };
-        assert!(now + renew.ttl >= ends_at && renew.ttl >= TTL);
-        ends_at = now + renew.ttl;
+        assert!(now + renew.ttl >= hold_ends_at && renew.ttl >= TTL);
+        hold_ends_at = now + renew.ttl;
         lease.handle_reply(now, now, &renewed(renew.ttl));
     }
     assert_eq!(lease.state(at(95_000)), LeaseState::Held);
@@ -179,28 +179,28 @@ fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
 #[test]
 fn the_longest_hold_caps_the_last_renewal_and_ends_it() {
     let hold = Some(Duration::from_secs(10));
-    let mut lease = lease(LeaseTerms { longest_hold: hold, ..terms() }, TTL);
+    let mut lease = lease(LeaseTerms { max_hold: hold, ..terms() }, TTL);
     let Some(Command::Renew(renew)) = lease.poll_transmit(at(3_000)) else { panic!() };
     assert_eq!(renew.ttl, Duration::from_secs(7));
     lease.handle_reply(at(3_000), at(3_000), &renewed(renew.ttl));
     assert_eq!(lease.renew_at, LocalTime::NEVER);
     let end = lease.poll_timeout().unwrap();
     assert!(end <= at(10_000));
-    assert_eq!(lease.state(end), LeaseState::Lost(Loss::LongestHold));
+    assert_eq!(lease.state(end), LeaseState::Lost(Loss::MaxHold));
 }
 
 #[test]
 fn it_is_handed_on_only_while_it_is_well_and_asks_for_tokens_before_they_are_gone() {
-    let bound = HandOff { hand_overs: 9, span: TTL };
+    let bound = HandoffLimits { max_handoffs: 9, max_duration: TTL };
     let tokens = TokenRange::next(0, 5, StoreTime::ZERO);
-    let mut lease = lease(terms(), TTL).with_turn(Turn::new(bound, tokens));
-    assert!(matches!(lease.hand_on(at(1)), HandOn::Next(token) if token.get() == 2));
+    let mut lease = lease(terms(), TTL).with_handoff_budget(HandoffBudget::new(bound, tokens));
+    assert!(matches!(lease.hand_off(at(1)), HandoffDecision::Next(token) if token.get() == 2));
     let Some(Command::Renew(renewal)) = lease.poll_transmit(at(1)) else { panic!("{lease:?}") };
     assert!(renewal.reserve > 0);
     lease.handle_failure(at(2));
-    assert_eq!(lease.hand_on(at(2)), HandOn::Over, "nobody knows how long the lease lasts");
+    assert_eq!(lease.hand_off(at(2)), HandoffDecision::Release, "nobody knows how long the lease lasts");
     lease.handle_reply(at(4), at(3), &renewed(TTL));
-    assert!(matches!(lease.hand_on(at(4)), HandOn::Next(token) if token.get() == 3));
-    assert!(matches!(lease.hand_on(at(8_000)), HandOn::Next(_)));
-    assert_eq!(lease.hand_on(at(8_500)), HandOn::Over, "too little is left of it");
+    assert!(matches!(lease.hand_off(at(4)), HandoffDecision::Next(token) if token.get() == 3));
+    assert!(matches!(lease.hand_off(at(8_000)), HandoffDecision::Next(_)));
+    assert_eq!(lease.hand_off(at(8_500)), HandoffDecision::Release, "too little is left of it");
 }

@@ -11,7 +11,7 @@ fn range(first: u64) -> TokenRange {
 }
 
 fn yes(token: u64) -> Vote {
-    Vote::Yes(Grant { tokens: range(token), lasts: LASTS })
+    Vote::Yes(Grant { tokens: range(token), valid_for: LASTS })
 }
 
 fn at(ms: u64) -> LocalTime {
@@ -58,7 +58,7 @@ fn expected(votes: &[Vote]) -> Verdict {
     let count = |counts: fn(&Vote) -> bool| votes.iter().filter(|vote| counts(vote)).count();
     let (yeses, noes) = (count(|vote| matches!(vote, Vote::Yes(_))), count(|vote| matches!(vote, Vote::No)));
     if yeses >= quorum {
-        Verdict::Granted(Grant { tokens: range(1), lasts: LASTS })
+        Verdict::Granted(Grant { tokens: range(1), valid_for: LASTS })
     } else if votes.len() - noes < quorum {
         Verdict::Busy
     } else if yeses + noes >= quorum {
@@ -83,7 +83,7 @@ fn every_combination_of_answers_has_its_verdict_and_no_later_answer_changes_it()
                 for node in order {
                     let before = round.poll_verdict(at(1));
                     round.handle_vote(node, votes[node]);
-                    assert_eq!(round.poll_tell(), None, "all tokens are the same");
+                    assert_eq!(round.poll_propagate(), None, "all tokens are the same");
                     verdict = round.poll_verdict(at(1));
                     if let Some(before) = before {
                         assert_eq!(verdict, Some(before), "{votes:?} after {node}");
@@ -140,11 +140,11 @@ fn a_token_counts_once_a_quorum_knows_one_as_high_whatever_the_nodes_gave() {
                         last[node] = grant.tokens.last.get();
                     }
                     round.handle_vote(node, votes[node]);
-                    if let Some((told, tokens)) = round.poll_tell() {
+                    if let Some((told, tokens)) = round.poll_propagate() {
                         assert_eq!(round.poll_verdict(at(1)), None, "told, but not answered yet");
                         for node in told {
                             last[node] = last[node].max(tokens.last.get());
-                            round.handle_told(node, true);
+                            round.handle_propagated(node, true);
                         }
                     }
                     granted = match round.poll_verdict(at(1)) {
@@ -166,22 +166,22 @@ fn a_token_that_no_quorum_can_be_told_is_none() {
         let mut round = Round::new(3, true, at(0));
         round.handle_vote(0, yes(9));
         round.handle_vote(1, yes(5));
-        let (told, tokens) = round.poll_tell().unwrap();
+        let (told, tokens) = round.poll_propagate().unwrap();
         assert_eq!((told, tokens), (vec![1], range(9)));
-        assert_eq!(round.poll_tell(), None, "it is told once");
+        assert_eq!(round.poll_propagate(), None, "it is told once");
         if failing & 1 == 0 {
             // A third one that has given a higher token does where the other one can't be told.
             round.handle_vote(2, yes(10));
             assert_eq!(round.poll_verdict(at(1)), None);
-            round.handle_told(1, failing & 2 == 0);
+            round.handle_propagated(1, failing & 2 == 0);
             if failing & 2 != 0 {
-                assert_eq!(round.poll_tell(), Some((vec![2], range(9))));
-                round.handle_told(2, true);
+                assert_eq!(round.poll_propagate(), Some((vec![2], range(9))));
+                round.handle_propagated(2, true);
             }
             let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!() };
             assert_eq!(grant.tokens, range(9), "what was decided stays");
         } else {
-            round.handle_told(1, failing & 2 == 0);
+            round.handle_propagated(1, failing & 2 == 0);
             round.handle_vote(2, Vote::Failed);
             let is_granted = matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_)));
             assert_eq!(is_granted, failing & 2 == 0);
@@ -195,27 +195,27 @@ fn one_that_granted_it_late_is_told_where_that_is_needed() {
     let mut round = Round::new(3, true, at(0));
     round.handle_vote(0, yes(9));
     round.handle_vote(1, yes(5));
-    assert_eq!(round.poll_tell().unwrap().0, [1]);
-    round.handle_told(1, false);
+    assert_eq!(round.poll_propagate().unwrap().0, [1]);
+    round.handle_propagated(1, false);
     assert_eq!(round.poll_verdict(at(1)), None, "the third may still know");
     round.handle_vote(2, yes(6));
-    assert_eq!(round.poll_tell(), Some((vec![2], range(9))));
-    round.handle_told(2, true);
+    assert_eq!(round.poll_propagate(), Some((vec![2], range(9))));
+    round.handle_propagated(2, true);
     assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
 }
 
 #[test]
 fn late_yes_with_a_shorter_lease_shortens_the_trust() {
-    let lasting = |token, ms| Vote::Yes(Grant { tokens: range(token), lasts: Duration::from_millis(ms) });
+    let lasting = |token, ms| Vote::Yes(Grant { tokens: range(token), valid_for: Duration::from_millis(ms) });
     let mut round = Round::new(3, true, at(0));
     round.handle_vote(0, lasting(9, 10_000));
     round.handle_vote(1, lasting(5, 10_000));
-    assert_eq!(round.poll_tell().unwrap().0, [1]);
+    assert_eq!(round.poll_propagate().unwrap().0, [1]);
     // The third grant comes after the quorum, whose second member then fails to learn the token: it takes its place.
     round.handle_vote(2, lasting(9, 2_000));
-    round.handle_told(1, false);
+    round.handle_propagated(1, false);
     let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!() };
-    assert_eq!((grant.tokens, grant.lasts), (range(9), Duration::from_millis(2_000)));
+    assert_eq!((grant.tokens, grant.valid_for), (range(9), Duration::from_millis(2_000)));
     assert_eq!(round.poll_verdict(at(2_000)), Some(Verdict::TooLate));
 
     // A longer one does not prolong it, and neither does any that comes once the lease stands without it.
@@ -224,13 +224,13 @@ fn late_yes_with_a_shorter_lease_shortens_the_trust() {
     round.handle_vote(1, lasting(9, 3_000));
     round.handle_vote(2, lasting(9, 2_000));
     let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!() };
-    assert_eq!(grant.lasts, Duration::from_millis(3_000));
+    assert_eq!(grant.valid_for, Duration::from_millis(3_000));
     let mut round = Round::new(3, true, at(0));
     round.handle_vote(0, lasting(9, 3_000));
     round.handle_vote(1, lasting(5, 3_000));
     round.handle_vote(2, lasting(9, 10_000));
     let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!() };
-    assert_eq!(grant.lasts, Duration::from_millis(3_000));
+    assert_eq!(grant.valid_for, Duration::from_millis(3_000));
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn nobody_is_waited_for_longer_than_the_limit() {
         round.handle_vote(0, yes(9));
         round.handle_vote(1, yes(5));
         if is_told {
-            assert!(round.poll_tell().is_some());
+            assert!(round.poll_propagate().is_some());
         }
         assert_eq!(round.poll_verdict(at(1)), None);
         round.handle_timeout();
@@ -253,13 +253,13 @@ fn unfenced_nobody_is_told_anything() {
     let mut round = Round::new(3, false, at(0));
     round.handle_vote(0, yes(9));
     round.handle_vote(1, yes(5));
-    assert_eq!(round.poll_tell(), None);
+    assert_eq!(round.poll_propagate(), None);
     assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
 }
 
 #[test]
 fn a_grant_that_took_as_long_as_it_lasts_is_none() {
-    let short = |ms| Vote::Yes(Grant { tokens: range(5), lasts: Duration::from_millis(ms) });
+    let short = |ms| Vote::Yes(Grant { tokens: range(5), valid_for: Duration::from_millis(ms) });
     let mut round = Round::new(3, true, at(100));
     round.handle_vote(0, short(10_000));
     round.handle_vote(1, short(2_000));
@@ -268,7 +268,7 @@ fn a_grant_that_took_as_long_as_it_lasts_is_none() {
     assert!(matches!(round.poll_verdict(at(2_077)), Some(Verdict::Granted(_))));
     assert_eq!(round.poll_verdict(last), Some(Verdict::TooLate));
     let Some(Verdict::Granted(grant)) = round.poll_verdict(at(101)) else { panic!() };
-    assert_eq!(grant.lasts, Duration::from_millis(2_000), "the shortest of the quorum");
+    assert_eq!(grant.valid_for, Duration::from_millis(2_000), "the shortest of the quorum");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn whoever_abstains_is_waited_for_if_that_helps() {
             round.handle_vote(node, vote);
         }
         assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
-        round.votes_in().map(|span| span.as_micros())
+        round.time_to_quorum().map(|span| span.as_micros())
     };
     assert_eq!(within([abstains(7), abstains(9), abstains(8)]), Some(8));
     assert_eq!(within([abstains(7), yes(5), abstains(9)]), Some(7));
@@ -296,7 +296,7 @@ fn whoever_has_said_nothing_yet_may_make_up_a_quorum_with_those_who_abstain() {
         round.handle_vote(node, Vote::Abstains(Duration::from_micros(micros)));
     }
     assert_eq!(round.poll_verdict(at(1)), Some(Verdict::NoQuorum));
-    assert_eq!(round.votes_in(), Some(Duration::from_micros(7)));
+    assert_eq!(round.time_to_quorum(), Some(Duration::from_micros(7)));
 }
 
 #[test]
@@ -308,37 +308,37 @@ fn how_long_a_node_abstains_is_told_by_its_own_clock() {
 
 #[test]
 fn every_combination_of_words_about_a_lease_has_its_tally() {
-    let held = |ms| Word::Held { lasts: Duration::from_millis(ms) };
-    let each = [held(9), held(7), Word::NotHeld, Word::Failed];
+    let held = |ms| NodeReply::Held { valid_for: Duration::from_millis(ms) };
+    let each = [held(9), held(7), NodeReply::NotHeld, NodeReply::Failed];
     for nodes in 1..=7 {
         let quorum = quorum_of(nodes);
         each_list(&each, nodes, &mut |said| {
-            let count = |word: Word| said.iter().filter(|said| **said == word).count();
-            let (nine, seven, gone) = (count(held(9)), count(held(7)), count(Word::NotHeld));
+            let count = |reply: NodeReply| said.iter().filter(|said| **said == reply).count();
+            let (nine, seven, gone) = (count(held(9)), count(held(7)), count(NodeReply::NotHeld));
             let expected = if nine >= quorum {
-                Tally::Held { lasts: Duration::from_millis(9) }
+                Tally::Held { valid_for: Duration::from_millis(9) }
             } else if nine + seven >= quorum {
-                Tally::Held { lasts: Duration::from_millis(7) }
+                Tally::Held { valid_for: Duration::from_millis(7) }
             } else if nodes - gone < quorum {
                 Tally::NotHeld
             } else {
                 Tally::Unknown
             };
             for order in orders(nodes) {
-                let mut words = Words::new(nodes);
+                let mut replies = NodeReplies::new(nodes);
                 let mut tally = None;
                 for node in order {
-                    words.handle_word(node, said[node]);
+                    replies.handle_reply(node, said[node]);
                     if let Some(Tally::NotHeld | Tally::Unknown) = tally {
-                        assert_eq!(words.poll_tally(), tally);
+                        assert_eq!(replies.poll_tally(), tally);
                     }
-                    tally = words.poll_tally();
+                    tally = replies.poll_tally();
                 }
                 assert_eq!(tally, Some(expected), "{said:?}");
             }
-            let mut words = Words::new(nodes);
-            words.handle_timeout();
-            assert_eq!(words.poll_tally(), Some(Tally::Unknown));
+            let mut replies = NodeReplies::new(nodes);
+            replies.handle_timeout();
+            assert_eq!(replies.poll_tally(), Some(Tally::Unknown));
         });
     }
 }

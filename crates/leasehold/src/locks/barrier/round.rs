@@ -3,7 +3,7 @@
 use leasehold_core::{Holder, Token, View};
 
 use super::{ARRIVAL, CLAIM, MARK, RETURNED};
-use crate::metadata::About;
+use crate::metadata::HolderMetadata;
 
 /// For how many parties this capacity is, or how many have come with this weight.
 pub(crate) fn parties(weight: u32) -> u32 {
@@ -31,12 +31,12 @@ pub(super) fn count_marks(view: &View) -> usize {
 
 /// Only what is kept decides: anything else may still be taken back.
 fn is_mark(holder: &Holder) -> bool {
-    holder.weight == MARK && holder.kept
+    holder.weight == MARK && holder.retained
 }
 
 /// A claim that is not decided yet: a claim proper, or one on its way to a mark.
 fn is_undecided(holder: &Holder) -> bool {
-    matches!(holder.weight, CLAIM | MARK) && !holder.kept
+    matches!(holder.weight, CLAIM | MARK) && !holder.retained
 }
 
 /// All that pass together, by the tokens of their arrivals.
@@ -97,13 +97,13 @@ impl Round {
     }
 
     fn of_mark(holder: &Holder) -> Option<Self> {
-        is_mark(holder).then(|| Self::read(&note_of(holder)?, "passed ")).flatten()
+        is_mark(holder).then(|| Self::read(&label_of(holder)?, "passed ")).flatten()
     }
 
     fn of_claim(holder: &Holder) -> Option<Self> {
-        let note = note_of(holder)?;
-        Self::read(&note, "passed ")
-            .or_else(|| Self::read(note.split_once(' ')?.1.split_once(' ')?.1, "claims "))
+        let label = label_of(holder)?;
+        Self::read(&label, "passed ")
+            .or_else(|| Self::read(label.split_once(' ')?.1.split_once(' ')?.1, "claims "))
     }
 
     fn read(text: &str, word: &str) -> Option<Self> {
@@ -115,16 +115,16 @@ impl Round {
 /// The token of a party's arrival, if this lease is that of a party which is there and has not departed.
 fn arrival_of(holder: &Holder) -> Option<Token> {
     match holder.weight {
-        _ if holder.kept => None,
+        _ if holder.retained => None,
         ARRIVAL => Some(holder.token),
         // It took the place of the arrival, and has a token of its own.
-        RETURNED | CLAIM => read_token(note_of(holder)?.split(' ').nth(1)?),
+        RETURNED | CLAIM => read_token(label_of(holder)?.split(' ').nth(1)?),
         _ => None,
     }
 }
 
-fn note_of(holder: &Holder) -> Option<String> {
-    About::decode(&holder.metadata).note
+fn label_of(holder: &Holder) -> Option<String> {
+    HolderMetadata::decode(&holder.metadata).label
 }
 
 fn read_token(text: &str) -> Option<Token> {

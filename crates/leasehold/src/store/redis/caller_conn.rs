@@ -14,34 +14,34 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::connections::{Fate, Hear, Lanes, config, hear_push};
-use super::endpoint::PAUSES;
+use super::connections::{ConnectionStatus, Connections, MessageHandler, config, handle_push};
+use super::endpoint::RECONNECT_BACKOFF;
 use super::error::explain;
 use super::handshake;
 
 /// What keeps it connected.
-pub(super) struct Express {
+pub(super) struct CallerConnection {
     pub(super) client: redis::Client,
     pub(super) caller: Handle,
-    pub(super) lanes: Weak<Lanes>,
-    pub(super) fate: Arc<Fate>,
-    pub(super) hear: Hear,
+    pub(super) connections: Weak<Connections>,
+    pub(super) status: Arc<ConnectionStatus>,
+    pub(super) on_message: MessageHandler,
     /// The client's inbox, where it has one for everything.
     pub(super) channel: Option<String>,
     /// The run id of the server that the home connection leads to, where it is known.
     pub(super) server: Option<String>,
-    pub(super) runtime: Arc<CallersRuntime>,
+    pub(super) runtime: Arc<CallerRuntime>,
 }
 
 /// Whether commands may go out from tasks of the caller's runtime.
 #[derive(Default)]
-pub(super) struct CallersRuntime {
+pub(super) struct CallerRuntime {
     /// A connection has been made there, so its sockets and timers work.
     has_connected: AtomicBool,
     has_ended: AtomicBool,
 }
 
-impl CallersRuntime {
+impl CallerRuntime {
     pub(super) fn is_usable(&self) -> bool {
         self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
     }
@@ -57,7 +57,7 @@ impl CallersRuntime {
     }
 }
 
-struct End(Arc<CallersRuntime>);
+struct End(Arc<CallerRuntime>);
 
 impl Drop for End {
     fn drop(&mut self) {
@@ -74,24 +74,24 @@ impl Drop for Ending {
     }
 }
 
-impl Express {
+impl CallerConnection {
     pub(super) async fn keep(self) {
         loop {
             let lost = Arc::new(Notify::new());
             match self.caller.spawn(self.connect(lost.clone())).await {
                 Ok(Ok((connection, server))) => {
-                    let Some(lanes) = self.lanes.upgrade() else { return };
+                    let Some(connections) = self.connections.upgrade() else { return };
                     if server != self.server {
                         // What one address leads to has changed in between.
-                        lanes.give_up();
+                        connections.close();
                         return;
                     }
-                    lanes.put_express(connection);
-                    drop(lanes);
+                    connections.set_caller_conn(connection);
+                    drop(connections);
                     self.runtime.has_connected.store(true, Ordering::SeqCst);
                     lost.notified().await;
-                    let Some(lanes) = self.lanes.upgrade() else { return };
-                    lanes.drop_express();
+                    let Some(connections) = self.connections.upgrade() else { return };
+                    connections.drop_caller_conn();
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
@@ -99,7 +99,7 @@ impl Express {
                 // The caller's runtime has ended, or has no sockets or timers.
                 Err(_) => return,
             }
-            tokio::time::sleep(*PAUSES.end()).await;
+            tokio::time::sleep(*RECONNECT_BACKOFF.end()).await;
         }
     }
 
@@ -109,17 +109,17 @@ impl Express {
     ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
     {
         let (client, channel) = (self.client.clone(), self.channel.clone());
-        let (hear, fate) = (self.hear.clone(), self.fate.clone());
+        let (on_message, status) = (self.on_message.clone(), self.status.clone());
         let ending = Ending(lost);
-        let ear = move |info: PushInfo| {
+        let push_handler = move |info: PushInfo| {
             match info.kind {
                 PushKind::Disconnection => ending.0.notify_one(),
-                _ => hear_push(&info, &hear, &fate),
+                _ => handle_push(&info, &on_message, &status),
             }
             Ok::<(), Infallible>(())
         };
         async move {
-            let config = config().set_push_sender(ear);
+            let config = config().set_push_sender(push_handler);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             if let Some(channel) = channel {
                 connection.subscribe(channel).await?;

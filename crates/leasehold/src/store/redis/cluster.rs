@@ -20,10 +20,10 @@ use tokio::time::timeout;
 
 use super::codec::Channels;
 use super::connect::Credentials;
-use super::connections::Lanes;
-use super::endpoint::{Goal, Link, Renewed, Terms};
+use super::connections::Connections;
+use super::endpoint::{Endpoint, EndpointConfig, ReconnectHandler, Target};
 use super::error::{explain, store_error};
-use super::{ANSWER_LIMIT, CONNECT_LIMIT, REFRESH_PAUSE, REFRESH_SELDOM, keys, uncovered};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_PAUSE, keys, slot_unassigned};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -32,12 +32,12 @@ pub(super) struct Cluster {
     credentials: Credentials,
     seeds: Vec<Host>,
     slots: Arc<RwLock<Slots>>,
-    links: Mutex<HashMap<Host, Arc<Link>>>,
-    terms: Box<dyn Fn() -> Terms + Send + Sync>,
+    endpoints: Mutex<HashMap<Host, Arc<Endpoint>>>,
+    endpoint_config: Box<dyn Fn() -> EndpointConfig + Send + Sync>,
     /// Whoever waits may have to wait elsewhere.
-    renewed: Renewed,
+    on_reconnect: ReconnectHandler,
     /// The nodes may have other slots than we think.
-    outdated: Arc<Notify>,
+    refresh_needed: Arc<Notify>,
     /// How often connected nodes were asked.
     asked: AtomicUsize,
 }
@@ -65,17 +65,17 @@ impl Cluster {
     pub(super) async fn open(
         credentials: Credentials,
         seeds: Vec<Host>,
-        terms: Box<dyn Fn() -> Terms + Send + Sync>,
+        endpoint_config: Box<dyn Fn() -> EndpointConfig + Send + Sync>,
     ) -> Result<Self, StoreError> {
-        let renewed = terms().renewed;
+        let on_reconnect = endpoint_config().on_reconnect;
         let cluster = Self {
             credentials,
             seeds,
             slots: Arc::default(),
-            links: Mutex::default(),
-            terms,
-            renewed,
-            outdated: Arc::default(),
+            endpoints: Mutex::default(),
+            endpoint_config,
+            on_reconnect,
+            refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
         };
         cluster.refresh().await?;
@@ -92,43 +92,50 @@ impl Cluster {
     }
 
     /// The link to a node, made when it is first asked for. Runs on the client's own runtime, or where `runtime` says.
-    pub(super) fn link(&self, host: &Host, runtime: &Handle) -> Result<Arc<Link>, StoreError> {
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(link) = links.get(host) {
-            return Ok(link.clone());
+    pub(super) fn endpoint(&self, host: &Host, runtime: &Handle) -> Result<Arc<Endpoint>, StoreError> {
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(endpoint) = endpoints.get(host) {
+            return Ok(endpoint.clone());
         }
         let info = self
             .credentials
             .at(host)
             .map_err(|error| StoreError { failure: Failure::NotSent, message: error.to_string() })?;
         let _on = runtime.enter();
-        let link = Arc::new(Link::new(Goal::Node(info), self.terms_of(host)));
-        links.insert(host.clone(), link.clone());
-        Ok(link)
+        let endpoint = Arc::new(Endpoint::new(Target::Node(info), self.config_for(host)));
+        endpoints.insert(host.clone(), endpoint.clone());
+        Ok(endpoint)
     }
 
     /// What a node tells about a slot that another one is the master of by now is not believed.
-    fn terms_of(&self, host: &Host) -> Terms {
-        let terms = (self.terms)();
-        let (hear, slots, host, node) = (terms.hear, self.slots.clone(), host.clone(), host.clone());
-        let hear = move |channel: &[u8], message: &[u8]| {
+    fn config_for(&self, host: &Host) -> EndpointConfig {
+        let endpoint_config = (self.endpoint_config)();
+        let (on_message, slots, host, node) =
+            (endpoint_config.on_message, self.slots.clone(), host.clone(), host.clone());
+        let on_message = move |channel: &[u8], message: &[u8]| {
             let slot = keys::slot_of_channel(channel);
             let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
             let is_master = slot.and_then(|slot| slots.master_of(slot)) == Some(&host);
             drop(slots);
             if is_master {
-                hear(channel, message);
+                on_message(channel, message);
             }
         };
-        let (renewed, slots, outdated) = (terms.renewed, self.slots.clone(), self.outdated.clone());
-        let renewed: Renewed = Arc::new(move |_| {
+        let (on_reconnect, slots, refresh_needed) =
+            (endpoint_config.on_reconnect, self.slots.clone(), self.refresh_needed.clone());
+        let on_reconnect: ReconnectHandler = Arc::new(move |_| {
             let mine = |resource: &Resource| {
                 let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
                 slots.master_of(keys::slot_of(resource)) == Some(&node)
             };
-            renewed(&mine);
+            on_reconnect(&mine);
         });
-        Terms { hear: Arc::new(hear), renewed, missed: Arc::new(move || outdated.notify_one()), ..terms }
+        EndpointConfig {
+            on_message: Arc::new(on_message),
+            on_reconnect,
+            on_disconnect: Arc::new(move || refresh_needed.notify_one()),
+            ..endpoint_config
+        }
     }
 
     /// The masters, each once.
@@ -141,12 +148,13 @@ impl Cluster {
 
     /// Whether the nodes have channels that stay with their slots: Redis has since 7.0.
     pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
-        let mut trouble = uncovered();
+        let mut last_error = slot_unassigned();
         for host in self.masters() {
-            match self.link(&host, &Handle::current())?.lanes().await {
-                Ok(lanes) => {
+            match self.endpoint(&host, &Handle::current())?.connections().await {
+                Ok(connections) => {
                     let mut question = redis::cmd("PUBSUB");
-                    let answer = lanes.home().send_packed_command(question.arg("SHARDNUMSUB")).await;
+                    let answer =
+                        connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
                     match answer.and_then(Value::extract_error) {
                         Ok(_) => return Ok(Channels::Sharded),
                         // Whoever may not ask is at least understood.
@@ -154,13 +162,13 @@ impl Cluster {
                         Err(error) if error.to_string().to_lowercase().contains("unknown") => {
                             return Ok(Channels::Plain);
                         }
-                        Err(error) => trouble = store_error(&error),
+                        Err(error) => last_error = store_error(&error),
                     }
                 }
-                Err(error) => trouble = error,
+                Err(error) => last_error = error,
             }
         }
-        Err(trouble)
+        Err(last_error)
     }
 
     /// A node said that another one has this slot. What waits there asks again, and measures no push of the new node by the
@@ -170,29 +178,29 @@ impl Cluster {
         if slots.master_of(slot) != Some(&to) {
             slots.moved.insert(slot, to);
             // Before the new node's pushes are believed, which is when this lock is free.
-            (self.renewed)(&|resource| keys::slot_of(resource) == slot);
+            (self.on_reconnect)(&|resource| keys::slot_of(resource) == slot);
         }
         drop(slots);
-        self.outdated.notify_one();
+        self.refresh_needed.notify_one();
     }
 
     /// Something is wrong with a node: ask who has what.
-    pub(super) fn doubt(&self) {
-        self.outdated.notify_one();
+    pub(super) fn request_refresh(&self) {
+        self.refresh_needed.notify_one();
     }
 
     /// Learns the slots anew, whenever there is reason to.
-    pub(super) async fn keep_fresh(&self, at_the_latest: Duration) {
+    pub(super) async fn refresh_loop(&self, at_the_latest: Duration) {
         let mut pause = REFRESH_PAUSE;
         loop {
-            let _ = timeout(at_the_latest, self.outdated.notified()).await;
+            let _ = timeout(at_the_latest, self.refresh_needed.notified()).await;
             match self.refresh().await {
                 // One redirection seldom comes alone.
                 Ok(()) => pause = REFRESH_PAUSE,
                 Err(error) => {
                     tracing::debug!(error.message, "the cluster's slots are not known yet");
-                    self.outdated.notify_one();
-                    pause = (pause * 2).min(REFRESH_SELDOM);
+                    self.refresh_needed.notify_one();
+                    pause = (pause * 2).min(MAX_REFRESH_PAUSE);
                 }
             }
             tokio::time::sleep(pause).await;
@@ -200,7 +208,7 @@ impl Cluster {
     }
 
     async fn refresh(&self) -> Result<(), StoreError> {
-        let ranges = match self.ask_a_friend().await {
+        let ranges = match self.query_connected_node().await {
             Some(ranges) => ranges,
             None => {
                 let known = self.masters();
@@ -216,29 +224,32 @@ impl Cluster {
             *slots = Slots { ranges, moved: HashMap::new() };
             if is_other {
                 // As in `moved`.
-                (self.renewed)(&|_| true);
+                (self.on_reconnect)(&|_| true);
             }
             is_other
         };
         if is_other {
             let masters = self.masters();
-            let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-            links.retain(|host, _| masters.contains(host));
+            let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+            endpoints.retain(|host, _| masters.contains(host));
         }
         Ok(())
     }
 
     /// What a node says that we are connected to. It is another one each time, since one may be wrong.
-    async fn ask_a_friend(&self) -> Option<Vec<(u16, u16, Host)>> {
-        let mut friends: Vec<(Host, Arc<Lanes>)> = {
-            let links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-            links.iter().filter_map(|(host, link)| Some((host.clone(), link.lanes_now()?))).collect()
+    async fn query_connected_node(&self) -> Option<Vec<(u16, u16, Host)>> {
+        let mut friends: Vec<(Host, Arc<Connections>)> = {
+            let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+            endpoints
+                .iter()
+                .filter_map(|(host, endpoint)| Some((host.clone(), endpoint.current()?)))
+                .collect()
         };
         friends.sort_by(|(a, _), (b, _)| a.cmp(b));
         let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
         friends.rotate_left(first);
-        for (host, lanes) in friends {
-            if let Ok(ranges) = slots_by(lanes.home(), &host).await {
+        for (host, connections) in friends {
+            if let Ok(ranges) = query_slots(connections.driver_conn(), &host).await {
                 return Some(ranges);
             }
         }
@@ -250,23 +261,23 @@ impl Cluster {
         let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
         let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
         let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(ANSWER_LIMIT));
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(ANSWER_TIMEOUT));
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        slots_by(connection.map_err(|error| say(explain(&error)))?, &host).await.map_err(say)
+        query_slots(connection.map_err(|error| say(explain(&error)))?, &host).await.map_err(say)
     }
 }
 
-async fn slots_by(mut node: MultiplexedConnection, host: &Host) -> Result<Vec<(u16, u16, Host)>, String> {
+async fn query_slots(mut node: MultiplexedConnection, host: &Host) -> Result<Vec<(u16, u16, Host)>, String> {
     let mut question = redis::cmd("CLUSTER");
     let answer = question.arg("SLOTS").query_async(&mut node).await;
     let answer: Value = answer.map_err(|error| explain(&error))?;
-    let ranges = ranges_of(&answer, host).ok_or("it did not tell its slots")?;
+    let ranges = parse_slots(&answer, host).ok_or("it did not tell its slots")?;
     if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
 }
 
 /// What `CLUSTER SLOTS` says about masters. A node that does not know its own name means the one that was asked.
-fn ranges_of(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
+fn parse_slots(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
     let Value::Array(entries) = answer else { return None };
     let mut ranges = Vec::new();
     for entry in entries {
@@ -317,9 +328,9 @@ mod tests {
             (Value::BulkString(b"b".to_vec()), "b"),
         ] {
             let asked = Host { name: "asked".to_owned(), port: 1 };
-            let ranges = ranges_of(&Value::Array(vec![entry(name)]), &asked).unwrap();
+            let ranges = parse_slots(&Value::Array(vec![entry(name)]), &asked).unwrap();
             assert_eq!(ranges, [(0, 5, Host { name: expected.to_owned(), port: 7000 })]);
         }
-        assert!(ranges_of(&Value::Okay, &host(1)).is_none());
+        assert!(parse_slots(&Value::Okay, &host(1)).is_none());
     }
 }

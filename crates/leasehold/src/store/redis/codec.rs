@@ -5,8 +5,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Grant, Head, Holder, Owner, Push, PushKind, Queued,
-    Refusal, Renew, Reply, Resource, StoreTime, Token, TokenRange, View, Waiting, lua,
+    Acquire, Acquisition, Answer, ClientId, Command, Grant, HeadHint, Holder, Owner, Push, PushKind,
+    QueueEntry, Queued, Refusal, Renew, Reply, Resource, StoreTime, Token, TokenRange, View, lua,
 };
 use redis::Value;
 
@@ -23,7 +23,7 @@ pub(super) enum Channels {
 
 /// How a store's commands are spelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Dialect {
+pub(super) struct ScriptVariant {
     pub(super) channels: Channels,
     /// In a cluster each hash slot has an inbox of its own.
     pub(super) is_cluster: bool,
@@ -33,75 +33,77 @@ pub(super) struct Dialect {
 
 /// What one of several servers that vote is told besides each command.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ballot<'a> {
+pub(super) struct VoteArgs<'a> {
     /// No token below this is given.
     pub(super) floor: Option<Token>,
     /// It abstains for this long after it may have forgotten what it granted.
     pub(super) abstains_for: Option<Duration>,
     /// Which server this is, and which of its lives, as far as that is known.
-    pub(super) life: &'a str,
+    pub(super) run_id: &'a str,
 }
 
-impl Dialect {
+impl ScriptVariant {
     pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: false };
     pub(super) const VOTER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: true };
 
     /// A command by the name of its script, or with the whole script.
-    pub(super) fn spelled(
+    pub(super) fn encode(
         self,
         resource: &Resource,
         command: &Command,
-        ballot: Ballot<'_>,
-        is_in_full: bool,
+        vote_args: VoteArgs<'_>,
+        use_eval: bool,
     ) -> redis::Cmd {
-        let (script, said) = call(command);
-        self.spell(script, &[(resource, said)], ballot, is_in_full)
+        let (script, payload) = encode_args(command);
+        self.encode_script(script, &[(resource, payload)], vote_args, use_eval)
     }
 
     /// Attempts at resources of one hash slot as one command, which answers with a list of their answers.
-    pub(super) fn spelled_together<'a>(
+    pub(super) fn encode_acquire_all<'a>(
         self,
         attempts: impl Iterator<Item = (&'a Resource, &'a Command)>,
-        is_in_full: bool,
+        use_eval: bool,
     ) -> redis::Cmd {
-        let said: Vec<_> = attempts.map(|(resource, command)| (resource, call(command).1)).collect();
-        self.spell(lua::Script::AcquireTogether, &said, Ballot::default(), is_in_full)
+        let payload: Vec<_> =
+            attempts.map(|(resource, command)| (resource, encode_args(command).1)).collect();
+        self.encode_script(lua::Script::AcquireAll, &payload, VoteArgs::default(), use_eval)
     }
 
-    fn spell(
+    fn encode_script(
         self,
         script: lua::Script,
-        said: &[(&Resource, Vec<u8>)],
-        ballot: Ballot<'_>,
-        is_in_full: bool,
+        payload: &[(&Resource, Vec<u8>)],
+        vote_args: VoteArgs<'_>,
+        use_eval: bool,
     ) -> redis::Cmd {
-        let room = |(resource, said): &(&Resource, Vec<u8>)| {
-            2 * (resource.name.as_str().len() + 40) + said.len() + 40
+        let room = |(resource, payload): &(&Resource, Vec<u8>)| {
+            2 * (resource.name.as_str().len() + 40) + payload.len() + 40
         };
-        let abstains_for = ballot.abstains_for.filter(|_| self.is_voting && script == lua::Script::Acquire);
-        let count = said.len() * keys::KEYS + usize::from(abstains_for.is_some());
-        let mut command = self.begin(script, count, said.iter().map(room).sum(), is_in_full);
-        for (resource, _) in said {
+        let abstains_for =
+            vote_args.abstains_for.filter(|_| self.is_voting && script == lua::Script::Acquire);
+        let count = payload.len() * keys::KEYS + usize::from(abstains_for.is_some());
+        let mut command = self.begin_command(script, count, payload.iter().map(room).sum(), use_eval);
+        for (resource, _) in payload {
             keys::each_key(resource, |key| {
                 command.arg(key);
             });
         }
         if abstains_for.is_some() {
-            command.arg(keys::BORN_KEY);
+            command.arg(keys::RESTART_GUARD_KEY);
         }
-        for (_, said) in said {
-            command.arg(said);
+        for (_, payload) in payload {
+            command.arg(payload);
         }
         if self.is_voting {
-            command.arg(&number(ballot.floor.map_or(0, Token::get))[..]);
+            command.arg(&number(vote_args.floor.map_or(0, Token::get))[..]);
         }
         if let Some(span) = abstains_for {
             let mut longest = number(micros(span)).to_vec();
-            longest.extend(ballot.life.as_bytes());
+            longest.extend(vote_args.run_id.as_bytes());
             command.arg(longest);
         }
         if self.is_cluster
-            && let Some((resource, _)) = said.first()
+            && let Some((resource, _)) = payload.first()
         {
             command.arg(keys::inbox(Some(keys::slot_of(resource))));
         }
@@ -109,28 +111,28 @@ impl Dialect {
     }
 
     /// Renewals by one client, none of which asks for tokens, as one command: see [`renewals`].
-    pub(super) fn spelled_renewals(
+    pub(super) fn encode_renewals(
         self,
         renewals: &[(&Resource, &Renew)],
-        ballot: Ballot<'_>,
-        is_in_full: bool,
+        vote_args: VoteArgs<'_>,
+        use_eval: bool,
     ) -> redis::Cmd {
         let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 60).sum();
-        let mut command = self.begin(lua::Script::RenewTogether, renewals.len(), room, is_in_full);
+        let mut command = self.begin_command(lua::Script::RenewAll, renewals.len(), room, use_eval);
         for (resource, _) in renewals {
             command.arg(keys::state_key(resource));
         }
-        command.arg(say_renewals(renewals.iter().map(|(_, renew)| *renew)));
+        command.arg(encode_renewal_args(renewals.iter().map(|(_, renew)| *renew)));
         if self.is_voting {
-            command.arg(&number(ballot.floor.map_or(0, Token::get))[..]);
+            command.arg(&number(vote_args.floor.map_or(0, Token::get))[..]);
         }
         command
     }
 
     /// With how many keys it goes on, and how many bytes in all.
-    fn begin(self, script: lua::Script, keys: usize, room: usize, is_in_full: bool) -> redis::Cmd {
+    fn begin_command(self, script: lua::Script, keys: usize, room: usize, use_eval: bool) -> redis::Cmd {
         let loaded = &LOADED[&(script, self)];
-        let (word, text) = if is_in_full { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
+        let (word, text) = if use_eval { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
         let mut command = redis::Cmd::with_capacity(7 + 2 * keys, text.len() + 120 + room);
         command.arg(word).arg(text).arg(keys);
         command
@@ -154,67 +156,68 @@ fn number(number: u64) -> [u8; 8] {
 }
 
 /// The script of a command, and what the command says: the scripts' only argument, but for the inbox.
-pub(super) fn call(command: &Command) -> (lua::Script, Vec<u8>) {
+pub(super) fn encode_args(command: &Command) -> (lua::Script, Vec<u8>) {
     match command {
-        Command::Acquire(acquire) => (lua::Script::Acquire, say_acquire(acquire)),
+        Command::Acquire(acquire) => (lua::Script::Acquire, encode_acquire(acquire)),
         Command::Renew(renew) => {
-            let mut said = id(renew.acquisition, 12);
-            said.extend(micros(renew.ttl).to_be_bytes());
-            said.extend(renew.reserve.to_be_bytes());
-            (lua::Script::Renew, said)
+            let mut payload = encode_acquisition(renew.acquisition, 12);
+            payload.extend(micros(renew.ttl).to_be_bytes());
+            payload.extend(renew.reserve.to_be_bytes());
+            (lua::Script::Renew, payload)
         }
         Command::Release(release) => {
-            let mut said = id(release.acquisition, 16);
-            if !(release.at_least.is_zero() && release.tombstone.is_zero()) {
-                said.extend(micros(release.at_least).to_be_bytes());
-                said.extend(micros(release.tombstone).to_be_bytes());
+            let mut payload = encode_acquisition(release.acquisition, 16);
+            if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
+                payload.extend(micros(release.min_hold).to_be_bytes());
+                payload.extend(micros(release.tombstone).to_be_bytes());
             }
-            (lua::Script::Release, said)
+            (lua::Script::Release, payload)
         }
         Command::Inspect => (lua::Script::Inspect, Vec::new()),
         Command::ForceRelease => (lua::Script::ForceRelease, Vec::new()),
     }
 }
 
-fn say_acquire(acquire: &Acquire) -> Vec<u8> {
+fn encode_acquire(acquire: &Acquire) -> Vec<u8> {
     let owner = acquire.owner.as_ref().map(Owner::as_str);
-    let mut said = id(acquire.acquisition, 64 + owner.map_or(0, str::len) + acquire.metadata.len());
+    let mut payload =
+        encode_acquisition(acquire.acquisition, 64 + owner.map_or(0, str::len) + acquire.metadata.len());
     let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some()];
-    said.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
-    said.extend(acquire.capacity.to_be_bytes());
-    said.extend(acquire.weight.to_be_bytes());
-    said.extend(micros(acquire.ttl).to_be_bytes());
-    said.extend(acquire.reserve.to_be_bytes());
+    payload.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
+    payload.extend(acquire.capacity.to_be_bytes());
+    payload.extend(acquire.weight.to_be_bytes());
+    payload.extend(micros(acquire.ttl).to_be_bytes());
+    payload.extend(acquire.reserve.to_be_bytes());
     if let Some(wait) = acquire.wait {
-        said.extend(micros(wait.entry_ttl).to_be_bytes());
-        said.extend(wait.max_queue.to_be_bytes());
+        payload.extend(micros(wait.entry_ttl).to_be_bytes());
+        payload.extend(wait.max_queue.to_be_bytes());
     }
     if let Some(owner) = owner {
-        said.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
-        said.extend(owner.as_bytes());
+        payload.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
+        payload.extend(owner.as_bytes());
     }
     if let Some(sequence) = acquire.replaces {
-        said.extend(sequence.to_be_bytes());
+        payload.extend(sequence.to_be_bytes());
     }
-    said.extend(acquire.metadata.as_bytes());
-    said
+    payload.extend(acquire.metadata.as_bytes());
+    payload
 }
 
-/// What `RenewTogether` is told: whose leases they are, and of each its sequence number and its ttl.
-pub(super) fn say_renewals<'a>(renewals: impl Iterator<Item = &'a Renew>) -> Vec<u8> {
-    let mut said = Vec::new();
+/// What `RenewAll` is told: whose leases they are, and of each its sequence number and its ttl.
+pub(super) fn encode_renewal_args<'a>(renewals: impl Iterator<Item = &'a Renew>) -> Vec<u8> {
+    let mut payload = Vec::new();
     for renew in renewals {
-        if said.is_empty() {
-            said.extend(renew.acquisition.client.get().to_be_bytes());
+        if payload.is_empty() {
+            payload.extend(renew.acquisition.client.get().to_be_bytes());
         }
-        said.extend(renew.acquisition.sequence.to_be_bytes());
-        said.extend(micros(renew.ttl).to_be_bytes());
+        payload.extend(renew.acquisition.sequence.to_be_bytes());
+        payload.extend(micros(renew.ttl).to_be_bytes());
     }
-    said
+    payload
 }
 
 /// 24 bytes that sort as the numbers do, with room for more behind them.
-fn id(acquisition: Acquisition, room: usize) -> Vec<u8> {
+fn encode_acquisition(acquisition: Acquisition, room: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24 + room);
     bytes.extend(acquisition.client.get().to_be_bytes());
     bytes.extend(acquisition.sequence.to_be_bytes());
@@ -233,41 +236,41 @@ struct Loaded {
     name: String,
 }
 
-static LOADED: LazyLock<HashMap<(lua::Script, Dialect), Loaded>> = LazyLock::new(|| {
-    let dialects = [
-        Dialect::SERVER,
-        Dialect::VOTER,
-        Dialect { channels: Channels::Plain, is_cluster: true, is_voting: false },
-        Dialect { channels: Channels::Sharded, is_cluster: true, is_voting: false },
+static LOADED: LazyLock<HashMap<(lua::Script, ScriptVariant), Loaded>> = LazyLock::new(|| {
+    let variants = [
+        ScriptVariant::SERVER,
+        ScriptVariant::VOTER,
+        ScriptVariant { channels: Channels::Plain, is_cluster: true, is_voting: false },
+        ScriptVariant { channels: Channels::Sharded, is_cluster: true, is_voting: false },
     ];
-    let load = |script: lua::Script, dialect: Dialect| {
-        let quorum = if dialect.is_voting { script.voting() } else { lua::NO_FLOOR };
-        let text = script.text(lua::CLOCK, &dialect.inboxes(), quorum);
+    let load = |script: lua::Script, variant: ScriptVariant| {
+        let quorum = if variant.is_voting { script.voting() } else { lua::NO_FLOOR };
+        let text = script.text(lua::CLOCK, &variant.inboxes(), quorum);
         let name = redis::Script::new(&text).get_hash().to_owned();
-        ((script, dialect), Loaded { text, name })
+        ((script, variant), Loaded { text, name })
     };
-    lua::Script::ALL.into_iter().flat_map(|script| dialects.map(|dialect| load(script, dialect))).collect()
+    lua::Script::ALL.into_iter().flat_map(|script| variants.map(|variant| load(script, variant))).collect()
 });
 
 /// What a command's script returned. None for what no version of it returns.
-pub(super) fn answer(command: &Command, floor: Option<Token>, value: &Value) -> Option<Answer> {
+pub(super) fn decode_answer(command: &Command, floor: Option<Token>, value: &Value) -> Option<Answer> {
     if let Value::Int(at) = value {
         let at = StoreTime::from_micros(u64::try_from(*at).ok()?);
-        return Some(Answer { at, reply: usual_reply(command, floor, at)? });
+        return Some(Answer { at, reply: short_reply(command, floor, at)? });
     }
     let list = Reader::of(value)?;
-    Some(Answer { at: list.time(0)?, reply: reply(&list)? })
+    Some(Answer { at: list.time(0)?, reply: decode_reply(&list)? })
 }
 
-/// What `RenewTogether` returned: each one's answer, or none where it is to be asked for alone.
-pub(super) fn renewals<'a>(
+/// What `RenewAll` returned: each one's answer, or none where it is to be asked for alone.
+pub(super) fn decode_renewals<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command>,
     floor: Option<Token>,
     value: &Value,
 ) -> Option<Vec<Option<Answer>>> {
     let one = |(command, value): (&Command, &Value)| match value {
         Value::Nil => Some(None),
-        value => answer(command, floor, value).map(Some),
+        value => decode_answer(command, floor, value).map(Some),
     };
     match value {
         Value::Array(values) if values.len() == commands.len() => commands.zip(values).map(one).collect(),
@@ -277,27 +280,27 @@ pub(super) fn renewals<'a>(
 }
 
 /// What a script means that says no more than the time.
-fn usual_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
+fn short_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
     match command {
         Command::Acquire(acquire) => {
             let first = at.as_micros().max(floor.map_or(0, Token::get));
             let last = Token::new(first + u64::from(acquire.reserve))?;
             let tokens = TokenRange { first: Token::new(first)?, last };
-            Some(Reply::Granted(Grant { tokens, lasts: Duration::from_micros(micros(acquire.ttl)) }))
+            Some(Reply::Granted(Grant { tokens, valid_for: Duration::from_micros(micros(acquire.ttl)) }))
         }
         Command::Release(_) => Some(Reply::Released),
         Command::Renew(renew) if renew.reserve == 0 => {
-            let lasts = Duration::from_micros(micros(renew.ttl));
-            Some(Reply::Renewed { lasts, tokens: None, wanted: false })
+            let valid_for = Duration::from_micros(micros(renew.ttl));
+            Some(Reply::Renewed { valid_for, tokens: None, contended: false })
         }
         Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
     }
 }
 
-fn reply(list: &Reader<'_>) -> Option<Reply> {
+fn decode_reply(list: &Reader<'_>) -> Option<Reply> {
     Some(match list.number(1)? {
-        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, lasts: list.span(4)? }),
-        2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, look_again_at: list.time(3)? }),
+        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)? }),
+        2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, repoll_at: list.time(3)? }),
         3 => Reply::Busy,
         4 => Reply::Cancelled,
         5 => Reply::QueueFull,
@@ -310,23 +313,23 @@ fn reply(list: &Reader<'_>) -> Option<Reply> {
         }),
         7 => {
             let tokens = if list.number(4)? == 0 { None } else { Some(list.tokens(4)?) };
-            Reply::Renewed { lasts: list.span(2)?, wanted: list.number(3)? != 0, tokens }
+            Reply::Renewed { valid_for: list.span(2)?, contended: list.number(3)? != 0, tokens }
         }
         8 => Reply::NotHeld,
         10 => Reply::View(View {
             capacity: list.small(2)?,
             in_use: list.small(3)?,
             last_token: Token::new(list.number(4)?),
-            holders: holders(&list.list(5)?)?,
-            waiters: list.list(6)?.each(waiting)?,
+            holders: decode_holders(&list.list(5)?)?,
+            waiters: list.list(6)?.each(decode_waiter)?,
         }),
-        11 => Reply::Forced(holders(&list.list(2)?)?),
+        11 => Reply::Forced(decode_holders(&list.list(2)?)?),
         12 => Reply::Abstains(list.time(2)?),
         _ => return None,
     })
 }
 
-fn holders(list: &Reader<'_>) -> Option<Vec<Holder>> {
+fn decode_holders(list: &Reader<'_>) -> Option<Vec<Holder>> {
     let mut holders = list.each(|holder| {
         let is_named = holder.number(1)? != 0;
         Some(Holder {
@@ -336,7 +339,7 @@ fn holders(list: &Reader<'_>) -> Option<Vec<Holder>> {
             token: Token::new(holder.number(4)?)?,
             granted_at: holder.time(5)?,
             expires_at: holder.time(6)?,
-            kept: holder.number(7)? != 0,
+            retained: holder.number(7)? != 0,
             metadata: holder.text(8)?,
         })
     })?;
@@ -344,13 +347,13 @@ fn holders(list: &Reader<'_>) -> Option<Vec<Holder>> {
     Some(holders)
 }
 
-fn waiting(waiter: &Reader<'_>) -> Option<Waiting> {
-    Some(Waiting {
+fn decode_waiter(waiter: &Reader<'_>) -> Option<QueueEntry> {
+    Some(QueueEntry {
         acquisition: waiter.acquisition(0)?,
         weight: waiter.small(1)?,
         since: waiter.time(2)?,
         deadline: waiter.time(3)?,
-        passed_over: waiter.number(4)? != 0,
+        skipped: waiter.number(4)? != 0,
         metadata: waiter.text(5)?,
     })
 }
@@ -409,11 +412,11 @@ impl<'a> Reader<'a> {
     }
 
     fn acquisition(&self, at: usize) -> Option<Acquisition> {
-        read_id(self.bytes(at)?)
+        decode_acquisition(self.bytes(at)?)
     }
 }
 
-fn read_id(bytes: &[u8]) -> Option<Acquisition> {
+fn decode_acquisition(bytes: &[u8]) -> Option<Acquisition> {
     let (client, sequence) = bytes.split_at_checked(16)?;
     Some(Acquisition {
         client: ClientId::new(u128::from_be_bytes(client.try_into().ok()?)),
@@ -422,7 +425,7 @@ fn read_id(bytes: &[u8]) -> Option<Acquisition> {
 }
 
 /// What came into an inbox: a kind, an acquisition, and four numbers as `struct.pack('>Bc24dddd')` has them.
-pub(super) fn push(message: &[u8]) -> Option<Push> {
+pub(super) fn decode_push(message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
     let (acquisition, rest) = rest.split_at_checked(24)?;
     let mut numbers = [0; 4];
@@ -433,14 +436,14 @@ pub(super) fn push(message: &[u8]) -> Option<Push> {
     let kind = match kind {
         1 => {
             let tokens = TokenRange { first: Token::new(a)?, last: Token::new(b)? };
-            PushKind::Granted(Grant { tokens, lasts: Duration::from_micros(c) })
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c) })
         }
-        2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(a) }),
+        2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(a) }),
         3 => PushKind::Revoked,
-        4 => PushKind::Wanted,
+        4 => PushKind::Contended,
         _ => return None,
     };
-    Some(Push { acquisition: read_id(acquisition)?, at: StoreTime::from_micros(at), kind })
+    Some(Push { acquisition: decode_acquisition(acquisition)?, at: StoreTime::from_micros(at), kind })
 }
 
 /// Lua's numbers are doubles; ours stay below 2^53.

@@ -12,10 +12,10 @@ use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
 
 /// How long written data may stay unacknowledged before a connection counts as lost. A client that only waits sends
-/// nothing, so for it the kernel asks: after [`ASK_AFTER`] of silence, and then every [`ASK_EVERY`].
-const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
-const ASK_AFTER: Duration = Duration::from_secs(10);
-const ASK_EVERY: Duration = Duration::from_secs(3);
+/// nothing, so for it the kernel asks: after [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// As whom, and how, every node of a store is connected to.
 #[derive(Clone)]
@@ -41,15 +41,16 @@ impl Credentials {
             None => ConnectionAddr::Tcp(name, port),
             Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
         };
-        self.login_to(address)
+        self.info_for_addr(address)
     }
 
-    pub(super) fn login_to(&self, address: ConnectionAddr) -> Result<ConnectionInfo, Error> {
+    pub(super) fn info_for_addr(&self, address: ConnectionAddr) -> Result<ConnectionInfo, Error> {
         let invalid = |error: redis::RedisError| Error::new(ErrorKind::Invalid, error.to_string());
-        let keepalive = socket2::TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_EVERY);
+        let keepalive =
+            socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
-        let tcp = tcp.set_user_timeout(UNACKNOWLEDGED);
+        let tcp = tcp.set_user_timeout(TCP_USER_TIMEOUT);
         let mut settings =
             RedisConnectionInfo::default().set_db(self.database).set_lib_name("leasehold", VERSION);
         if let Some(user) = &self.login.user {

@@ -10,20 +10,20 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::codec::{Ballot, Channels, Dialect};
-use super::connections::Lanes;
-use super::endpoint::Link;
-use super::error::{Trouble, lost};
-use super::exec::{self, Call, Way};
-use super::{ANSWER_LIMIT, Nodes, keys, replicas, uncovered};
-use crate::store::{Answered, StoreError};
+use super::codec::{Channels, ScriptVariant, VoteArgs};
+use super::connections::Connections;
+use super::endpoint::Endpoint;
+use super::error::{CallError, lost};
+use super::exec::{self, Call, CallOptions};
+use super::{ANSWER_TIMEOUT, Nodes, keys, replicas, slot_unassigned};
+use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
 /// How often a command is redirected at once: from who had the slot to who has it, and once more if that has just changed.
-const REDIRECTIONS: u32 = 2;
+const MAX_IMMEDIATE_REDIRECTS: u32 = 2;
 
 /// The pause before a slot that is on its way to another node is asked for again.
-const TRY_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl Nodes {
     /// Runs commands in this order, and answers in this order.
@@ -32,39 +32,39 @@ impl Nodes {
         batch: &[(Arc<Resource>, Command)],
         replicas: u32,
         floor: Option<Token>,
-    ) -> Vec<Answered> {
-        self.fly(batch, replicas, floor, false).await
+    ) -> Vec<CallResult> {
+        self.dispatch(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one command.
-    pub(super) async fn run_together(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<Answered> {
-        self.fly(batch, 0, None, true).await
+    pub(super) async fn run_all(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
+        self.dispatch(batch, 0, None, true).await
     }
 
-    async fn fly(
+    async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
         replicas: u32,
         floor: Option<Token>,
-        is_together: bool,
-    ) -> Vec<Answered> {
+        is_atomic: bool,
+    ) -> Vec<CallResult> {
         match self {
-            Self::Server { link, voting } => {
+            Self::Server { endpoint, voting } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
-                let dialect = if voting.is_some() { Dialect::VOTER } else { Dialect::SERVER };
+                let variant = if voting.is_some() { ScriptVariant::VOTER } else { ScriptVariant::SERVER };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
-                let ballot = Ballot { floor, abstains_for, life: "" };
-                let way = Way { dialect, ballot, is_asking: false, is_together };
-                let answers = run_on(link, way, replicas, &calls, None).await;
+                let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
+                let options = CallOptions { variant, vote_args, is_asking: false, is_atomic };
+                let answers = run_on(endpoint, options, replicas, &calls, None).await;
                 // The sentinels, or a name that leads elsewhere by now, may know the master.
                 if answers.iter().any(is_refused_by_a_replica) {
-                    link.seek();
+                    endpoint.invalidate();
                 }
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
             }
-            Self::Cluster { cluster, dialect, client, runtime } => {
-                let (dialect, client) = (*dialect, *client);
-                Box::pin(Flight { cluster, dialect, client, runtime, batch, replicas, is_together }.run())
+            Self::Cluster { cluster, variant, client, runtime } => {
+                let (variant, client) = (*variant, *client);
+                Box::pin(ClusterBatch { cluster, variant, client, runtime, batch, replicas, is_atomic }.run())
                     .await
             }
         }
@@ -74,11 +74,13 @@ impl Nodes {
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         let mut resources = Vec::new();
         match self {
-            Self::Server { link, .. } => resources.extend(exec::scan(link.lanes().await?.nearest()).await?),
+            Self::Server { endpoint, .. } => {
+                resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?);
+            }
             Self::Cluster { cluster, runtime, .. } => {
                 for host in cluster.masters() {
-                    let link = cluster.link(&host, runtime)?;
-                    resources.extend(exec::scan(link.lanes().await?.nearest()).await?);
+                    let endpoint = cluster.endpoint(&host, runtime)?;
+                    resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?);
                 }
             }
         }
@@ -89,79 +91,125 @@ impl Nodes {
     }
 }
 
-fn is_refused_by_a_replica(answer: &Result<Answer, Trouble>) -> bool {
-    matches!(answer, Err(Trouble::ReadOnly(_)))
+fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
+    matches!(answer, Err(CallError::ReadOnly(_)))
 }
 
 /// All of these on one node, with what else has to be on the way there before them.
 async fn run_on(
-    link: &Link,
-    way: Way<'_>,
+    endpoint: &Endpoint,
+    options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
     inboxes: Option<ClientId>,
-) -> Vec<Result<Answer, Trouble>> {
-    let lanes = match link.lanes().await {
-        Ok(lanes) => lanes,
+) -> Vec<Result<Answer, CallError>> {
+    let connections = match endpoint.connections().await {
+        Ok(connections) => connections,
         Err(error) => {
             if calls.iter().any(|(_, command)| matches!(command, Command::Renew(_))) {
-                link.hurry();
+                endpoint.skip_backoff();
             }
-            return calls.iter().map(|_| Err(Trouble::Absent(error.clone()))).collect();
+            return calls.iter().map(|_| Err(CallError::NotConnected(error.clone()))).collect();
         }
     };
-    let way = Way { ballot: Ballot { life: lanes.life(), ..way.ballot }, ..way };
+    let options =
+        CallOptions { vote_args: VoteArgs { run_id: connections.run_id(), ..options.vote_args }, ..options };
     let mut answers = match inboxes {
-        None => run_over(&lanes, way, replicas, calls).await,
-        Some(client) => Box::pin(subscribe_and_run(&lanes, way, replicas, calls, client)).await,
+        None => run_over(&connections, options, replicas, calls).await,
+        Some(client) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, client)).await,
     };
-    if lanes.is_over() {
+    if connections.is_closed() {
         // One of these may have been the answer to something else.
         for answer in &mut answers {
-            *answer = Err(Trouble::Lost(lost()));
+            *answer = Err(CallError::ConnectionLost(lost()));
         }
     }
     if answers.iter().any(is_lost) {
         // So that whoever tries again at once does not meet the same connection.
-        Box::pin(link.settled(&lanes)).await;
-    } else if answers.iter().any(|answer| matches!(answer, Err(Trouble::Late(_)))) {
-        link.doubt();
+        Box::pin(endpoint.await_stable(&connections)).await;
+        // A server that votes is one of several, and its reply would come late.
+        if !options.variant.is_voting {
+            Box::pin(repeat_lost(endpoint, options, replicas, calls, &mut answers)).await;
+        }
+    } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
+        endpoint.request_health_check();
     }
     answers
 }
 
-fn is_lost(answer: &Result<Answer, Trouble>) -> bool {
-    matches!(answer, Err(Trouble::Lost(_)))
+fn is_lost(answer: &Result<Answer, CallError>) -> bool {
+    matches!(answer, Err(CallError::ConnectionLost(_)))
+}
+
+/// Sends lost commands once more, over the connection that is up now: a connection that was cut while it was idle is no
+/// reason for an error.
+///
+/// An `Acquire` is left to its attempt, which has to know that the lost one may arrive late. So is `ForceRelease`, whose
+/// reply names what it removed.
+async fn repeat_lost(
+    endpoint: &Endpoint,
+    options: CallOptions<'_>,
+    replicas: u32,
+    calls: &[Call<'_>],
+    answers: &mut [Result<Answer, CallError>],
+) {
+    let Some(connections) = endpoint.current() else { return };
+    let repeats =
+        |command: &Command| matches!(command, Command::Renew(_) | Command::Release(_) | Command::Inspect);
+    let lost: Vec<usize> =
+        (0..calls.len()).filter(|at| is_lost(&answers[*at]) && repeats(&calls[*at].1)).collect();
+    if lost.is_empty() {
+        return;
+    }
+    let again: Vec<Call<'_>> = lost.iter().map(|at| calls[*at]).collect();
+    let options =
+        CallOptions { vote_args: VoteArgs { run_id: connections.run_id(), ..options.vote_args }, ..options };
+    let repeated = run_over(&connections, options, replicas, &again).await;
+    if connections.is_closed() {
+        return;
+    }
+    for ((at, (_, command)), mut answer) in lost.into_iter().zip(again).zip(repeated) {
+        if let (Command::Release(_), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
+            (command, &mut answer)
+        {
+            // The lost one may be why nothing is left to release.
+            *reply = Reply::Released;
+        }
+        answers[at] = answer;
+    }
 }
 
 /// By the nearest connection, unless that turns out to be gone.
 async fn run_over(
-    lanes: &Lanes,
-    way: Way<'_>,
+    connections: &Connections,
+    options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
-) -> Vec<Result<Answer, Trouble>> {
+) -> Vec<Result<Answer, CallError>> {
     if replicas > 0 {
-        return Box::pin(replicas::run(lanes, way, replicas, calls)).await;
+        return Box::pin(replicas::run(connections, options, replicas, calls)).await;
     }
-    let Some(express) = lanes.express() else {
-        return exec::run(lanes.home(), way, calls).await;
+    let Some(caller_conn) = connections.caller_conn() else {
+        return exec::run(connections.driver_conn(), options, calls).await;
     };
-    let answers = exec::run(express, way, calls).await;
-    if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_) | Trouble::Late(_)))) {
-        lanes.drop_express();
+    let answers = exec::run(caller_conn, options, calls).await;
+    if answers
+        .iter()
+        .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
+    {
+        connections.drop_caller_conn();
     }
     answers
 }
 
 /// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
 async fn subscribe_and_run(
-    lanes: &Lanes,
-    way: Way<'_>,
+    connections: &Connections,
+    options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
     client: ClientId,
-) -> Vec<Result<Answer, Trouble>> {
+) -> Vec<Result<Answer, CallError>> {
     let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
     let mut slots: Vec<u16> = calls
         .iter()
@@ -172,20 +220,20 @@ async fn subscribe_and_run(
     slots.dedup();
     // Subscribed to by the server's word: then it does not matter which way the command goes. Whoever does not have that word
     // asks for it, also if somebody else is about to: that one may be dropped before anything is sent.
-    slots.retain(|slot| !lanes.is_subscribed(*slot));
+    slots.retain(|slot| !connections.is_subscribed(*slot));
     if slots.is_empty() {
-        return run_over(lanes, way, replicas, calls).await;
+        return run_over(connections, options, replicas, calls).await;
     }
-    let subscribe = slots.iter().map(|slot| subscribe(lanes, way, client, *slot));
+    let subscribe = slots.iter().map(|slot| subscribe(connections, options, client, *slot));
     let (failed, mut answers) = if replicas > 0 {
-        (join_all(subscribe).await, replicas::run(lanes, way, replicas, calls).await)
+        (join_all(subscribe).await, replicas::run(connections, options, replicas, calls).await)
     } else {
-        join(join_all(subscribe), exec::run(lanes.home(), way, calls)).await
+        join(join_all(subscribe), exec::run(connections.driver_conn(), options, calls)).await
     };
-    for (slot, trouble) in failed.into_iter().flatten() {
+    for (slot, error) in failed.into_iter().flatten() {
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
             if waits(command) && keys::slot_of(resource) == slot {
-                unheard(answer, &trouble);
+                require_subscription(answer, &error);
             }
         }
     }
@@ -193,137 +241,154 @@ async fn subscribe_and_run(
 }
 
 /// Subscribes to a slot's inbox. An error says why that failed.
-async fn subscribe(lanes: &Lanes, way: Way<'_>, client: ClientId, slot: u16) -> Option<(u16, Trouble)> {
-    let word = if way.dialect.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+async fn subscribe(
+    connections: &Connections,
+    options: CallOptions<'_>,
+    client: ClientId,
+    slot: u16,
+) -> Option<(u16, CallError)> {
+    let word = if options.variant.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
     let mut command = redis::cmd(word);
     command.arg(keys::inbox_of(client, Some(slot)));
-    let mut home = lanes.home();
+    let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
-    let told = if way.is_asking && way.dialect.channels == Channels::Sharded {
-        exec::flight(&mut home, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+    let told = if options.is_asking && options.variant.channels == Channels::Sharded {
+        exec::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
-        home.send_packed_command(&command).await
+        driver_conn.send_packed_command(&command).await
     };
     match told.and_then(redis::Value::extract_error) {
         Ok(_) => {
-            lanes.confirm_subscription(slot);
+            connections.confirm_subscription(slot);
             None
         }
-        Err(error) => Some((slot, Trouble::from(&error))),
+        Err(error) => Some((slot, CallError::from(&error))),
     }
 }
 
 /// What the answer to an attempt that waits is worth when its inbox could not be subscribed to. A redirection says that the
 /// slot is moving, which takes nothing from a grant; an attempt that was queued has to go where its grant can be heard of.
-fn unheard(answer: &mut Result<Answer, Trouble>, trouble: &Trouble) {
+fn require_subscription(answer: &mut Result<Answer, CallError>, error: &CallError) {
     let Ok(good) = answer else { return };
-    if !matches!(trouble, Trouble::Moved(_) | Trouble::Ask(_) | Trouble::TryAgain(_)) {
-        let error = StoreError { failure: Failure::Unknown, ..trouble.clone().into() };
-        *answer = Err(Trouble::Failed(error));
+    if !matches!(error, CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) {
+        let error = StoreError { failure: Failure::Unknown, ..error.clone().into() };
+        *answer = Err(CallError::Failed(error));
     } else if matches!(good.reply, Reply::Queued(_)) {
-        *answer = Err(Trouble::Unheard(Box::new(good.clone())));
+        *answer = Err(CallError::NotSubscribed(Box::new(good.clone())));
     }
 }
 
 // --- A cluster -----------------------------------------------------------------------------------
 
 /// A batch on its way through a cluster.
-struct Flight<'a> {
+struct ClusterBatch<'a> {
     cluster: &'a Cluster,
-    dialect: Dialect,
+    variant: ScriptVariant,
     client: ClientId,
     runtime: &'a Handle,
     batch: &'a [(Arc<Resource>, Command)],
     replicas: u32,
-    is_together: bool,
+    is_atomic: bool,
 }
 
 /// A command on its way.
-struct Job {
+struct PendingCall {
     index: usize,
     slot: u16,
     /// The node that is about to get the slot, when the present one sent us there.
     asked: Option<Host>,
     /// Why it did not go the last time.
-    trouble: Option<StoreError>,
+    error: Option<StoreError>,
     /// It was queued, where its grant can't be heard of.
     queued: Option<Answer>,
 }
 
-impl Flight<'_> {
-    async fn run(&self) -> Vec<Answered> {
-        let give_up = Instant::now() + ANSWER_LIMIT;
-        let mut answers: Vec<Option<Answered>> = self.batch.iter().map(|_| None).collect();
-        let job = |(index, (resource, _)): (usize, &(Arc<Resource>, Command))| Job {
+impl ClusterBatch<'_> {
+    async fn run(&self) -> Vec<CallResult> {
+        let give_up = Instant::now() + ANSWER_TIMEOUT;
+        let mut answers: Vec<Option<CallResult>> = self.batch.iter().map(|_| None).collect();
+        let pending = |(index, (resource, _)): (usize, &(Arc<Resource>, Command))| PendingCall {
             index,
             slot: keys::slot_of(resource),
             asked: None,
-            trouble: None,
+            error: None,
             queued: None,
         };
         let mut rounds = 0;
-        let mut jobs: Vec<Job> = self.batch.iter().enumerate().map(job).collect();
+        let mut pending_calls: Vec<PendingCall> = self.batch.iter().enumerate().map(pending).collect();
         loop {
-            let done =
-                join_all(self.by_node(jobs).into_iter().map(|(to, jobs)| self.run_group(to, jobs))).await;
-            jobs = Vec::new();
+            let done = join_all(
+                self.by_node(pending_calls)
+                    .into_iter()
+                    .map(|(to, pending_calls)| self.run_group(to, pending_calls)),
+            )
+            .await;
+            pending_calls = Vec::new();
             let mut is_pausing = false;
-            for (mut job, answer) in done.into_iter().flatten() {
+            for (mut pending, answer) in done.into_iter().flatten() {
                 match answer {
-                    Ok(answer) => answers[job.index] = Some(Ok(answer)),
-                    Err(Trouble::Moved(to)) => {
-                        self.cluster.moved(job.slot, to);
-                        job.asked = None;
-                        jobs.push(job);
+                    Ok(answer) => answers[pending.index] = Some(Ok(answer)),
+                    Err(CallError::Moved(to)) => {
+                        self.cluster.moved(pending.slot, to);
+                        pending.asked = None;
+                        pending_calls.push(pending);
                     }
-                    Err(Trouble::Ask(to)) => {
-                        job.asked = Some(to);
-                        jobs.push(job);
+                    Err(CallError::Ask(to)) => {
+                        pending.asked = Some(to);
+                        pending_calls.push(pending);
                     }
-                    Err(Trouble::Unheard(queued)) => {
-                        self.cluster.doubt();
+                    Err(CallError::NotSubscribed(queued)) => {
+                        self.cluster.request_refresh();
                         is_pausing = true;
-                        job.asked = None;
-                        job.queued = Some(*queued);
-                        jobs.push(job);
+                        pending.asked = None;
+                        pending.queued = Some(*queued);
+                        pending_calls.push(pending);
                     }
                     // Nothing of it has happened.
-                    Err(Trouble::TryAgain(error) | Trouble::Absent(error) | Trouble::ReadOnly(error)) => {
-                        self.cluster.doubt();
+                    Err(
+                        CallError::TryAgain(error)
+                        | CallError::NotConnected(error)
+                        | CallError::ReadOnly(error),
+                    ) => {
+                        self.cluster.request_refresh();
                         is_pausing = true;
-                        job.asked = None;
-                        job.trouble = Some(error);
-                        jobs.push(job);
+                        pending.asked = None;
+                        pending.error = Some(error);
+                        pending_calls.push(pending);
                     }
-                    Err(Trouble::Lost(error) | Trouble::Late(error) | Trouble::Failed(error)) => {
-                        self.cluster.doubt();
-                        answers[job.index] = Some(Err(error));
+                    Err(
+                        CallError::ConnectionLost(error)
+                        | CallError::Timeout(error)
+                        | CallError::Failed(error),
+                    ) => {
+                        self.cluster.request_refresh();
+                        answers[pending.index] = Some(Err(error));
                     }
                 }
             }
             // One that has to go elsewhere holds back nobody's answers: it is for whoever sent it to repeat.
-            let is_held_back = !jobs.is_empty() && self.batch.len() > 1 && !self.is_together;
-            if jobs.is_empty() || is_held_back || Instant::now() >= give_up {
+            let is_held_back = !pending_calls.is_empty() && self.batch.len() > 1 && !self.is_atomic;
+            if pending_calls.is_empty() || is_held_back || Instant::now() >= give_up {
                 break;
             }
             rounds += 1;
-            if is_pausing || rounds > REDIRECTIONS {
-                tokio::time::sleep(TRY_AGAIN).await;
+            if is_pausing || rounds > MAX_IMMEDIATE_REDIRECTS {
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
-        for Job { index, queued, trouble, .. } in jobs {
+        for PendingCall { index, queued, error, .. } in pending_calls {
             // Without an inbox it looks again by itself, or when the slots have changed.
-            answers[index] = Some(queued.ok_or_else(|| trouble.unwrap_or_else(going_round)));
+            answers[index] = Some(queued.ok_or_else(|| error.unwrap_or_else(redirect_loop)));
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(going_round()))).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(redirect_loop()))).collect()
     }
 
-    fn by_node(&self, jobs: Vec<Job>) -> BTreeMap<(Option<Host>, bool), Vec<Job>> {
-        let mut groups = BTreeMap::<_, Vec<Job>>::new();
-        for job in jobs {
-            let is_asking = job.asked.is_some();
-            let to = job.asked.clone().or_else(|| self.cluster.master_of(job.slot));
-            groups.entry((to, is_asking)).or_default().push(job);
+    fn by_node(&self, pending_calls: Vec<PendingCall>) -> BTreeMap<(Option<Host>, bool), Vec<PendingCall>> {
+        let mut groups = BTreeMap::<_, Vec<PendingCall>>::new();
+        for pending in pending_calls {
+            let is_asking = pending.asked.is_some();
+            let to = pending.asked.clone().or_else(|| self.cluster.master_of(pending.slot));
+            groups.entry((to, is_asking)).or_default().push(pending);
         }
         groups
     }
@@ -331,31 +396,34 @@ impl Flight<'_> {
     async fn run_group(
         &self,
         (to, is_asking): (Option<Host>, bool),
-        jobs: Vec<Job>,
-    ) -> Vec<(Job, Result<Answer, Trouble>)> {
-        let link = match &to {
-            None => Err(uncovered()),
-            Some(host) => self.cluster.link(host, self.runtime),
+        pending_calls: Vec<PendingCall>,
+    ) -> Vec<(PendingCall, Result<Answer, CallError>)> {
+        let endpoint = match &to {
+            None => Err(slot_unassigned()),
+            Some(host) => self.cluster.endpoint(host, self.runtime),
         };
-        let link = match link {
-            Ok(link) => link,
+        let endpoint = match endpoint {
+            Ok(endpoint) => endpoint,
             Err(error) => {
-                return jobs.into_iter().map(|job| (job, Err(Trouble::TryAgain(error.clone())))).collect();
+                return pending_calls
+                    .into_iter()
+                    .map(|pending| (pending, Err(CallError::TryAgain(error.clone()))))
+                    .collect();
             }
         };
-        let calls: Vec<Call<'_>> = jobs.iter().map(|job| &self.batch[job.index]).collect();
-        let way = Way {
-            dialect: self.dialect,
-            ballot: Ballot::default(),
+        let calls: Vec<Call<'_>> = pending_calls.iter().map(|pending| &self.batch[pending.index]).collect();
+        let options = CallOptions {
+            variant: self.variant,
+            vote_args: VoteArgs::default(),
             is_asking,
-            is_together: self.is_together,
+            is_atomic: self.is_atomic,
         };
-        let answers = run_on(&link, way, self.replicas, &calls, Some(self.client)).await;
-        jobs.into_iter().zip(answers).collect()
+        let answers = run_on(&endpoint, options, self.replicas, &calls, Some(self.client)).await;
+        pending_calls.into_iter().zip(answers).collect()
     }
 }
 
-fn going_round() -> StoreError {
+fn redirect_loop() -> StoreError {
     StoreError {
         failure: Failure::Busy,
         message: "the cluster's nodes send each other's clients round in a circle: try again soon".to_owned(),

@@ -16,16 +16,16 @@ use leasehold_core::Failure;
 use redis::{ConnectionAddr, ConnectionInfo};
 
 use super::cluster::Cluster;
-use super::codec::Dialect;
+use super::codec::ScriptVariant;
 use super::connect::Credentials;
 use super::error::AddressState;
 use super::sentinel::Sentinels;
 use super::{Nodes, Redis};
-use crate::diagnostics::{Examination, Subject};
+use crate::diagnostics::{Component, Diagnosis};
 use crate::error::Error;
 use crate::store::StoreError;
 use crate::url::{Place, RedisUrl};
-use probe::{Patient, Seen, Succession, Way};
+use probe::{FailoverMode, ProbeTarget, Snapshot, Transport};
 
 /// Where a store's servers are.
 pub(super) enum Address {
@@ -35,27 +35,27 @@ pub(super) enum Address {
 }
 
 /// Looks at every server of this store.
-pub(super) async fn examine(nodes: &Nodes, address: &Address) -> Result<Examination, StoreError> {
-    let mut doctor = Doctor { seen: Vec::new(), subjects: Vec::new() };
+pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnosis, StoreError> {
+    let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     match address {
         Address::Own(info) => {
-            doctor.see(patient_at((**info).clone(), Succession::ByHand, false)).await.map_err(failed)?;
+            doctor.see(target_for((**info).clone(), FailoverMode::ByHand, false)).await.map_err(failed)?;
         }
-        Address::Url(url) => doctor.see_all(nodes, url).await?,
+        Address::Url(url) => doctor.probe_all(nodes, url).await?,
     }
     Ok(doctor.conclude())
 }
 
 /// Looks at several servers that vote, and whether they are independent of each other.
-pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Examination {
-    let mut doctor = Doctor { seen: Vec::new(), subjects: Vec::new() };
+pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
+    let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     let mut places = Vec::new();
     for (name, voter) in voters {
         let first = doctor.seen.len();
         let Address::Url(url) = &*voter.address else { continue };
-        let trouble = doctor.see_all(&voter.nodes, url).await.err();
-        if let Some(trouble) = trouble {
-            doctor.subjects.push(topology_rules::unseen((*name).to_owned(), &trouble.message));
+        let error = doctor.probe_all(&voter.nodes, url).await.err();
+        if let Some(error) = error {
+            doctor.components.push(topology_rules::unreachable((*name).to_owned(), &error.message));
         }
         // Of several, the master is seen first.
         places.push((*name, (doctor.seen.len() > first).then_some(first)));
@@ -66,23 +66,23 @@ pub(crate) async fn examine_voters(voters: &[(&str, &Redis)], abstains_for: Opti
     }
     let seen: Vec<topology_rules::Voter<'_>> =
         places.iter().map(|(name, place)| (*name, place.map(|place| &doctor.seen[place]))).collect();
-    let quorum = topology_rules::judge_voters(&seen, abstains_for);
-    let mut subjects = vec![quorum];
-    subjects.extend(doctor.seen.iter().map(server_rules::judge));
-    subjects.append(&mut doctor.subjects);
-    subjects.extend(topology_rules::judge_clocks(&doctor.seen, true));
-    Examination { subjects }
+    let quorum = topology_rules::check_voters(&seen, abstains_for);
+    let mut components = vec![quorum];
+    components.extend(doctor.seen.iter().map(server_rules::check_server));
+    components.append(&mut doctor.components);
+    components.extend(topology_rules::check_clocks(&doctor.seen, true));
+    Diagnosis { components }
 }
 
 /// Goes from server to server, one after the other, so that no look at one disturbs the measurements at another.
 struct Doctor {
-    seen: Vec<Seen>,
+    seen: Vec<Snapshot>,
     /// What is no server, and servers that could not be seen.
-    subjects: Vec<Subject>,
+    components: Vec<Component>,
 }
 
 impl Doctor {
-    async fn see_all(&mut self, nodes: &Nodes, url: &RedisUrl) -> Result<(), StoreError> {
+    async fn probe_all(&mut self, nodes: &Nodes, url: &RedisUrl) -> Result<(), StoreError> {
         let credentials =
             Credentials::new(&url.login, url.database, url.tls.as_ref()).map_err(|error| not_sent(&error))?;
         let info = match (&url.place, nodes) {
@@ -91,108 +91,108 @@ impl Doctor {
                 let hosts = hosts.iter().map(|host| own.at(host)).collect::<Result<_, _>>();
                 let hosts = hosts.map_err(|error| not_sent(&error))?;
                 let sentinels = Sentinels { hosts, service: service.clone(), credentials };
-                return self.see_sentinels(&sentinels, url.is_resp2).await;
+                return self.probe_sentinels(&sentinels, url.is_resp2).await;
             }
-            (Place::Cluster(_), Nodes::Cluster { cluster, dialect, .. }) => {
-                return self.see_cluster(cluster, *dialect, &credentials).await;
+            (Place::Cluster(_), Nodes::Cluster { cluster, variant, .. }) => {
+                return self.probe_cluster(cluster, *variant, &credentials).await;
             }
             (Place::Cluster(_), Nodes::Server { .. }) => return Ok(()),
             (Place::Server(host), _) => credentials.at(host),
-            (Place::Socket(path), _) => credentials.login_to(ConnectionAddr::Unix(path.clone())),
+            (Place::Socket(path), _) => credentials.info_for_addr(ConnectionAddr::Unix(path.clone())),
         };
         let info = info.map_err(|error| not_sent(&error))?;
-        self.see(patient_at(info, Succession::ByHand, url.is_resp2)).await.map_err(failed)
+        self.see(target_for(info, FailoverMode::ByHand, url.is_resp2)).await.map_err(failed)
     }
 
-    async fn see(&mut self, patient: Patient) -> Result<(), String> {
-        self.seen.push(probe::at(patient).await?);
+    async fn see(&mut self, target: ProbeTarget) -> Result<(), String> {
+        self.seen.push(probe::at(target).await?);
         Ok(())
     }
 
     /// One server of several: that it can't be seen is a finding.
-    async fn see_if_possible(&mut self, patient: Result<Patient, Error>) {
-        let (name, trouble) = match patient {
-            Ok(patient) => (patient.name.clone(), self.see(patient).await.err()),
+    async fn try_probe(&mut self, target: Result<ProbeTarget, Error>) {
+        let (name, error) = match target {
+            Ok(target) => (target.name.clone(), self.see(target).await.err()),
             Err(error) => ("a server".to_owned(), Some(error.to_string())),
         };
-        if let Some(trouble) = trouble {
-            self.subjects.push(topology_rules::unseen(name, &trouble));
+        if let Some(error) = error {
+            self.components.push(topology_rules::unreachable(name, &error));
         }
     }
 
-    async fn see_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
+    async fn probe_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
         let (_, info) = sentinels.find_master(AddressState::Unproven).await?;
-        let patient = |info| patient_at(info, Succession::Sentinels, is_resp2);
-        let master = probe::at(patient(info)).await.map_err(failed)?;
+        let target = |info| target_for(info, FailoverMode::Sentinels, is_resp2);
+        let master = probe::at(target(info)).await.map_err(failed)?;
         let replicas = topology_rules::replicas_of(&master.info);
         self.seen.push(master);
         for replica in replicas {
-            self.see_if_possible(sentinels.credentials.at(&replica).map(patient)).await;
+            self.try_probe(sentinels.credentials.at(&replica).map(target)).await;
         }
         let mut opinions = Vec::new();
         for sentinel in &sentinels.hosts {
             let opinion = probe::at_sentinel(sentinel, &sentinels.service).await;
             opinions.push((sentinel.addr().to_string(), opinion));
         }
-        self.subjects.push(topology_rules::judge_sentinels(&sentinels.service, &opinions));
+        self.components.push(topology_rules::check_sentinels(&sentinels.service, &opinions));
         Ok(())
     }
 
-    async fn see_cluster(
+    async fn probe_cluster(
         &mut self,
         cluster: &Cluster,
-        dialect: Dialect,
+        variant: ScriptVariant,
         credentials: &Credentials,
     ) -> Result<(), StoreError> {
-        let mut trouble = super::uncovered();
+        let mut error = super::slot_unassigned();
         for host in cluster.masters() {
             let info = credentials.at(&host).map_err(|error| not_sent(&error))?;
-            match probe::slots_by(&info).await {
-                Err(what) => trouble = failed(what),
+            match probe::query_slots(&info).await {
+                Err(what) => error = failed(what),
                 Ok(slots) => {
                     let nodes = topology_rules::nodes_of(&slots, &host);
                     for node in &nodes {
-                        let patient = credentials.at(&node.host).map(|info| Patient {
+                        let target = credentials.at(&node.host).map(|info| ProbeTarget {
                             slots: node.slots.clone(),
-                            dialect,
-                            ..patient_at(info, Succession::Cluster, false)
+                            variant,
+                            ..target_for(info, FailoverMode::Cluster, false)
                         });
-                        self.see_if_possible(patient).await;
+                        self.try_probe(target).await;
                     }
-                    self.subjects.push(topology_rules::judge_cluster(&nodes, &self.seen));
+                    self.components.push(topology_rules::check_cluster(&nodes, &self.seen));
                     return Ok(());
                 }
             }
         }
-        Err(trouble)
+        Err(error)
     }
 
-    fn conclude(mut self) -> Examination {
-        let mut subjects: Vec<Subject> = self.seen.iter().map(server_rules::judge).collect();
-        subjects.append(&mut self.subjects);
-        subjects.extend(topology_rules::judge_clocks(&self.seen, false));
-        Examination { subjects }
+    fn conclude(mut self) -> Diagnosis {
+        let mut components: Vec<Component> = self.seen.iter().map(server_rules::check_server).collect();
+        components.append(&mut self.components);
+        components.extend(topology_rules::check_clocks(&self.seen, false));
+        Diagnosis { components }
     }
 }
 
-fn patient_at(info: ConnectionInfo, succession: Succession, is_resp2: bool) -> Patient {
+fn target_for(info: ConnectionInfo, failover: FailoverMode, is_resp2: bool) -> ProbeTarget {
     let settings = info.redis_settings();
-    let (way, is_local) = match info.addr() {
-        ConnectionAddr::TcpTls { host, .. } => (Way::Encrypted, is_loopback(host)),
+    let (transport, is_local) = match info.addr() {
+        ConnectionAddr::TcpTls { host, .. } => (Transport::Encrypted, is_loopback(host)),
         ConnectionAddr::Tcp(host, _) if settings.password().is_some() => {
-            (Way::PlainWithPassword, is_loopback(host))
+            (Transport::PlainWithPassword, is_loopback(host))
         }
-        ConnectionAddr::Tcp(host, _) => (Way::Plain, is_loopback(host)),
-        _ => (Way::Plain, true),
+        ConnectionAddr::Tcp(host, _) => (Transport::Plain, is_loopback(host)),
+        _ => (Transport::Plain, true),
     };
-    Patient {
+    ProbeTarget {
         name: format!("server {}", info.addr()),
         user: settings.username().unwrap_or("default").to_owned(),
         is_local,
-        way,
-        succession,
+        transport,
+        failover,
         slots: Vec::new(),
-        dialect: Dialect::SERVER,
+        variant: ScriptVariant::SERVER,
         is_resp2,
         info,
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use leasehold_core::{Answer, Failure};
 use redis::{ErrorKind, RedisError};
 
-use super::ANSWER_LIMIT;
+use super::ANSWER_TIMEOUT;
 use crate::store::StoreError;
 use crate::url::Host;
 
 /// Why a command has no answer.
 #[derive(Clone)]
-pub(super) enum Trouble {
+pub(super) enum CallError {
     /// Another node of the cluster has the slot.
     Moved(Host),
     /// Another node has it, for this one command.
@@ -21,40 +21,40 @@ pub(super) enum Trouble {
     /// The slot is being moved, or the cluster is finding itself again.
     TryAgain(StoreError),
     /// This is the answer, to an attempt that waits, but the inbox could not be subscribed to since the slot is being moved.
-    Unheard(Box<Answer>),
+    NotSubscribed(Box<Answer>),
     /// The node is a replica (by now).
     ReadOnly(StoreError),
     /// There is no connection, so it was not sent.
-    Absent(StoreError),
+    NotConnected(StoreError),
     /// It was lost on a connection that is gone, and may have taken effect.
-    Lost(StoreError),
+    ConnectionLost(StoreError),
     /// No answer came in time. The connection may be gone, and the command may have taken effect.
-    Late(StoreError),
+    Timeout(StoreError),
     Failed(StoreError),
 }
 
-impl From<Trouble> for StoreError {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Moved(_) | Trouble::Ask(_) => Self {
+impl From<CallError> for StoreError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Moved(_) | CallError::Ask(_) => Self {
                 failure: Failure::NotSent,
                 message: "this server is a node of a cluster: write redis-cluster://host[:port],…".to_owned(),
             },
-            Trouble::Unheard(_) => Self {
+            CallError::NotSubscribed(_) => Self {
                 failure: Failure::Unknown,
                 message: "the lock's hash slot is being moved to another node: try again soon".to_owned(),
             },
-            Trouble::TryAgain(error)
-            | Trouble::ReadOnly(error)
-            | Trouble::Absent(error)
-            | Trouble::Lost(error)
-            | Trouble::Late(error)
-            | Trouble::Failed(error) => error,
+            CallError::TryAgain(error)
+            | CallError::ReadOnly(error)
+            | CallError::NotConnected(error)
+            | CallError::ConnectionLost(error)
+            | CallError::Timeout(error)
+            | CallError::Failed(error) => error,
         }
     }
 }
 
-impl From<&RedisError> for Trouble {
+impl From<&RedisError> for CallError {
     fn from(error: &RedisError) -> Self {
         let redirect = || error.redirect_node().and_then(|(host, _)| Host::parse(host, 6379).ok());
         match (error.code(), redirect()) {
@@ -62,8 +62,8 @@ impl From<&RedisError> for Trouble {
             (Some("ASK"), Some(host)) => Self::Ask(host),
             (Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK"), _) => Self::TryAgain(store_error(error)),
             _ if code(error) == Some("READONLY") => Self::ReadOnly(store_error(error)),
-            _ if error.is_timeout() => Self::Late(store_error(error)),
-            _ if error.is_unrecoverable_error() => Self::Lost(store_error(error)),
+            _ if error.is_timeout() => Self::Timeout(store_error(error)),
+            _ if error.is_unrecoverable_error() => Self::ConnectionLost(store_error(error)),
             _ => Self::Failed(store_error(error)),
         }
     }
@@ -95,10 +95,10 @@ impl AddressState {
     pub(super) fn explain(self, error: &RedisError) -> String {
         let what = match (self, Refusal::of(error)) {
             (_, None) => return explain(error),
-            (Self::Unproven, Some(Refusal::NobodyListens)) => {
+            (Self::Unproven, Some(Refusal::ConnectionRefused)) => {
                 "nobody listens there: check the host and the port, and that the server runs"
             }
-            (Self::Proven, Some(Refusal::NobodyListens)) => {
+            (Self::Proven, Some(Refusal::ConnectionRefused)) => {
                 "connection refused: the server has stopped, or is being restarted"
             }
             (Self::Unproven, Some(Refusal::NoSocket)) => {
@@ -108,10 +108,10 @@ impl AddressState {
             (Self::Proven, Some(Refusal::NoSocket)) => {
                 "its Unix socket is gone: the server has stopped, or is being restarted"
             }
-            (Self::Unproven, Some(Refusal::UnknownName)) => {
+            (Self::Unproven, Some(Refusal::UnknownHost)) => {
                 "the host's name is not known: check how it is written, and the name server"
             }
-            (Self::Proven, Some(Refusal::UnknownName)) => {
+            (Self::Proven, Some(Refusal::UnknownHost)) => {
                 "the host's name is not known at present: check the name server"
             }
         };
@@ -121,20 +121,24 @@ impl AddressState {
 
 /// Why there is nothing to talk to.
 enum Refusal {
-    NobodyListens,
+    ConnectionRefused,
     NoSocket,
-    UnknownName,
+    UnknownHost,
 }
 
 impl Refusal {
     fn of(error: &RedisError) -> Option<Self> {
         let text = error.to_string();
         if text.contains("lookup address") || text.contains("resolve") {
-            return Some(Self::UnknownName);
+            return Some(Self::UnknownHost);
         }
         // The client library takes a missing socket for a refusal too.
         let is_missing = io_error(error).is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-        error.is_connection_refusal().then_some(if is_missing { Self::NoSocket } else { Self::NobodyListens })
+        error.is_connection_refusal().then_some(if is_missing {
+            Self::NoSocket
+        } else {
+            Self::ConnectionRefused
+        })
     }
 }
 
@@ -219,13 +223,13 @@ pub(super) fn explain(error: &RedisError) -> String {
             "the server has as many clients as it may: raise maxclients, or close some"
         }
         _ if text.contains("certificate") || text.contains("Certificate") => {
-            return certificate_trouble(&text);
+            return explain_certificate(&text);
         }
         _ if text.contains("corrupt message") || text.contains("InvalidContentType") => {
             "what answers there does not speak TLS: write redis://, or name the TLS port"
         }
         _ if error.kind() == ErrorKind::Parse => "what answers there is no Redis server",
-        _ if error.is_timeout() => return format!("no answer within {ANSWER_LIMIT:?}"),
+        _ if error.is_timeout() => return format!("no answer within {ANSWER_TIMEOUT:?}"),
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "the server does not accept this user and password"
         }
@@ -235,7 +239,7 @@ pub(super) fn explain(error: &RedisError) -> String {
     what.to_owned()
 }
 
-fn certificate_trouble(text: &str) -> String {
+fn explain_certificate(text: &str) -> String {
     let lower = text.to_lowercase();
     let says = |words: [&str; 2]| words.iter().any(|word| lower.contains(word));
     let what = if says(["expired", "not valid after"]) {

@@ -7,8 +7,8 @@ use leasehold_core::{Answer, Command, Failure, Resource, Token};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
-use super::codec::{self, Ballot, Dialect};
-use super::error::{Trouble, store_error};
+use super::codec::{self, ScriptVariant, VoteArgs};
+use super::error::{CallError, store_error};
 use super::keys;
 use crate::store::StoreError;
 
@@ -17,68 +17,68 @@ pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
 /// How commands go to a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way<'a> {
-    pub(super) dialect: Dialect,
-    pub(super) ballot: Ballot<'a>,
+pub(super) struct CallOptions<'a> {
+    pub(super) variant: ScriptVariant,
+    pub(super) vote_args: VoteArgs<'a>,
     /// The node is about to get the slot, and has to be told that we know.
     pub(super) is_asking: bool,
     /// As one command: attempts at resources of one hash slot, all of which are granted, or none.
-    pub(super) is_together: bool,
+    pub(super) is_atomic: bool,
 }
 
 /// So many renewals are one command at most: a server that runs it does nothing else meanwhile.
-const RENEWALS: usize = 128;
+const MAX_RENEWALS: usize = 128;
 
 /// All in one flight, but for renewals that turn out to be more than that.
 ///
 /// Here, in `route.rs` and in `link.rs`, futures for what is rare are boxed: every command's would have room for all of them.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
-    way: Way<'_>,
+    options: CallOptions<'_>,
     calls: &[Call<'_>],
-) -> Vec<Result<Answer, Trouble>> {
-    if let ([call], false, false) = (calls, way.is_asking, way.is_together) {
-        return vec![run_one(&mut connection, way, call).await];
+) -> Vec<Result<Answer, CallError>> {
+    if let ([call], false, false) = (calls, options.is_asking, options.is_atomic) {
+        return vec![run_one(&mut connection, options, call).await];
     }
-    Box::pin(run_several(connection, way, calls)).await
+    Box::pin(run_several(connection, options, calls)).await
 }
 
 async fn run_several(
     mut connection: MultiplexedConnection,
-    way: Way<'_>,
+    options: CallOptions<'_>,
     calls: &[Call<'_>],
-) -> Vec<Result<Answer, Trouble>> {
-    let sent = Sent::from_calls(way, calls);
-    let values = send(&mut connection, way, &sent).await;
-    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(way, value));
-    let mut answers: Vec<Option<Result<Answer, Trouble>>> = read.collect();
+) -> Vec<Result<Answer, CallError>> {
+    let sent = WireCommand::from_calls(options, calls);
+    let values = send(&mut connection, options, &sent).await;
+    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(options, value));
+    let mut answers: Vec<Option<Result<Answer, CallError>>> = read.collect();
     let alone: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
     if !alone.is_empty() {
-        let sent: Vec<_> = alone.iter().map(|at| Sent::One(calls[*at])).collect();
-        let values = send(&mut connection, way, &sent).await;
+        let sent: Vec<_> = alone.iter().map(|at| WireCommand::One(calls[*at])).collect();
+        let values = send(&mut connection, options, &sent).await;
         for ((at, sent), value) in alone.into_iter().zip(&sent).zip(values) {
-            answers[at] = sent.read(way, value).pop().flatten();
+            answers[at] = sent.read(options, value).pop().flatten();
         }
     }
-    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(not_ours()))).collect()
+    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unexpected_reply()))).collect()
 }
 
 /// As [`run`], which nearly always has one command, without all that is for several.
 async fn run_one(
     connection: &mut MultiplexedConnection,
-    way: Way<'_>,
+    options: CallOptions<'_>,
     (resource, command): Call<'_>,
-) -> Result<Answer, Trouble> {
-    let spelled = |is_in_full| way.dialect.spelled(resource, command, way.ballot, is_in_full);
-    let mut value = connection.send_packed_command(&spelled(false)).await.and_then(Value::extract_error);
-    if is_unknown(&value) {
-        value = connection.send_packed_command(&spelled(true)).await;
+) -> Result<Answer, CallError> {
+    let encode = |use_eval| options.variant.encode(resource, command, options.vote_args, use_eval);
+    let mut value = connection.send_packed_command(&encode(false)).await.and_then(Value::extract_error);
+    if is_noscript(&value) {
+        value = connection.send_packed_command(&encode(true)).await;
     }
-    read(command, way.ballot.floor, value)
+    read(command, options.vote_args.floor, value)
 }
 
 /// What goes to the server as one command.
-enum Sent<'a> {
+enum WireCommand<'a> {
     One(Call<'a>),
     /// All of which are granted, or none.
     Attempts(&'a [Call<'a>]),
@@ -86,13 +86,13 @@ enum Sent<'a> {
     Renewals(&'a [Call<'a>]),
 }
 
-impl<'a> Sent<'a> {
-    fn from_calls(way: Way<'_>, calls: &'a [Call<'a>]) -> Vec<Self> {
-        if way.is_together {
+impl<'a> WireCommand<'a> {
+    fn from_calls(options: CallOptions<'_>, calls: &'a [Call<'a>]) -> Vec<Self> {
+        if options.is_atomic {
             return vec![Self::Attempts(calls)];
         }
         // A command is for one hash slot.
-        if way.dialect.is_cluster {
+        if options.variant.is_cluster {
             return calls.iter().map(|call| Self::One(call)).collect();
         }
         let may_share =
@@ -102,38 +102,42 @@ impl<'a> Sent<'a> {
             [call] => Self::One(call),
             calls => Self::Renewals(calls),
         };
-        neighbours.flat_map(|calls| calls.chunks(RENEWALS)).map(some).collect()
+        neighbours.flat_map(|calls| calls.chunks(MAX_RENEWALS)).map(some).collect()
     }
 
     fn script(&self) -> Script {
         match self {
-            Self::One((_, command)) => codec::call(command).0,
-            Self::Attempts(_) => Script::AcquireTogether,
-            Self::Renewals(_) => Script::RenewTogether,
+            Self::One((_, command)) => codec::encode_args(command).0,
+            Self::Attempts(_) => Script::AcquireAll,
+            Self::Renewals(_) => Script::RenewAll,
         }
     }
 
-    fn spelled(&self, way: Way<'_>, is_in_full: bool) -> redis::Cmd {
-        let Way { dialect, ballot, .. } = way;
+    fn encode(&self, options: CallOptions<'_>, use_eval: bool) -> redis::Cmd {
+        let CallOptions { variant, vote_args, .. } = options;
         match self {
-            Self::One((resource, command)) => dialect.spelled(resource, command, ballot, is_in_full),
+            Self::One((resource, command)) => variant.encode(resource, command, vote_args, use_eval),
             Self::Attempts(calls) => {
                 let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
-                dialect.spelled_together(attempts, is_in_full)
+                variant.encode_acquire_all(attempts, use_eval)
             }
             Self::Renewals(calls) => {
                 let renewals = calls.iter().filter_map(|(resource, command)| match command {
                     Command::Renew(renew) => Some((&**resource, renew)),
                     _ => None,
                 });
-                dialect.spelled_renewals(&renewals.collect::<Vec<_>>(), ballot, is_in_full)
+                variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args, use_eval)
             }
         }
     }
 
     /// An answer to each of the calls, but to those that are to go alone.
-    fn read(&self, way: Way<'_>, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, Trouble>>> {
-        let floor = way.ballot.floor;
+    fn read(
+        &self,
+        options: CallOptions<'_>,
+        value: Result<Value, RedisError>,
+    ) -> Vec<Option<Result<Answer, CallError>>> {
+        let floor = options.vote_args.floor;
         match self {
             Self::One((_, command)) => vec![Some(read(command, floor, value))],
             Self::Attempts(calls) => match value {
@@ -145,13 +149,13 @@ impl<'a> Sent<'a> {
                 value => calls.iter().map(|(_, command)| Some(read(command, floor, value.clone()))).collect(),
             },
             Self::Renewals(calls) => {
-                let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error));
+                let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error));
                 let commands = calls.iter().map(|(_, command)| command);
-                match value.map(|value| codec::renewals(commands, floor, &value)) {
+                match value.map(|value| codec::decode_renewals(commands, floor, &value)) {
                     Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One that fails is no reason why the others should.
-                    Ok(None) | Err(Trouble::Failed(_)) => calls.iter().map(|_| None).collect(),
-                    Err(trouble) => calls.iter().map(|_| Some(Err(trouble.clone()))).collect(),
+                    Ok(None) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
+                    Err(error) => calls.iter().map(|_| Some(Err(error.clone()))).collect(),
                 }
             }
         }
@@ -161,22 +165,22 @@ impl<'a> Sent<'a> {
 /// A script that the server does not know (any more) is sent in full.
 async fn send(
     connection: &mut MultiplexedConnection,
-    way: Way<'_>,
-    sent: &[Sent<'_>],
+    options: CallOptions<'_>,
+    sent: &[WireCommand<'_>],
 ) -> Vec<Result<Value, RedisError>> {
-    let commands = sent.iter().map(|sent| sent.spelled(way, false));
-    let mut values = flight(connection, commands.collect(), way.is_asking).await;
-    let unknown: Vec<usize> = (0..values.len()).filter(|at| is_unknown(&values[*at])).collect();
+    let commands = sent.iter().map(|sent| sent.encode(options, false));
+    let mut values = pipeline(connection, commands.collect(), options.is_asking).await;
+    let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
         // In full once, and then the server knows it for those behind.
         let mut told = Vec::new();
         let commands = unknown.iter().map(|at| {
             let script = sent[*at].script();
-            let is_in_full = !told.contains(&script);
+            let use_eval = !told.contains(&script);
             told.push(script);
-            sent[*at].spelled(way, is_in_full)
+            sent[*at].encode(options, use_eval)
         });
-        let again = flight(connection, commands.collect(), way.is_asking).await;
+        let again = pipeline(connection, commands.collect(), options.is_asking).await;
         for (at, value) in unknown.into_iter().zip(again) {
             values[at] = value;
         }
@@ -185,11 +189,11 @@ async fn send(
 }
 
 /// Whether the server does not know the script (any more).
-pub(super) fn is_unknown(value: &Result<Value, RedisError>) -> bool {
+pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
-pub(super) async fn flight(
+pub(super) async fn pipeline(
     connection: &mut MultiplexedConnection,
     commands: Vec<redis::Cmd>,
     is_asking: bool,
@@ -213,13 +217,13 @@ pub(super) fn read(
     command: &Command,
     floor: Option<Token>,
     value: Result<Value, RedisError>,
-) -> Result<Answer, Trouble> {
-    let value = value.and_then(Value::extract_error).map_err(|error| Trouble::from(&error))?;
-    codec::answer(command, floor, &value).ok_or_else(not_ours)
+) -> Result<Answer, CallError> {
+    let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error))?;
+    codec::decode_answer(command, floor, &value).ok_or_else(unexpected_reply)
 }
 
-fn not_ours() -> Trouble {
-    Trouble::Failed(StoreError {
+fn unexpected_reply() -> CallError {
+    CallError::Failed(StoreError {
         failure: Failure::Unknown,
         message: "the server answered what no script of this version answers".to_owned(),
     })

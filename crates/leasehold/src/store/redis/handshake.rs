@@ -6,18 +6,18 @@ use redis::{ErrorKind, RedisError, Value};
 use super::keys::{LAYOUT, LAYOUT_KEY};
 
 /// How long a server remembers which layout its clients have, since the last of them connected.
-const REMEMBERED_SECONDS: u32 = 30 * 24 * 3600;
+const LAYOUT_KEY_TTL_SECONDS: u32 = 30 * 24 * 3600;
 
 /// Says which server this is, as far as that may be known. Fails when clients with another layout use this server: they and we would not see each other's locks.
-pub(super) async fn greet(
+pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
     warn: &(dyn Fn(String) + Send + Sync),
 ) -> Result<Option<String>, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
-    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(REMEMBERED_SECONDS);
-    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(REMEMBERED_SECONDS);
+    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL_SECONDS);
+    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL_SECONDS);
     questions.cmd("INFO").arg("memory");
     if !is_resp2 {
         // By opt-in, which no command ever asks for, the server remembers no key for this connection. All that is left of
@@ -37,7 +37,7 @@ pub(super) async fn greet(
         && layout != LAYOUT.as_bytes()
     {
         let message = format!(
-            "programs with a version of leasehold that keeps its keys in another way (layout {}, here {LAYOUT}) use this \
+            "programs with a version of leasehold that keeps its keys in another options (layout {}, here {LAYOUT}) use this \
              server, and would not see our locks: use the same version everywhere. When none of them runs any more, \
              delete the key {LAYOUT_KEY}",
             String::from_utf8_lossy(layout)
@@ -46,7 +46,7 @@ pub(super) async fn greet(
     }
     if let Some(Ok(info)) = answers.get(2)
         && let Ok(info) = redis::from_redis_value_ref::<String>(info)
-        && let Some(policy) = evicting_policy(&info)
+        && let Some(policy) = unsafe_eviction_policy(&info)
     {
         warn(format!(
             "maxmemory-policy is {policy}: a server that is short of memory throws locks away. Set it to noeviction"
@@ -67,7 +67,7 @@ pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Opt
 }
 
 /// Why a server whose run id is not known may not vote.
-pub(super) fn run_id_unknown(user: Option<&str>) -> RedisError {
+pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
     let user = user.unwrap_or("default");
     let message = format!(
         "INFO does not tell its run id, so a restart would not be noticed, nor that two addresses lead to it, and it does \
@@ -77,7 +77,7 @@ pub(super) fn run_id_unknown(user: Option<&str>) -> RedisError {
 }
 
 /// The policy, where it lets the server remove keys that have an expiry, as all of ours do.
-fn evicting_policy(info: &str) -> Option<&str> {
+fn unsafe_eviction_policy(info: &str) -> Option<&str> {
     let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then_some(policy)
 }

@@ -17,7 +17,7 @@ const PARTS: [&str; 2] = ["state", "rows"];
 pub(super) const LAYOUT_KEY: &str = "leasehold:layout";
 
 /// Since when this server can be trusted to know its leases, where several vote.
-pub(super) const BORN_KEY: &str = "leasehold:2:born";
+pub(super) const RESTART_GUARD_KEY: &str = "leasehold:2:born";
 
 const PREFIX: &str = "leasehold:2";
 
@@ -134,19 +134,19 @@ mod tests {
 
     #[test]
     fn a_name_with_braces_stays_in_one_slot_and_no_two_names_meet() {
-        let spelled = |name| {
+        let encode = |name| {
             let mut keys = Vec::new();
             let resource = Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
             each_key(&resource, |key| keys.push(key.to_owned()));
             assert_eq!(keys.len(), KEYS);
             keys.swap_remove(0)
         };
-        assert_eq!(spelled("orders:42"), "leasehold:2:{mutex:orders:42}:state");
-        assert_eq!(spelled("a}{b"), "leasehold:2:{mutex:a%7D%7Bb}:state");
-        assert_ne!(spelled("a%7D"), spelled("a}"));
+        assert_eq!(encode("orders:42"), "leasehold:2:{mutex:orders:42}:state");
+        assert_eq!(encode("a}{b"), "leasehold:2:{mutex:a%7D%7Bb}:state");
+        assert_ne!(encode("a%7D"), encode("a}"));
         for name in ["a", "a}{b", "%7D", "%257B", "}:state", "ä b"] {
             let resource = Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
-            assert_eq!(resource_of(spelled(name).as_bytes()), Some(resource));
+            assert_eq!(resource_of(encode(name).as_bytes()), Some(resource));
         }
         assert_eq!(resource_of(b"leasehold:2:{else:a}:state"), None);
         assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:2:inbox:00000000000000000000000000000007");

@@ -12,58 +12,63 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::connections::Lanes;
-use super::error::{AddressState, Trouble, lost};
-use super::exec::{self, Call, Way};
+use super::connections::Connections;
+use super::error::{AddressState, CallError, lost};
+use super::exec::{self, Call, CallOptions};
 use crate::store::StoreError;
 
 /// How long the replicas have.
-pub(super) const REPLICAS_LIMIT: Duration = Duration::from_millis(500);
+pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Each of these, once enough replicas have it.
 pub(super) async fn run(
-    lanes: &Lanes,
-    way: Way<'_>,
+    connections: &Connections,
+    options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
-) -> Vec<Result<Answer, Trouble>> {
+) -> Vec<Result<Answer, CallError>> {
     // Whoever makes the connection holds up all others that need it, so they wait no longer than for an answer over it.
-    let Ok(durable) = timeout(DURABLE_LIMIT, lanes.durable()).await else {
-        let message = AddressState::Proven.no_answer(DURABLE_LIMIT);
+    let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
+        let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
         let error = StoreError { failure: Failure::NotSent, message };
-        return calls.iter().map(|_| Err(Trouble::Late(error.clone()))).collect();
+        return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
     };
-    match durable {
+    match replica_conn {
         // Nothing was sent, but whoever tries again is to find the right server.
-        Ok(None) => calls.iter().map(|_| Err(Trouble::Lost(lost()))).collect(),
+        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost()))).collect(),
         Ok(Some(connection)) => {
-            let each = calls.iter().map(|call| one(connection.clone(), way, replicas, call));
+            let each = calls.iter().map(|call| one(connection.clone(), options, replicas, call));
             let answers = join_all(each).await;
-            if answers.iter().any(|answer| matches!(answer, Err(Trouble::Lost(_) | Trouble::Late(_)))) {
-                lanes.drop_durable().await;
+            if answers
+                .iter()
+                .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
+            {
+                connections.drop_replica_conn().await;
             }
             answers
         }
-        Err(error) => calls.iter().map(|_| Err(Trouble::from(&error))).collect(),
+        Err(error) => calls.iter().map(|_| Err(CallError::from(&error))).collect(),
     }
 }
 
 async fn one(
     mut connection: MultiplexedConnection,
-    way: Way<'_>,
+    options: CallOptions<'_>,
     replicas: u32,
     (resource, command): Call<'_>,
-) -> Result<Answer, Trouble> {
+) -> Result<Answer, CallError> {
     let claim = claim_of(command);
-    let said: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
-    let mut values = flight(&mut connection, way, replicas, resource, &said, false).await;
-    if values.iter().any(exec::is_unknown) {
-        values = flight(&mut connection, way, replicas, resource, &said, true).await;
+    let payload: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
+    let mut values = pipeline(&mut connection, options, replicas, resource, &payload, false).await;
+    if values.iter().any(exec::is_noscript) {
+        values = pipeline(&mut connection, options, replicas, resource, &payload, true).await;
     }
     let reached = values.pop();
-    let mut told =
-        said.iter().zip(values).map(|(command, value)| exec::read(command, way.ballot.floor, value));
-    let mut answer = told.next().unwrap_or_else(|| Err(Trouble::Failed(too_few(0, replicas))))?;
+    let mut told = payload
+        .iter()
+        .zip(values)
+        .map(|(command, value)| exec::read(command, options.vote_args.floor, value));
+    let mut answer = told.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {
             if let Some(claim) = told.next() {
@@ -76,9 +81,9 @@ async fn one(
     }
     match reached {
         Some(Ok(Value::Int(reached))) if reached >= i64::from(replicas) => Ok(answer),
-        Some(Ok(Value::Int(reached))) => Err(Trouble::Failed(too_few(reached, replicas))),
-        Some(Err(error)) => Err(Trouble::from(&error)),
-        _ => Err(Trouble::Failed(too_few(0, replicas))),
+        Some(Ok(Value::Int(reached))) => Err(CallError::Failed(too_few(reached, replicas))),
+        Some(Err(error)) => Err(CallError::from(&error)),
+        _ => Err(CallError::Failed(too_few(0, replicas))),
     }
 }
 
@@ -89,26 +94,28 @@ fn claim_of(command: &Command) -> Option<Command> {
 }
 
 /// These commands, and the waiting, in one flight.
-async fn flight(
+async fn pipeline(
     connection: &mut MultiplexedConnection,
-    way: Way<'_>,
+    options: CallOptions<'_>,
     replicas: u32,
     resource: &Resource,
-    said: &[&Command],
-    is_in_full: bool,
+    payload: &[&Command],
+    use_eval: bool,
 ) -> Vec<Result<Value, RedisError>> {
-    let mut commands: Vec<redis::Cmd> =
-        said.iter().map(|command| way.dialect.spelled(resource, command, way.ballot, is_in_full)).collect();
+    let mut commands: Vec<redis::Cmd> = payload
+        .iter()
+        .map(|command| options.variant.encode(resource, command, options.vote_args, use_eval))
+        .collect();
     let mut wait = redis::cmd("WAIT");
-    wait.arg(replicas).arg(u64::try_from(REPLICAS_LIMIT.as_millis()).unwrap_or(u64::MAX));
+    wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
-    exec::flight(connection, commands, way.is_asking).await
+    exec::pipeline(connection, commands, options.is_asking).await
 }
 
-fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, Trouble> {
+fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
     match claim.reply {
-        Reply::Renewed { lasts, .. } => Ok(Grant { lasts, ..grant }),
-        _ => Err(Trouble::Failed(StoreError {
+        Reply::Renewed { valid_for, .. } => Ok(Grant { valid_for, ..grant }),
+        _ => Err(CallError::Failed(StoreError {
             failure: Failure::NotDurable,
             message: "the lease was taken away before the replicas had it".to_owned(),
         })),
@@ -119,11 +126,11 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
     StoreError {
         failure: Failure::NotDurable,
         message: format!(
-            "only {reached} of the {replicas} replicas that were asked for had it within {REPLICAS_LIMIT:?}, so it does not \
+            "only {reached} of the {replicas} replicas that were asked for had it within {REPLICA_TIMEOUT:?}, so it does not \
              count: check the server's replicas, or ask for fewer"
         ),
     }
 }
 
 /// What the durable connection's answers may take.
-pub(super) const DURABLE_LIMIT: Duration = REPLICAS_LIMIT.saturating_add(super::ANSWER_LIMIT);
+pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(super::ANSWER_TIMEOUT);

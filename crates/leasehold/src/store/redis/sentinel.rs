@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::Credentials;
 use super::error::{AddressState, explain};
-use super::{ANSWER_LIMIT, CONNECT_LIMIT};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -80,7 +80,7 @@ impl Sentinels {
     async fn named(&self, enough: usize, address: AddressState) -> Result<Vec<Host>, StoreError> {
         let mut asked: FuturesUnordered<_> =
             self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
-        let (mut named, mut trouble) = (Vec::new(), String::new());
+        let (mut named, mut last_error) = (Vec::new(), String::new());
         let mut late = None;
         while named.len() < enough {
             let next = match late {
@@ -92,11 +92,11 @@ impl Sentinels {
                     named.push(host);
                     late.get_or_insert_with(|| Instant::now() + LATE_BY);
                 }
-                Some(Err(error)) => trouble = error,
+                Some(Err(error)) => last_error = error,
                 None => break,
             }
         }
-        if named.is_empty() { Err(not_sent(trouble)) } else { Ok(named) }
+        if named.is_empty() { Err(not_sent(last_error)) } else { Ok(named) }
     }
 
     async fn ask(&self, sentinel: &ConnectionInfo, address: AddressState) -> Result<Host, String> {
@@ -124,8 +124,9 @@ impl Sentinels {
     pub(super) async fn until_switched(self, master: Host) {
         loop {
             let heard = Arc::new(Notify::new());
-            let listening =
-                select_ok(self.hosts.iter().map(|sentinel| self.listen(sentinel, heard.clone()).boxed()));
+            let listening = select_ok(
+                self.hosts.iter().map(|sentinel| self.forward_messages(sentinel, heard.clone()).boxed()),
+            );
             // Kept for as long as it is listened to.
             let listening = listening.await;
             let mut pause = AT_LEAST;
@@ -152,18 +153,18 @@ impl Sentinels {
     }
 
     /// A connection that tells of changes.
-    async fn listen(
+    async fn forward_messages(
         &self,
         sentinel: &ConnectionInfo,
         heard: Arc<Notify>,
     ) -> Result<MultiplexedConnection, RedisError> {
-        let ear = move |info: PushInfo| {
+        let push_handler = move |info: PushInfo| {
             if matches!(info.kind, PushKind::Message | PushKind::Disconnection) {
                 heard.notify_one();
             }
             Ok::<(), std::convert::Infallible>(())
         };
-        let mut connection = connect(sentinel, config().set_push_sender(ear)).await?;
+        let mut connection = connect(sentinel, config().set_push_sender(push_handler)).await?;
         connection.subscribe(SWITCHED).await?;
         Ok(connection)
     }
@@ -190,8 +191,8 @@ fn not_sent(message: String) -> StoreError {
 
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_LIMIT))
-        .set_response_timeout(Some(ANSWER_LIMIT))
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(ANSWER_TIMEOUT))
 }
 
 async fn connect(

@@ -7,11 +7,11 @@ use super::{codec, keys};
 
 /// The script of a command, its keys, and its argument.
 #[must_use]
-pub fn spelled(resource: &Resource, command: &Command) -> (lua::Script, Vec<String>, Vec<u8>) {
-    let (script, said) = codec::call(command);
+pub fn encode(resource: &Resource, command: &Command) -> (lua::Script, Vec<String>, Vec<u8>) {
+    let (script, payload) = codec::encode_args(command);
     let mut names = Vec::new();
     keys::each_key(resource, |key| names.push(key.to_owned()));
-    (script, names, said)
+    (script, names, payload)
 }
 
 /// A script's text, as a server of its own runs it. `clock` is as in [`lua::Script::text`].
@@ -24,13 +24,13 @@ pub fn text(script: lua::Script, clock: &str) -> String {
 /// What the script of this command returned.
 #[must_use]
 pub fn answer(command: &Command, value: &Value) -> Option<Answer> {
-    codec::answer(command, None, value)
+    codec::decode_answer(command, None, value)
 }
 
 /// What came by a client's channel.
 #[must_use]
 pub fn push(message: &[u8]) -> Option<Push> {
-    codec::push(message)
+    codec::decode_push(message)
 }
 
 /// The channel that a client hears.

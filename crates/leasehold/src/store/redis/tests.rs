@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{Table, Turn, apply, apply_together};
+use leasehold_core::model::{CommandContext, Table, apply, apply_all};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Release, Renew, Reply,
     Resource, StoreTime, Token, View, WaitFor, lua,
@@ -13,7 +13,7 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
-use super::codec::{self, Ballot, Channels, Dialect};
+use super::codec::{self, Channels, ScriptVariant, VoteArgs};
 use super::keys;
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
 
@@ -59,49 +59,51 @@ impl<'c> Lab<'c> {
 
     fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
         let Now { time: now, floor, .. } = now;
-        let (script, said) = codec::call(command);
+        let (script, payload) = codec::encode_args(command);
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(said);
+        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(payload);
         call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        codec::answer(command, floor, &value).unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        codec::decode_answer(command, floor, &value)
+            .unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
     }
 
-    fn run_together(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
+    fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::AcquireTogether]).arg(attempts.len() * keys::KEYS);
+        call.arg(&self.scripts[&lua::Script::AcquireAll]).arg(attempts.len() * keys::KEYS);
         for (resource, _) in attempts {
             call.arg(keys_of(resource));
         }
         let commands: Vec<_> =
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
         for command in &commands {
-            call.arg(codec::call(command).1);
+            call.arg(codec::encode_args(command).1);
         }
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
-        let answer = |(command, value)| codec::answer(command, now.floor, value);
+        let answer = |(command, value)| codec::decode_answer(command, now.floor, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
     /// None where it is to be asked for alone.
-    fn renew_together(&mut self, said: &[(&Resource, Command)], now: Now) -> Vec<Option<Answer>> {
+    fn renew_together(&mut self, payload: &[(&Resource, Command)], now: Now) -> Vec<Option<Answer>> {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::RenewTogether]).arg(said.len());
-        for (resource, _) in said {
+        call.arg(&self.scripts[&lua::Script::RenewAll]).arg(payload.len());
+        for (resource, _) in payload {
             call.arg(keys::state_key(resource));
         }
-        let renewals = said.iter().map(|(_, command)| match command {
+        let renewals = payload.iter().map(|(_, command)| match command {
             Command::Renew(renew) => renew,
             other => panic!("no renewal: {other:?}"),
         });
-        call.arg(codec::say_renewals(renewals));
+        call.arg(codec::encode_renewal_args(renewals));
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
-        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{said:?}: {error}"));
-        let commands = said.iter().map(|(_, command)| command);
-        codec::renewals(commands, now.floor, &value).unwrap_or_else(|| panic!("{said:?}: {value:?}"))
+        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
+        let commands = payload.iter().map(|(_, command)| command);
+        codec::decode_renewals(commands, now.floor, &value)
+            .unwrap_or_else(|| panic!("{payload:?}: {value:?}"))
     }
 
     /// No key goes before what it holds.
@@ -111,15 +113,15 @@ impl<'c> Lab<'c> {
         let Some(last) = last else { return };
         for key in keys_of(resource) {
             let ms: i64 = redis::cmd("PEXPIRETIME").arg(&key).query(self.commands).unwrap();
-            let outlives = u64::try_from(ms).is_ok_and(|ms| ms * 1_000 > last.as_micros());
-            assert!(ms == -2 || outlives, "{key} is gone at {ms}, before {last:?}");
+            let min_lifetime = u64::try_from(ms).is_ok_and(|ms| ms * 1_000 > last.as_micros());
+            assert!(ms == -2 || min_lifetime, "{key} is gone at {ms}, before {last:?}");
         }
     }
 
     /// The next push, with the channel that it came by.
     fn hear(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("something was pushed");
-        (message.get_channel_name().to_owned(), codec::push(message.get_payload_bytes()))
+        (message.get_channel_name().to_owned(), codec::decode_push(message.get_payload_bytes()))
     }
 }
 
@@ -151,7 +153,7 @@ impl<'l, 'c> Twins<'l, 'c> {
             }
             Step::SetBack(ms) => {
                 let span = Duration::from_millis(*ms);
-                self.now = Now { floor: self.now.floor, ..Now::same(self.now.time.minus(span)) };
+                self.now = Now { floor: self.now.floor, ..Now::same(self.now.time.saturating_sub(span)) };
                 self.stepped_back += span;
             }
             Step::Leave(client) => {
@@ -171,8 +173,8 @@ impl<'l, 'c> Twins<'l, 'c> {
 
     fn run(&mut self, at: usize, command: &Command) -> Reply {
         let mut pushes = Vec::new();
-        let mut is_there = |client| !self.absent.contains(&client);
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+        let mut await_connected = |client| !self.absent.contains(&client);
+        let turn = CommandContext { now: self.now, is_reachable: &mut await_connected, pushes: &mut pushes };
         let (resource, table) = &mut self.resources[at];
         let Ok(expected) = apply(table, turn, command);
         let found = self.lab.run(resource, command, self.now);
@@ -181,16 +183,16 @@ impl<'l, 'c> Twins<'l, 'c> {
         found.reply
     }
 
-    fn run_together(&mut self, attempts: &[Arc<Acquire>]) {
+    fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
         let mut pushes = Vec::new();
-        let mut is_there = |client| !self.absent.contains(&client);
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+        let mut await_connected = |client| !self.absent.contains(&client);
+        let turn = CommandContext { now: self.now, is_reachable: &mut await_connected, pushes: &mut pushes };
         let tables = self.resources.iter_mut().map(|(_, table)| table);
         let mut steps: Vec<_> = tables.zip(attempts).collect();
-        let Ok(expected) = apply_together(turn, &mut steps);
+        let Ok(expected) = apply_all(turn, &mut steps);
         let resources = self.resources.iter().map(|(resource, _)| resource);
         let calls: Vec<_> = resources.zip(attempts).collect();
-        let found = self.lab.run_together(&calls, self.now);
+        let found = self.lab.run_all(&calls, self.now);
         assert_eq!(found, expected, "after {attempts:?}");
         self.hear(&pushes, &attempts);
         (0..attempts.len()).for_each(|at| self.look(at));
@@ -199,20 +201,21 @@ impl<'l, 'c> Twins<'l, 'c> {
     /// As a client does it: first together, and then one by one what could not be answered.
     fn renew_together(&mut self, renewals: &[(usize, Renew)]) {
         let command = |(at, renew): &(usize, Renew)| (*at, Command::Renew(renew.clone()));
-        let said: Vec<_> = renewals.iter().map(command).collect();
+        let payload: Vec<_> = renewals.iter().map(command).collect();
         let calls: Vec<_> =
-            said.iter().map(|(at, command)| (&self.resources[*at].0, command.clone())).collect();
+            payload.iter().map(|(at, command)| (&self.resources[*at].0, command.clone())).collect();
         let found = self.lab.renew_together(&calls, self.now);
-        for ((at, command), found) in said.iter().zip(&found) {
+        for ((at, command), found) in payload.iter().zip(&found) {
             let Some(found) = found else { continue };
             let mut pushes = Vec::new();
-            let mut is_there = |client| !self.absent.contains(&client);
-            let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut pushes };
+            let mut await_connected = |client| !self.absent.contains(&client);
+            let turn =
+                CommandContext { now: self.now, is_reachable: &mut await_connected, pushes: &mut pushes };
             let Ok(expected) = apply(&mut self.resources[*at].1, turn, command);
-            assert_eq!(*found, expected, "after {command:?} of {said:?}");
-            assert_eq!(pushes, [], "what is usual pushes nothing: {command:?} of {said:?}");
+            assert_eq!(*found, expected, "after {command:?} of {payload:?}");
+            assert_eq!(pushes, [], "what is usual pushes nothing: {command:?} of {payload:?}");
         }
-        for ((at, command), found) in said.iter().zip(&found) {
+        for ((at, command), found) in payload.iter().zip(&found) {
             if found.is_none() {
                 self.run(*at, command);
             }
@@ -308,7 +311,7 @@ fn play_jointly(twins: &mut Twins<'_, '_>, steps: &[Joint]) {
     for step in steps {
         match step {
             Joint::At(at, step) => twins.step(*at, step),
-            Joint::Together(attempts) => twins.run_together(attempts),
+            Joint::Together(attempts) => twins.run_all(attempts),
             Joint::Renewals(renewals) => twins.renew_together(renewals),
         }
     }
@@ -376,8 +379,8 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     let id = |client, sequence| Acquisition { client: client_id(client), sequence };
     let renew = |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
     let release = |acquisition, at_least_s| {
-        let at_least = Duration::from_secs(at_least_s);
-        Command::Release(Release { acquisition, at_least, tombstone: Duration::ZERO })
+        let min_hold = Duration::from_secs(at_least_s);
+        Command::Release(Release { acquisition, min_hold, tombstone: Duration::ZERO })
     };
     let kept_until = |twins: &mut Twins<'_, '_>| match twins.run(0, &Command::Inspect) {
         Reply::View(view) => view.holders.first().map(|holder| holder.expires_at),
@@ -390,7 +393,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     twins.step(0, &Step::SetBack(600_000));
     assert_eq!(twins.run(0, &give_back(id(0, 1))), Reply::Released);
     assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
-    // Renewed after the clock was set back once more, alone and with a waiter.
+    // ReconnectHandler after the clock was set back once more, alone and with a waiter.
     twins.step(0, &Step::SetBack(600_000));
     assert!(matches!(twins.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
     twins.run(0, &waits(2, 1, 1, 1));
@@ -407,7 +410,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
     twins.run(0, &waits(3, 1, 1, 1));
     twins.step(0, &Step::SetBack(600_000));
     let Reply::Granted(grant) = twins.run(0, &waits(3, 1, 1, 1)) else { panic!("it holds") };
-    assert_eq!(grant.lasts, Duration::from_secs(10));
+    assert_eq!(grant.valid_for, Duration::from_secs(10));
     twins.end();
 }
 
@@ -478,22 +481,22 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (client_id(1), client_id(2));
-    let cluster = |channels| Dialect { channels, is_cluster: true, is_voting: false };
-    let dialects = [
-        (Dialect::SERVER, "SUBSCRIBE"),
+    let cluster = |channels| ScriptVariant { channels, is_cluster: true, is_voting: false };
+    let variants = [
+        (ScriptVariant::SERVER, "SUBSCRIBE"),
         (cluster(Channels::Plain), "SUBSCRIBE"),
         (cluster(Channels::Sharded), "SSUBSCRIBE"),
     ];
-    for (number, (dialect, subscribe)) in (0..).zip(dialects) {
+    for (number, (variant, subscribe)) in (0..).zip(variants) {
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&format!("a{number}")).unwrap() };
-        let channel = keys::inbox_of(waiter, dialect.is_cluster.then(|| keys::slot_of(&resource)));
+        let channel = keys::inbox_of(waiter, variant.is_cluster.then(|| keys::slot_of(&resource)));
         let subscribe = redis::cmd(subscribe).arg(&channel).get_packed_command();
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = dialect.spelled(&resource, command, Ballot::default(), true);
-            let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
-            codec::answer(command, None, &value).unwrap().reply
+            let call = variant.encode(&resource, command, VoteArgs::default(), true);
+            let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
+            codec::decode_answer(command, None, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {
@@ -511,7 +514,7 @@ fn every_dialect_reaches_the_inbox_of_whoever_waits() {
             panic!("{message:?}")
         };
         assert_eq!(on, channel.as_bytes());
-        let push = codec::push(pushed).unwrap();
-        assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{dialect:?}: {push:?}");
+        let push = codec::decode_push(pushed).unwrap();
+        assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{variant:?}: {push:?}");
     }
 }

@@ -13,132 +13,137 @@ use leasehold_core::{
 };
 use tokio::time::{sleep, timeout};
 
-use super::attempts::{Asked, Try};
-use super::{LATE_BY, Quorum, answer};
+use super::attempts::{NodeAttempt, NodeRequests};
+use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::engine::clock;
-use crate::store::{Answered, Pending, StoreError};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// The pauses between tries: random, up to the first, and then up to twice as much, and so on.
-const FIRST_PAUSE: Duration = Duration::from_millis(4);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_BACKOFF: Duration = Duration::from_millis(4);
+const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
 /// So often somebody who does not wait asks while some nodes are free: others may be late with a release, or have been asked
 /// by somebody else at the same time.
-const TRIES_AT_ONCE: u32 = 3;
+const MAX_IMMEDIATE_TRIES: u32 = 3;
 
 /// Whoever is told that nodes abstain, and for how long, looks again a little later than that.
-const ABSTAINED: Duration = Duration::from_millis(5);
+const ABSTAIN_MARGIN: Duration = Duration::from_millis(5);
 
 /// For so much longer it counts as the nodes' youth if there is no quorum: what failed for that is given back first.
-const YOUTH_REMEMBERED: Duration = Duration::from_secs(5);
+const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 
 /// As long as a node remembers a lock that nobody uses: with a clock that is further ahead than this it does not vote.
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
 /// What a node answered to what it was asked.
-pub(super) enum Heard {
-    Voted(Answered),
-    Told(Answered),
+pub(super) enum NodeResponse {
+    Voted(CallResult),
+    Propagated(CallResult),
 }
 
-type Hearing = FuturesUnordered<Pending<(usize, Heard)>>;
+type PendingResponses = FuturesUnordered<BoxFuture<(usize, NodeResponse)>>;
 
 impl Quorum {
-    pub(super) async fn acquire(self: &Arc<Self>, resource: Arc<Resource>, wanted: Arc<Acquire>) -> Answered {
-        let attempt = wanted.acquisition;
-        let Some((acquisition, asked)) = self.leases.ask(&resource, &wanted) else {
+    pub(super) async fn acquire(
+        self: &Arc<Self>,
+        resource: Arc<Resource>,
+        request: Arc<Acquire>,
+    ) -> CallResult {
+        let attempt = request.acquisition;
+        let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
             return answer(clock::local(), Reply::Cancelled);
         };
         let sent_at = clock::local();
-        let command = Acquire { acquisition, reserve: 0, ..(*wanted).clone() };
+        let command = Acquire { acquisition, reserve: 0, ..(*request).clone() };
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
-        let hearing = Hearing::new();
+        let responses = PendingResponses::new();
         let mut round = Round::new(self.nodes.len(), self.is_fenced, sent_at);
-        let mut said = vec![None; self.nodes.len()];
-        let doubles = self.doubles();
-        for (node, double) in doubles.into_iter().enumerate() {
-            if double.is_some() {
-                asked[node].answered(false);
+        let mut node_errors = vec![None; self.nodes.len()];
+        let duplicate_nodes = self.duplicate_nodes();
+        for (node, duplicate) in duplicate_nodes.into_iter().enumerate() {
+            if duplicate.is_some() {
+                requests[node].answered(false);
                 round.handle_vote(node, Vote::Failed);
-                said[node] = double;
+                node_errors[node] = duplicate;
                 continue;
             }
             let call = (resource.clone(), command.clone());
-            hearing.push(self.ask_for_vote(node, asked.clone(), call, floor));
+            responses.push(self.request_vote(node, requests.clone(), call, floor));
         }
-        let mut asking = Asking {
+        let mut collector = VoteCollector {
             quorum: self.clone(),
             resource: resource.clone(),
             acquisition,
-            ttl: wanted.ttl,
+            ttl: request.ttl,
             round,
-            hearing,
-            said,
-            looks: Vec::new(),
+            responses,
+            node_errors,
+            repoll_hints: Vec::new(),
         };
-        let verdict = asking.until_decided().await;
-        let goes_on = wanted.wait.is_some();
-        if verdict == Verdict::Busy && !goes_on {
-            asking.hear_the_late().await;
+        let verdict = collector.collect().await;
+        let retries = request.wait.is_some();
+        if verdict == Verdict::Busy && !retries {
+            collector.await_stragglers().await;
         }
-        let free_in = asking.free_in();
-        let Asking { round, hearing, said, .. } = asking;
+        let time_until_free = collector.time_until_free();
+        let VoteCollector { round, responses, node_errors, .. } = collector;
         // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
         // says whether there is something to give back.
-        hear_out(hearing);
-        let past = self.leases.past(resource, wanted.clone(), acquisition, asked);
+        drain(responses);
+        let past = self.attempts.past(resource, request.clone(), acquisition, requests);
         let now = clock::local();
-        if goes_on || matches!(verdict, Verdict::Busy | Verdict::Split) {
+        if retries || matches!(verdict, Verdict::Busy | Verdict::Split) {
             self.note_contended(&past.resource);
         }
         match verdict {
             Verdict::Granted(grant) => {
-                if !self.leases.granted(attempt, acquisition, grant.tokens.first) {
-                    return self.overtaken(past, &round).await;
+                if !self.attempts.granted(attempt, acquisition, grant.tokens.first) {
+                    return self.superseded(past, &round).await;
                 }
                 answer(now, Reply::Granted(grant))
             }
             Verdict::Busy | Verdict::Split
-                if goes_on && self.keeps_waiting(attempt, acquisition, &round, now) =>
+                if retries && self.keeps_waiting(attempt, acquisition, &round, now) =>
             {
-                queued(now, if is_partial(&round) { Some(pause(0)) } else { free_in })
+                queued(now, if is_partial(&round) { Some(backoff(0)) } else { time_until_free })
             }
             Verdict::Busy | Verdict::Split => {
-                let tries_again =
-                    !goes_on && is_partial(&round) && !self.leases.has_tried(attempt, TRIES_AT_ONCE);
-                let Some(known) = self.leases.failed(attempt, acquisition, goes_on || tries_again) else {
-                    return self.overtaken(past, &round).await;
+                let retries_now =
+                    !retries && is_partial(&round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
+                let Some(known) = self.attempts.failed(attempt, acquisition, retries || retries_now) else {
+                    return self.superseded(past, &round).await;
                 };
-                self.give_back_all(&known, &round).await;
-                if goes_on {
-                    return queued(clock::local(), Some(pause(known.tries)));
+                self.release_at_nodes(&known, &round).await;
+                if retries {
+                    return queued(clock::local(), Some(backoff(known.tries)));
                 }
-                if !tries_again {
+                if !retries_now {
                     return match verdict {
                         Verdict::Busy => answer(now, Reply::Busy),
-                        _ => {
-                            Err(StoreError { failure: Failure::NotSent, message: self.split(&round, &said) })
-                        }
+                        _ => Err(StoreError {
+                            failure: Failure::NotSent,
+                            message: self.split_failure(&round, &node_errors),
+                        }),
                     };
                 }
-                sleep(pause(known.tries)).await;
-                Box::pin(self.acquire(past.resource, wanted)).await
+                sleep(backoff(known.tries)).await;
+                Box::pin(self.acquire(past.resource, request)).await
             }
             Verdict::NoQuorum | Verdict::TooLate => {
-                let votes_in = self.votes_in(&round, now).filter(|_| goes_on);
-                let Some(known) = self.leases.failed(attempt, acquisition, votes_in.is_some()) else {
-                    return self.overtaken(past, &round).await;
+                let time_to_quorum = self.time_to_quorum(&round, now).filter(|_| retries);
+                let Some(known) = self.attempts.failed(attempt, acquisition, time_to_quorum.is_some()) else {
+                    return self.superseded(past, &round).await;
                 };
-                self.give_back_all(&known, &round).await;
-                if let Some(votes_in) = votes_in {
-                    return queued(clock::local(), Some(votes_in));
+                self.release_at_nodes(&known, &round).await;
+                if let Some(time_to_quorum) = time_to_quorum {
+                    return queued(clock::local(), Some(time_to_quorum));
                 }
                 let message = match verdict {
                     Verdict::TooLate => {
                         "a quorum granted it, but so late that the lease may be over".to_owned()
                     }
-                    _ => self.no_quorum(&round, &said),
+                    _ => self.quorum_failure(&round, &node_errors),
                 };
                 Err(StoreError { failure: Failure::NotSent, message })
             }
@@ -154,17 +159,17 @@ impl Quorum {
         round: &Round,
         now: LocalTime,
     ) -> bool {
-        let since = self.leases.partial(attempt, acquisition, is_partial(round), now);
-        since.is_some_and(|since| now.since(since) < pause(3) + 4 * self.round_trip())
+        let since = self.attempts.partial(attempt, acquisition, is_partial(round), now);
+        since.is_some_and(|since| now.since(since) < backoff(3) + 4 * self.round_trip())
     }
 
-    pub(super) fn ask_for_vote(
+    pub(super) fn request_vote(
         self: &Arc<Self>,
         node: usize,
-        asked: Arc<[Asked]>,
+        requests: Arc<[NodeRequests]>,
         (resource, command): (Arc<Resource>, Command),
         floor: Option<Token>,
-    ) -> Pending<(usize, Heard)> {
+    ) -> BoxFuture<(usize, NodeResponse)> {
         let quorum = self.clone();
         let usual = self.round_trip();
         Box::pin(async move {
@@ -174,11 +179,11 @@ impl Quorum {
                 None => to.call_one(resource, command, floor).await,
             };
             if !is_unknown(&answered) {
-                let has = matches!(&answered, Ok(answer) if has_something(&answer.reply));
-                asked[node].answered(has);
+                let has = matches!(&answered, Ok(answer) if keeps_something(&answer.reply));
+                requests[node].answered(has);
             }
             let counts = answered.is_err() || !quorum.is_far_ahead(node);
-            (node, Heard::Voted(if counts { answered } else { Err(far_ahead()) }))
+            (node, NodeResponse::Voted(if counts { answered } else { Err(far_ahead()) }))
         })
     }
 
@@ -210,17 +215,18 @@ impl Quorum {
     }
 
     /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
-    fn votes_in(&self, round: &Round, now: LocalTime) -> Option<Duration> {
-        let votes_in = round.votes_in()? + ABSTAINED;
-        self.young_until.store((now + votes_in + YOUTH_REMEMBERED).as_micros(), Ordering::Relaxed);
-        Some(votes_in)
+    fn time_to_quorum(&self, round: &Round, now: LocalTime) -> Option<Duration> {
+        let time_to_quorum = round.time_to_quorum()? + ABSTAIN_MARGIN;
+        self.restart_grace_until
+            .store((now + time_to_quorum + RESTART_GRACE_MEMORY).as_micros(), Ordering::Relaxed);
+        Some(time_to_quorum)
     }
 
     /// The try came to an end while this round of it was under way: by the caller, or by another round where this one was
     /// taken for lost. What it was granted is given back.
-    async fn overtaken(self: &Arc<Self>, past: Try, round: &Round) -> Answered {
-        self.give_back_all(&past, round).await;
-        if self.leases.is_cancelled(past.wanted.acquisition) {
+    async fn superseded(self: &Arc<Self>, past: NodeAttempt, round: &Round) -> CallResult {
+        self.release_at_nodes(&past, round).await;
+        if self.attempts.is_cancelled(past.request.acquisition) {
             return answer(clock::local(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
@@ -229,15 +235,16 @@ impl Quorum {
 
     /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
     /// tries next is not to meet it there.
-    async fn give_back_all(self: &Arc<Self>, known: &Try, round: &Round) {
+    async fn release_at_nodes(self: &Arc<Self>, known: &NodeAttempt, round: &Round) {
         let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
-            let asks = known.asked[node].get();
+            let counts = known.requests[node].get();
             // One that waits has a place in the queue there; and one that granted it may not have confirmed the token.
-            let has_something = known.wanted.wait.is_some() || asks.has_something || asks.unanswered > 0;
-            if is_granted || has_something {
-                let giving = self.clone().give_back(node, known, Duration::ZERO, !is_granted);
+            let keeps_something =
+                known.request.wait.is_some() || counts.keeps_something || counts.unanswered > 0;
+            if is_granted || keeps_something {
+                let giving = self.clone().release_node(node, known, Duration::ZERO, !is_granted);
                 if is_granted { granted.push(giving) } else { unheard.push(giving) }
             }
         }
@@ -245,7 +252,7 @@ impl Quorum {
             // Not by the caller's runtime, which may end, or stand still, before it comes to that.
             self.runtime.spawn(unheard.for_each(|_| async {}));
         }
-        let limit = sleep(self.limit(known.wanted.ttl));
+        let limit = sleep(self.node_timeout(known.request.ttl));
         let all = async { while granted.next().await.is_some() {} };
         tokio::select! {
             () = all => {}
@@ -258,28 +265,28 @@ impl Quorum {
 }
 
 /// One try, while nodes are still heard.
-struct Asking {
+struct VoteCollector {
     quorum: Arc<Quorum>,
     resource: Arc<Resource>,
     acquisition: Acquisition,
     ttl: Duration,
     round: Round,
-    hearing: Hearing,
+    responses: PendingResponses,
     /// Why a node did not vote.
-    said: Vec<Option<String>>,
+    node_errors: Vec<Option<String>>,
     /// In how long nodes want to be asked again, since what they have granted will have ended then. They tell it to the first
     /// in their queue.
-    looks: Vec<Duration>,
+    repoll_hints: Vec<Duration>,
 }
 
-impl Asking {
-    async fn until_decided(&mut self) -> Verdict {
-        let limit = self.quorum.limit(self.ttl);
+impl VoteCollector {
+    async fn collect(&mut self) -> Verdict {
+        let limit = self.quorum.node_timeout(self.ttl);
         let mut late = pin!(sleep(limit));
         loop {
-            if let Some((nodes, tokens)) = self.round.poll_tell() {
+            if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
-                    self.tell(node, tokens.last);
+                    self.propagate(node, tokens.last);
                 }
                 late.as_mut().reset(tokio::time::Instant::now() + limit);
             }
@@ -288,66 +295,66 @@ impl Asking {
             }
             tokio::select! {
                 biased;
-                Some((node, heard)) = self.hearing.next() => self.hear(node, heard),
+                Some((node, heard)) = self.responses.next() => self.handle_response(node, heard),
                 () = &mut late => self.round.handle_timeout(),
             }
         }
     }
 
     /// In how long a quorum may be free, as far as is known: nobody tells a waiter that a lease has ended.
-    fn free_in(&mut self) -> Option<Duration> {
-        self.looks.sort_unstable();
-        self.looks.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.looks.last()).copied()
+    fn time_until_free(&mut self) -> Option<Duration> {
+        self.repoll_hints.sort_unstable();
+        self.repoll_hints.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.repoll_hints.last()).copied()
     }
 
     /// Whether any node is free matters to whoever does not wait.
-    async fn hear_the_late(&mut self) {
+    async fn await_stragglers(&mut self) {
         let all = async {
-            while let Some((node, heard)) = self.hearing.next().await {
-                self.hear(node, heard);
+            while let Some((node, heard)) = self.responses.next().await {
+                self.handle_response(node, heard);
             }
         };
-        let _ = timeout(LATE_BY, all).await;
+        let _ = timeout(STRAGGLER_GRACE, all).await;
     }
 
-    fn tell(&self, node: usize, token: Token) {
+    fn propagate(&self, node: usize, token: Token) {
         let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
         let command = Command::Renew(renew);
         let call = self.quorum.nodes[node].clone().call_one(self.resource.clone(), command, Some(token));
-        self.hearing.push(Box::pin(async move { (node, Heard::Told(call.await)) }));
+        self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
     }
 
-    fn hear(&mut self, node: usize, heard: Heard) {
+    fn handle_response(&mut self, node: usize, heard: NodeResponse) {
         match heard {
-            Heard::Voted(answered) => {
+            NodeResponse::Voted(answered) => {
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
                 if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
-                    self.looks.push(queued.look_again_at.since(*at));
+                    self.repoll_hints.push(queued.repoll_at.since(*at));
                 }
-                self.said[node] = match &answered {
+                self.node_errors[node] = match &answered {
                     Err(error) => Some(error.message.clone()),
                     Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
                     Ok(_) => None,
                 };
                 self.round.handle_vote(node, vote);
             }
-            Heard::Told(answered) => {
+            NodeResponse::Propagated(answered) => {
                 let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
-                self.round.handle_told(node, is_known);
+                self.round.handle_propagated(node, is_known);
             }
         }
     }
 }
 
 /// Waits for what is still to come, with nobody waiting for that.
-fn hear_out(mut hearing: Hearing) {
-    if !hearing.is_empty() {
-        tokio::spawn(async move { while hearing.next().await.is_some() {} });
+fn drain(mut responses: PendingResponses) {
+    if !responses.is_empty() {
+        tokio::spawn(async move { while responses.next().await.is_some() {} });
     }
 }
 
 /// Whether the node keeps something for an attempt that it answered so.
-fn has_something(reply: &Reply) -> bool {
+fn keeps_something(reply: &Reply) -> bool {
     matches!(reply, Reply::Granted(_) | Reply::Queued(_))
 }
 
@@ -362,20 +369,19 @@ fn far_ahead() -> StoreError {
     StoreError { failure: Failure::NotSent, message }
 }
 
-fn is_unknown(answered: &Answered) -> bool {
+fn is_unknown(answered: &CallResult) -> bool {
     answered.as_ref().is_err_and(|error| error.failure == Failure::Unknown)
 }
 
 /// It waits, and looks again after this pause, or when it is told to.
-fn queued(now: LocalTime, pause: Option<Duration>) -> Answered {
-    let look_again_at =
-        pause.map_or(StoreTime::NEVER, |pause| StoreTime::from_micros(now.as_micros()) + pause);
-    answer(now, Reply::Queued(Queued { is_head: pause.is_some(), look_again_at }))
+fn queued(now: LocalTime, pause: Option<Duration>) -> CallResult {
+    let repoll_at = pause.map_or(StoreTime::NEVER, |pause| StoreTime::from_micros(now.as_micros()) + pause);
+    answer(now, Reply::Queued(Queued { is_head: pause.is_some(), repoll_at }))
 }
 
 /// Random, so that those who got in each other's way do not meet again.
-fn pause(tries: u32) -> Duration {
-    let longest = FIRST_PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+fn backoff(tries: u32) -> Duration {
+    let longest = FIRST_BACKOFF.saturating_mul(1 << tries.min(10)).min(MAX_BACKOFF);
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);
     longest / 4 + (longest * 3 / 4).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }

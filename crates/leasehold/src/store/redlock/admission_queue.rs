@@ -8,24 +8,24 @@ use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, LocalTime, Rep
 
 use super::Quorum;
 use crate::engine::clock;
-use crate::store::Answered;
+use crate::store::CallResult;
 use crate::store::redis::slot_of;
 
-/// How long it is remembered at which node an attempt is, after it last asked there. Turns and places in their queue are over
+/// How long it is remembered at which node an attempt is, after it last asked there. AdmissionNodes and places in their queue are over
 /// sooner, so a release that is never answered leaves nothing here.
-const REMEMBERED: Duration = Duration::from_secs(60);
+const ROUTE_MEMORY: Duration = Duration::from_secs(60);
 
 /// How often it is looked for what need not be remembered any more.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
 /// At which node each of this client's attempts waits for its turn, or has it.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct AdmissionNodes {
     nodes: HashMap<Acquisition, (usize, LocalTime)>,
     swept_at: LocalTime,
 }
 
-impl Turns {
+impl AdmissionNodes {
     fn node_of(&self, acquisition: Acquisition) -> Option<usize> {
         self.nodes.get(&acquisition).map(|(node, _)| *node)
     }
@@ -36,7 +36,7 @@ impl Turns {
         acquisition: Acquisition,
         node: usize,
         command: &Command,
-        answered: &Answered,
+        answered: &CallResult,
         now: LocalTime,
     ) {
         let is_there = match (command, answered) {
@@ -48,11 +48,11 @@ impl Turns {
             (_, Err(_)) => self.nodes.contains_key(&acquisition),
         };
         if is_there {
-            self.nodes.insert(acquisition, (node, now + REMEMBERED));
+            self.nodes.insert(acquisition, (node, now + ROUTE_MEMORY));
         } else {
             self.nodes.remove(&acquisition);
         }
-        if now >= self.swept_at + SWEEP_EVERY {
+        if now >= self.swept_at + SWEEP_INTERVAL {
             self.nodes.retain(|_, (_, until)| *until > now);
             self.swept_at = now;
         }
@@ -60,20 +60,20 @@ impl Turns {
 }
 
 /// How long it counts that this client has met others at a lock.
-const CONTENDED: Duration = Duration::from_secs(1);
+const CONTENTION_MEMORY: Duration = Duration::from_secs(1);
 
 /// The locks at which this client has met others lately. It queues behind them for its turn then, and does not first try
 /// whether the lock is free: between two waiters it may be.
 #[derive(Debug, Default)]
-pub(super) struct Contended {
+pub(super) struct ContendedLocks {
     until: HashMap<Arc<Resource>, LocalTime>,
     swept_at: LocalTime,
 }
 
-impl Contended {
+impl ContendedLocks {
     fn note(&mut self, resource: &Arc<Resource>, now: LocalTime) {
-        self.until.insert(resource.clone(), now + CONTENDED);
-        if now >= self.swept_at + SWEEP_EVERY {
+        self.until.insert(resource.clone(), now + CONTENTION_MEMORY);
+        if now >= self.swept_at + SWEEP_INTERVAL {
             self.until.retain(|_, until| *until > now);
             self.swept_at = now;
         }
@@ -94,46 +94,50 @@ impl Quorum {
         self.contended().has(resource, clock::local())
     }
 
-    fn contended(&self) -> MutexGuard<'_, Contended> {
+    fn contended(&self) -> MutexGuard<'_, ContendedLocks> {
         self.contended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
-    pub(super) async fn call_queue(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> Answered {
+    pub(super) async fn call_admission_queue(
+        self: &Arc<Self>,
+        resource: Arc<Resource>,
+        command: Command,
+    ) -> CallResult {
         let acquisition = match &command {
             Command::Acquire(acquire) => Some(acquire.acquisition),
             Command::Renew(renew) => Some(renew.acquisition),
             Command::Release(release) => Some(release.acquisition),
             Command::Inspect | Command::ForceRelease => None,
         };
-        let known = acquisition.and_then(|acquisition| self.turns().node_of(acquisition));
+        let known = acquisition.and_then(|acquisition| self.admission_nodes().node_of(acquisition));
         // Whoever waits goes where the others are; what was given there is given back there.
-        let goes_on =
-            |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_up();
-        let node = known.filter(goes_on).unwrap_or_else(|| self.queue_node(&resource));
+        let retries =
+            |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_connected();
+        let node = known.filter(retries).unwrap_or_else(|| self.admission_node(&resource));
         let answered = self.nodes[node].clone().call_one(resource, command.clone(), None).await;
         if let Some(acquisition) = acquisition {
-            self.turns().handle_answered(acquisition, node, &command, &answered, clock::local());
+            self.admission_nodes().handle_answered(acquisition, node, &command, &answered, clock::local());
         }
         answered
     }
 
-    fn turns(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    fn admission_nodes(&self) -> MutexGuard<'_, AdmissionNodes> {
+        self.admission_nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn queue_node(&self, resource: &Resource) -> usize {
+    pub(super) fn admission_node(&self, resource: &Resource) -> usize {
         let mut order: Vec<usize> = (0..self.nodes.len()).collect();
         // Everybody goes by the addresses, in whatever order they were given.
         order.sort_by(|a, b| self.nodes[*a].name.cmp(&self.nodes[*b].name));
         let first = usize::from(slot_of(resource)) % order.len();
         order.rotate_left(first);
-        order.iter().copied().find(|node| self.nodes[*node].store.is_up()).unwrap_or(order[0])
+        order.iter().copied().find(|node| self.nodes[*node].store.is_connected()).unwrap_or(order[0])
     }
 }
 
-pub(super) fn is_queue(resource: &Resource) -> bool {
-    resource.kind == Kind::Queue
+pub(super) fn is_admission_queue(resource: &Resource) -> bool {
+    resource.kind == Kind::Admission
 }
 
 #[cfg(test)]
@@ -153,40 +157,40 @@ mod tests {
         (acquisition, acquire, Command::Release(Release::now(acquisition)))
     }
 
-    fn answer(reply: Reply) -> Answered {
+    fn answer(reply: Reply) -> CallResult {
         Ok(Answer { at: StoreTime::ZERO, reply })
     }
 
-    fn queued() -> Answered {
-        answer(Reply::Queued(Queued { is_head: false, look_again_at: StoreTime::NEVER }))
+    fn queued() -> CallResult {
+        answer(Reply::Queued(Queued { is_head: false, repoll_at: StoreTime::NEVER }))
     }
 
-    fn failed(failure: Failure) -> Answered {
+    fn failed(failure: Failure) -> CallResult {
         Err(StoreError { failure, message: String::new() })
     }
 
     #[test]
     fn unanswered_release_goes_to_the_same_node_again_and_is_forgotten_in_the_end() {
-        let mut turns = Turns::default();
+        let mut admission_nodes = AdmissionNodes::default();
         let (first, acquire, release) = attempt(1);
-        turns.handle_answered(first, 2, &acquire, &queued(), at(0));
+        admission_nodes.handle_answered(first, 2, &acquire, &queued(), at(0));
         for failure in [Failure::Unknown, Failure::NotSent] {
-            turns.handle_answered(first, 2, &release, &failed(failure), at(1));
-            assert_eq!(turns.node_of(first), Some(2));
+            admission_nodes.handle_answered(first, 2, &release, &failed(failure), at(1));
+            assert_eq!(admission_nodes.node_of(first), Some(2));
         }
         let (other, acquire, release) = attempt(2);
-        turns.handle_answered(other, 0, &acquire, &failed(Failure::Unknown), at(59));
-        assert_eq!(turns.nodes.len(), 2);
-        turns.handle_answered(other, 0, &acquire, &queued(), at(70));
-        assert_eq!((turns.node_of(first), turns.node_of(other)), (None, Some(0)));
-        turns.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
-        assert!(turns.nodes.is_empty());
+        admission_nodes.handle_answered(other, 0, &acquire, &failed(Failure::Unknown), at(59));
+        assert_eq!(admission_nodes.nodes.len(), 2);
+        admission_nodes.handle_answered(other, 0, &acquire, &queued(), at(70));
+        assert_eq!((admission_nodes.node_of(first), admission_nodes.node_of(other)), (None, Some(0)));
+        admission_nodes.handle_answered(other, 0, &release, &answer(Reply::NotHeld), at(71));
+        assert!(admission_nodes.nodes.is_empty());
     }
 
     #[test]
     fn contention_is_remembered_for_a_second_and_then_forgotten() {
         let resource = |name| Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
-        let mut contended = Contended::default();
+        let mut contended = ContendedLocks::default();
         contended.note(&resource("a"), at(0));
         assert!(contended.has(&resource("a"), at(0)) && !contended.has(&resource("b"), at(0)));
         assert!(!contended.has(&resource("a"), at(1)));
@@ -196,10 +200,10 @@ mod tests {
 
     #[test]
     fn attempt_that_was_not_sent_is_nowhere() {
-        let mut turns = Turns::default();
+        let mut admission_nodes = AdmissionNodes::default();
         let (acquisition, acquire, _) = attempt(1);
-        turns.handle_answered(acquisition, 2, &acquire, &queued(), at(0));
-        turns.handle_answered(acquisition, 2, &acquire, &failed(Failure::NotSent), at(1));
-        assert_eq!(turns.node_of(acquisition), None);
+        admission_nodes.handle_answered(acquisition, 2, &acquire, &queued(), at(0));
+        admission_nodes.handle_answered(acquisition, 2, &acquire, &failed(Failure::NotSent), at(1));
+        assert_eq!(admission_nodes.node_of(acquisition), None);
     }
 }

@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, Command, Failure, Holder, Release, Reply, Resource, Round, StoreTime, Token, View,
-    Vote, Waiting, Word, Words, quorum_of,
+    Acquisition, Answer, Command, Failure, Holder, NodeReplies, NodeReply, QueueEntry, Release, Reply,
+    Resource, Round, StoreTime, Token, View, Vote, quorum_of,
 };
 use tokio::time::timeout;
 
 use super::Quorum;
-use super::admission_queue::is_queue;
+use super::admission_queue::is_admission_queue;
 use super::renew::TOMBSTONE;
-use crate::store::queue_of;
-use crate::store::{Answered, Store as _, StoreError};
+use crate::store::admission_queue_of;
+use crate::store::{CallResult, Store as _, StoreError};
 
 /// How long a node may take when somebody looks.
-const LOOK_LIMIT: Duration = Duration::from_secs(1);
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Said of a node that had no time to answer.
 const NOT_WAITED_FOR: &str = "not waited for, since the others had decided already";
 
 impl Quorum {
     /// Who holds it, as far as a quorum may have granted it: nodes that do not answer may have.
-    pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> Answered {
-        let answers = self.ask_all(&resource, Command::Inspect).await?;
+    pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> CallResult {
+        let answers = self.call_all(&resource, Command::Inspect).await?;
         let mut views = Vec::new();
         let mut at = StoreTime::ZERO;
         for answer in answers {
@@ -41,7 +41,7 @@ impl Quorum {
         let last_token = known.iter().rev().nth(quorum_of(self.nodes.len()) - 1).copied();
         let in_use = views.iter().map(|view| view.in_use).max().unwrap_or(0);
         let answered = views.len();
-        let holders = self.agreed(views.into_iter().flat_map(|view| view.holders), answered);
+        let holders = self.quorum_holders(views.into_iter().flat_map(|view| view.holders), answered);
         let in_use = if holders.is_empty() { 0 } else { in_use };
         let waiters = self.waiters(&resource).await;
         Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
@@ -49,17 +49,17 @@ impl Quorum {
 
     /// Whoever waits: first those whose turn it is, then those who wait for theirs. Who could not reach the node where the
     /// others queue does so elsewhere. Nobody, where that can't be asked.
-    async fn waiters(&self, resource: &Resource) -> Vec<Waiting> {
-        let Some(queue) = queue_of(resource).map(Arc::new) else { return Vec::new() };
+    async fn waiters(&self, resource: &Resource) -> Vec<QueueEntry> {
+        let Some(queue) = admission_queue_of(resource).map(Arc::new) else { return Vec::new() };
         let (mut first, mut then) = (Vec::new(), Vec::new());
-        for answer in self.answers(&queue, &Command::Inspect).await.into_iter().flatten() {
+        for answer in self.call_each(&queue, &Command::Inspect).await.into_iter().flatten() {
             if let Reply::View(view) = answer.reply {
-                first.extend(view.holders.into_iter().map(|holder| Waiting {
+                first.extend(view.holders.into_iter().map(|holder| QueueEntry {
                     acquisition: holder.acquisition,
                     weight: holder.weight,
                     since: holder.granted_at,
                     deadline: holder.expires_at,
-                    passed_over: false,
+                    skipped: false,
                     metadata: holder.metadata,
                 }));
                 then.extend(view.waiters);
@@ -73,8 +73,8 @@ impl Quorum {
         first
     }
 
-    pub(super) async fn force_release(&self, resource: Arc<Resource>) -> Answered {
-        let answers = self.ask_all(&resource, Command::ForceRelease).await?;
+    pub(super) async fn force_release(&self, resource: Arc<Resource>) -> CallResult {
+        let answers = self.call_all(&resource, Command::ForceRelease).await?;
         let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
         let answered = answers.len();
         let taken: Vec<Holder> = answers
@@ -87,30 +87,30 @@ impl Quorum {
         // A renewal in between may have had a node join again that had let go already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
-            let release = Release { acquisition, at_least: Duration::ZERO, tombstone: TOMBSTONE };
-            self.ask_all(&resource, Command::Release(release)).await?;
+            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE };
+            self.call_all(&resource, Command::Release(release)).await?;
         }
-        Ok(Answer { at, reply: Reply::Forced(self.agreed(taken.into_iter(), answered)) })
+        Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
     }
 
     /// One view of each lease that a quorum may have granted.
-    fn agreed(&self, holders: impl Iterator<Item = Holder>, answered: usize) -> Vec<Holder> {
+    fn quorum_holders(&self, holders: impl Iterator<Item = Holder>, answered: usize) -> Vec<Holder> {
         let mut found = BTreeMap::<Acquisition, Vec<Holder>>::new();
         for holder in holders {
             found.entry(holder.acquisition).or_default().push(holder);
         }
         let (silent, quorum) = (self.nodes.len() - answered, quorum_of(self.nodes.len()));
-        found.into_values().filter_map(|same| one_of(same, silent, quorum)).collect()
+        found.into_values().filter_map(|same| merge_holder(same, silent, quorum)).collect()
     }
 
     /// The answers of all that answer, if they are a quorum.
-    pub(super) async fn ask_all(
+    pub(super) async fn call_all(
         &self,
         resource: &Arc<Resource>,
         command: Command,
     ) -> Result<Vec<Answer>, StoreError> {
         let (mut answers, mut errors) = (Vec::new(), Vec::new());
-        for (node, answered) in self.nodes.iter().zip(self.answers(resource, &command).await) {
+        for (node, answered) in self.nodes.iter().zip(self.call_each(resource, &command).await) {
             match answered {
                 Ok(answer) => answers.push(answer),
                 Err(error) => errors.push(format!("{}: {error}", node.name)),
@@ -123,12 +123,12 @@ impl Quorum {
     }
 
     /// What each node says, or why it says nothing.
-    async fn answers(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
-        let asked = self.nodes.iter().map(|node| {
+    async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
+        let requests = self.nodes.iter().map(|node| {
             let call = node.clone().call_one(resource.clone(), command.clone(), None);
-            async { timeout(LOOK_LIMIT, call).await }
+            async { timeout(INSPECT_TIMEOUT, call).await }
         });
-        let answered = join_all(asked).await.into_iter().map(|answered| match answered {
+        let answered = join_all(requests).await.into_iter().map(|answered| match answered {
             Ok(answered) => answered.map_err(|error| error.message),
             Err(_) => Err("too slow".to_owned()),
         });
@@ -137,13 +137,14 @@ impl Quorum {
 
     /// What any node has. Queues for a turn to try are no locks.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
-        let asked = self.nodes.iter().map(|node| async { timeout(LOOK_LIMIT, node.store.list()).await });
+        let requests =
+            self.nodes.iter().map(|node| async { timeout(INSPECT_TIMEOUT, node.store.list()).await });
         let (mut resources, mut errors, mut answered) = (Vec::new(), Vec::new(), 0);
-        for (node, listed) in self.nodes.iter().zip(join_all(asked).await) {
+        for (node, listed) in self.nodes.iter().zip(join_all(requests).await) {
             match listed {
                 Ok(Ok(listed)) => {
                     answered += 1;
-                    resources.extend(listed.into_iter().filter(|resource| !is_queue(resource)));
+                    resources.extend(listed.into_iter().filter(|resource| !is_admission_queue(resource)));
                 }
                 Ok(Err(error)) => errors.push(format!("{}: {}", node.name, error.message)),
                 Err(_) => errors.push(format!("{}: too slow", node.name)),
@@ -157,7 +158,7 @@ impl Quorum {
         Ok(resources)
     }
 
-    // --- Words for people ------------------------------------------------------------------------
+    // --- NodeReplies for people ------------------------------------------------------------------------
 
     fn too_few(&self, answered: usize, errors: &[String]) -> String {
         let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
@@ -168,25 +169,25 @@ impl Quorum {
     }
 
     /// Why a round had no quorum: what each node said.
-    pub(super) fn no_quorum(&self, round: &Round, said: &[Option<String>]) -> String {
+    pub(super) fn quorum_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
         let answered = |vote: &&Option<Vote>| matches!(vote, Some(Vote::Yes(_) | Vote::No));
-        self.too_few(round.votes().iter().filter(answered).count(), &self.each(round, said))
+        self.too_few(round.votes().iter().filter(answered).count(), &self.describe_votes(round, node_errors))
     }
 
     /// Why a round in which a quorum answered decided nothing: what each node said.
-    pub(super) fn split(&self, round: &Round, said: &[Option<String>]) -> String {
+    pub(super) fn split_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
         let yeses = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::Yes(_)))).count();
         let noes = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::No))).count();
         let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
         format!(
             "no quorum: {yeses} of {nodes} nodes granted it and {noes} refused it, {quorum} have to agree ({})",
-            self.each(round, said).join("; ")
+            self.describe_votes(round, node_errors).join("; ")
         )
     }
 
-    fn each(&self, round: &Round, said: &[Option<String>]) -> Vec<String> {
-        let each = self.nodes.iter().zip(round.votes()).zip(said);
-        each.map(|((node, vote), said)| {
+    fn describe_votes(&self, round: &Round, node_errors: &[Option<String>]) -> Vec<String> {
+        let each = self.nodes.iter().zip(round.votes()).zip(node_errors);
+        each.map(|((node, vote), node_errors)| {
             let what = match vote {
                 Some(Vote::Yes(_)) => "granted it, and was told that it is given back".to_owned(),
                 Some(Vote::No) => "busy".to_owned(),
@@ -194,7 +195,7 @@ impl Quorum {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"
                         .to_owned()
                 }
-                Some(Vote::Failed) => said.clone().unwrap_or_else(|| "too slow".to_owned()),
+                Some(Vote::Failed) => node_errors.clone().unwrap_or_else(|| "too slow".to_owned()),
                 None => NOT_WAITED_FOR.to_owned(),
             };
             format!("{}: {what}", node.name)
@@ -203,24 +204,25 @@ impl Quorum {
     }
 
     /// Which nodes did not answer that they gave it back.
-    pub(super) fn not_told(&self, words: &Words) -> String {
-        let silent = self.nodes.iter().zip(words.words()).filter(|(_, word)| **word == Some(Word::Failed));
+    pub(super) fn release_failure(&self, replies: &NodeReplies) -> String {
+        let silent =
+            self.nodes.iter().zip(replies.replies()).filter(|(_, reply)| **reply == Some(NodeReply::Failed));
         let silent: Vec<String> = silent.map(|(node, _)| format!("{}: no answer", node.name)).collect();
         self.too_few(self.nodes.len() - silent.len(), &silent)
     }
 
     /// Why nobody can say whether a lease was renewed.
-    pub(super) fn not_renewed(&self, words: &Words, errors: &[Option<String>]) -> String {
+    pub(super) fn renewal_failure(&self, replies: &NodeReplies, errors: &[Option<String>]) -> String {
         let mut renewed = 0;
         let mut parts = Vec::new();
-        for ((node, word), error) in self.nodes.iter().zip(words.words()).zip(errors) {
-            let what = match word {
-                Some(Word::Held { .. }) => {
+        for ((node, reply), error) in self.nodes.iter().zip(replies.replies()).zip(errors) {
+            let what = match reply {
+                Some(NodeReply::Held { .. }) => {
                     renewed += 1;
                     continue;
                 }
-                Some(Word::NotHeld) => "does not have the lease (any more)",
-                Some(Word::Failed) => error.as_deref().unwrap_or("too slow"),
+                Some(NodeReply::NotHeld) => "does not have the lease (any more)",
+                Some(NodeReply::Failed) => error.as_deref().unwrap_or("too slow"),
                 None => NOT_WAITED_FOR,
             };
             parts.push(format!("{}: {what}", node.name));
@@ -234,7 +236,7 @@ impl Quorum {
 }
 
 /// One lease as several nodes see it, as far as a quorum may have granted it: those that are silent may have.
-pub(super) fn one_of(mut same: Vec<Holder>, silent: usize, quorum: usize) -> Option<Holder> {
+pub(super) fn merge_holder(mut same: Vec<Holder>, silent: usize, quorum: usize) -> Option<Holder> {
     // It is over when fewer than a quorum have it: one that is late with a release or a renewal does not decide that.
     same.sort_unstable_by_key(|holder| std::cmp::Reverse(holder.expires_at));
     let mut lease = same.get(quorum.saturating_sub(silent + 1))?.clone();

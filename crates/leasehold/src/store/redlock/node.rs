@@ -10,17 +10,17 @@ use leasehold_core::{
 };
 use tokio::time::timeout;
 
-use super::SHORTEST_LIMIT;
+use super::MIN_NODE_TIMEOUT;
 use crate::engine::clock;
 use crate::store::redis::Redis;
-use crate::store::{Answered, Store as _, StoreError};
+use crate::store::{CallResult, Store as _, StoreError};
 
 /// A node that owes so many answers, and has given none for so long, stands still: it is not sent what would pile up.
-const AT_ONCE: usize = 256;
-const STANDS_STILL: Duration = Duration::from_secs(2);
+const MAX_UNANSWERED: usize = 256;
+const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How many releases that it has not answered are kept for a node, the newest ones. The leases end by themselves too.
-const MOST_DEBTS: usize = 10_000;
+const MAX_PENDING_RELEASES: usize = 10_000;
 
 /// How many of them go in one batch.
 const BATCH: usize = 128;
@@ -35,7 +35,7 @@ pub(super) struct Node {
     pub(super) name: String,
     unanswered: AtomicUsize,
     /// By the local clock, in microseconds: its last answer, or since when it has owed one.
-    heard_at: AtomicU64,
+    last_answer_at: AtomicU64,
     /// In microseconds, of the last ones on average; zero before the first.
     round_trip: AtomicU64,
     /// What its clock said last, less the local clock when that was heard, in microseconds.
@@ -44,10 +44,10 @@ pub(super) struct Node {
     #[cfg(test)]
     pub(super) skew: AtomicI64,
     /// Releases that it has not answered, and until when there is something to release.
-    debts: Mutex<BTreeMap<Acquisition, Debt>>,
+    pending_releases: Mutex<BTreeMap<Acquisition, PendingRelease>>,
 }
 
-struct Debt {
+struct PendingRelease {
     resource: Arc<Resource>,
     release: Release,
     until: LocalTime,
@@ -68,17 +68,17 @@ impl Node {
             store,
             name,
             unanswered: AtomicUsize::new(0),
-            heard_at: AtomicU64::new(0),
+            last_answer_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
             #[cfg(test)]
             skew: AtomicI64::new(0),
-            debts: Mutex::default(),
+            pending_releases: Mutex::default(),
         }
     }
 
-    fn debts(&self) -> MutexGuard<'_, BTreeMap<Acquisition, Debt>> {
-        self.debts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending_releases(&self) -> MutexGuard<'_, BTreeMap<Acquisition, PendingRelease>> {
+        self.pending_releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs commands in this order, with no token below `floor`.
@@ -86,25 +86,25 @@ impl Node {
         self: Arc<Self>,
         batch: Vec<(Arc<Resource>, Command)>,
         floor: Option<Token>,
-    ) -> Vec<Answered> {
+    ) -> Vec<CallResult> {
         let count = batch.len();
         let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let _unanswered = Unanswered(self.clone());
         let sent_at = clock::local();
         if waiting == 0 {
             // It owed nothing until now.
-            self.heard_at.store(sent_at.as_micros(), Ordering::Relaxed);
+            self.last_answer_at.store(sent_at.as_micros(), Ordering::Relaxed);
         }
-        if waiting >= AT_ONCE && sent_at.since(self.heard_at()) > STANDS_STILL {
+        if waiting >= MAX_UNANSWERED && sent_at.since(self.last_answer_at()) > STALL_TIMEOUT {
             return vec![Err(too_slow(waiting)); count];
         }
-        let answers = self.store.vote(&batch, floor).await;
+        let answers = self.store.call_as_voter(&batch, floor).await;
         if let Some(Ok(answer)) = answers.last() {
             let now = clock::local();
-            self.heard_at.store(now.as_micros(), Ordering::Relaxed);
+            self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
             // Several may take two flights.
             if count == 1 {
-                self.heard(sent_at, now, answer.at);
+                self.record_answer(sent_at, now, answer.at);
             }
         }
         answers
@@ -116,16 +116,19 @@ impl Node {
         resource: Arc<Resource>,
         command: Command,
         floor: Option<Token>,
-    ) -> Answered {
-        self.call(vec![(resource, command)], floor).await.pop().unwrap_or_else(crate::handle::unanswered)
+    ) -> CallResult {
+        self.call(vec![(resource, command)], floor)
+            .await
+            .pop()
+            .unwrap_or_else(crate::handle::missing_response)
     }
 
-    /// Asks about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.
+    /// RequestCounts about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
-        let call = self.call_one(Arc::new(Resource { kind: Kind::Queue, name }), Command::Inspect, None);
+        let call = self.call_one(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
         // Without an answer the first one is asked for without a floor.
-        let _ = timeout(SHORTEST_LIMIT, call).await;
+        let _ = timeout(MIN_NODE_TIMEOUT, call).await;
     }
 
     /// Whether it is so far behind the others that it is not asked for its vote: what it had not answered when that is given
@@ -133,10 +136,10 @@ impl Node {
     pub(super) fn lags(&self, usual: Duration) -> Option<StoreError> {
         let waiting = self.unanswered.load(Ordering::Relaxed);
         let is_slow = self.round_trip() > 4 * usual + Duration::from_millis(10);
-        (waiting >= AT_ONCE && is_slow).then(|| too_slow(waiting))
+        (waiting >= MAX_UNANSWERED && is_slow).then(|| too_slow(waiting))
     }
 
-    fn heard(&self, sent_at: LocalTime, now: LocalTime, at: StoreTime) {
+    fn record_answer(&self, sent_at: LocalTime, now: LocalTime, at: StoreTime) {
         let took = now.since(sent_at).as_micros();
         let took = u64::try_from(took).unwrap_or(u64::MAX).min(10_000_000);
         let before = self.round_trip.load(Ordering::Relaxed);
@@ -148,8 +151,8 @@ impl Node {
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    fn heard_at(&self) -> LocalTime {
-        LocalTime::from_micros(self.heard_at.load(Ordering::Relaxed))
+    fn last_answer_at(&self) -> LocalTime {
+        LocalTime::from_micros(self.last_answer_at.load(Ordering::Relaxed))
     }
 
     /// How long its answers take.
@@ -165,35 +168,37 @@ impl Node {
     }
 
     /// This was to be given back, and nobody knows whether it was. By then the lease is over anyway.
-    pub(super) fn owe(&self, resource: Arc<Resource>, release: Release, until: LocalTime) {
-        let mut debts = self.debts();
-        debts.insert(release.acquisition, Debt { resource, release, until });
-        while debts.len() > MOST_DEBTS {
-            debts.pop_first();
+    pub(super) fn add_pending_release(&self, resource: Arc<Resource>, release: Release, until: LocalTime) {
+        let mut pending_releases = self.pending_releases();
+        pending_releases.insert(release.acquisition, PendingRelease { resource, release, until });
+        while pending_releases.len() > MAX_PENDING_RELEASES {
+            pending_releases.pop_first();
         }
     }
 
-    pub(super) fn is_in_debt(&self) -> bool {
-        !self.debts().is_empty()
+    pub(super) fn has_pending_releases(&self) -> bool {
+        !self.pending_releases().is_empty()
     }
 
     /// Gives back what was not, as far as the node answers.
-    pub(super) async fn settle(self: Arc<Self>) {
+    pub(super) async fn retry_pending_releases(self: Arc<Self>) {
         let due: Vec<(Arc<Resource>, Command)> = {
-            let mut debts = self.debts();
+            let mut pending_releases = self.pending_releases();
             let now = clock::local();
-            debts.retain(|_, debt| debt.until > now);
-            let debts = debts.values().take(BATCH);
-            debts.map(|debt| (debt.resource.clone(), Command::Release(debt.release.clone()))).collect()
+            pending_releases.retain(|_, pending| pending.until > now);
+            let pending_releases = pending_releases.values().take(BATCH);
+            pending_releases
+                .map(|pending| (pending.resource.clone(), Command::Release(pending.release.clone())))
+                .collect()
         };
         if due.is_empty() {
             return;
         }
         let answers = self.clone().call(due.clone(), None).await;
-        let mut debts = self.debts();
+        let mut pending_releases = self.pending_releases();
         for ((_, command), answer) in due.iter().zip(answers) {
             if let (Command::Release(release), Ok(_)) = (command, answer) {
-                debts.remove(&release.acquisition);
+                pending_releases.remove(&release.acquisition);
             }
         }
     }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Command, Failure, LocalTime, Release, Renew, Reply, Resource, Tally, Word, Words,
+    Acquire, Command, Failure, LocalTime, NodeReplies, NodeReply, Release, Renew, Reply, Resource, Tally,
 };
 use tokio::time::{sleep, timeout};
 
-use super::attempts::{Asks, Try};
-use super::{LATE_BY, Quorum, answer};
+use super::attempts::{NodeAttempt, RequestCounts};
+use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::engine::clock;
-use crate::store::{Answered, StoreError};
+use crate::store::{CallResult, StoreError};
 
 /// How long a tombstone stands at a node: longer than any delayed command can be under way.
 pub(super) const TOMBSTONE: Duration = Duration::from_secs(60);
@@ -22,239 +22,250 @@ impl Quorum {
     // --- Keeping ---------------------------------------------------------------------------------
 
     /// Renews these, all at each node in one flight.
-    pub(super) async fn renew(self: &Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<Answered> {
-        let known: Vec<Option<(Renew, Try)>> = batch
+    pub(super) async fn renew(self: &Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
+        let known: Vec<Option<(Renew, NodeAttempt)>> = batch
             .into_iter()
             .map(|(_, command)| match command {
                 Command::Renew(renew) => {
-                    let known = self.leases.get(renew.acquisition).filter(|known| known.token.is_some())?;
+                    let known = self.attempts.get(renew.acquisition).filter(|known| known.token.is_some())?;
                     Some((renew, known))
                 }
                 _ => None,
             })
             .collect();
-        let asked: Vec<&(Renew, Try)> = known.iter().flatten().collect();
-        if asked.is_empty() {
+        let requests: Vec<&(Renew, NodeAttempt)> = known.iter().flatten().collect();
+        if requests.is_empty() {
             return known.iter().map(|_| answer(clock::local(), Reply::NotHeld)).collect();
         }
-        let commands: Vec<(Arc<Resource>, Command)> = asked
+        let commands: Vec<(Arc<Resource>, Command)> = requests
             .iter()
             .map(|(renew, known)| {
                 let renew = Renew { acquisition: known.acquisition, ttl: renew.ttl, reserve: 0 };
                 (known.resource.clone(), Command::Renew(renew))
             })
             .collect();
-        let shortest = asked.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
-        let mut words: Vec<Words> = asked.iter().map(|_| Words::new(self.nodes.len())).collect();
-        let mut hearing = FuturesUnordered::new();
-        let mut errors = self.doubles();
+        let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
+        let mut replies: Vec<NodeReplies> =
+            requests.iter().map(|_| NodeReplies::new(self.nodes.len())).collect();
+        let mut responses = FuturesUnordered::new();
+        let mut errors = self.duplicate_nodes();
         for (node, to) in self.nodes.iter().enumerate() {
             if errors[node].is_some() {
-                words.iter_mut().for_each(|words| words.handle_word(node, Word::Failed));
+                replies.iter_mut().for_each(|replies| replies.handle_reply(node, NodeReply::Failed));
                 continue;
             }
             let call = to.clone().call(commands.clone(), None);
-            hearing.push(async move { (node, call.await) });
+            responses.push(async move { (node, call.await) });
         }
-        let mut limit = pin!(sleep(self.limit(shortest)));
-        while words.iter().any(|words| words.poll_tally().is_none()) {
+        let mut limit = pin!(sleep(self.node_timeout(shortest)));
+        while replies.iter().any(|replies| replies.poll_tally().is_none()) {
             tokio::select! {
                 // What is there counts, even if the whole process stood still until the time was over.
                 biased;
-                Some((node, answers)) = hearing.next() => {
-                    for (words, answered) in words.iter_mut().zip(&answers) {
-                        words.handle_word(node, word_of(answered));
+                Some((node, answers)) = responses.next() => {
+                    for (replies, answered) in replies.iter_mut().zip(&answers) {
+                        replies.handle_reply(node, reply_of(answered));
                         if let Err(error) = answered {
                             errors[node] = Some(error.message.clone());
                         }
                     }
                 }
-                () = &mut limit => words.iter_mut().for_each(Words::handle_timeout),
+                () = &mut limit => replies.iter_mut().for_each(NodeReplies::handle_timeout),
             }
         }
-        if !hearing.is_empty() {
-            tokio::spawn(async move { while hearing.next().await.is_some() {} });
+        if !responses.is_empty() {
+            tokio::spawn(async move { while responses.next().await.is_some() {} });
         }
         let now = clock::local();
-        let mut answers = asked.iter().zip(&words).map(|((renew, known), words)| match words.poll_tally() {
-            Some(Tally::Held { lasts }) => {
-                self.join_others(renew, known, words);
-                answer(now, Reply::Renewed { lasts, tokens: None, wanted: false })
-            }
-            Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
-            Some(Tally::Unknown) | None => {
-                Err(StoreError { failure: Failure::Unknown, message: self.not_renewed(words, &errors) })
-            }
-        });
+        let mut answers =
+            requests.iter().zip(&replies).map(|((renew, known), replies)| match replies.poll_tally() {
+                Some(Tally::Held { valid_for }) => {
+                    self.rejoin_nodes(renew, known, replies);
+                    answer(now, Reply::Renewed { valid_for, tokens: None, contended: false })
+                }
+                Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
+                Some(Tally::Unknown) | None => Err(StoreError {
+                    failure: Failure::Unknown,
+                    message: self.renewal_failure(replies, &errors),
+                }),
+            });
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::handle::unanswered),
+                Some(_) => answers.next().unwrap_or_else(crate::handle::missing_response),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()
     }
 
-    /// Asks the nodes that do not have the lease for it too, now that a quorum has kept it: they may have been away, or were
+    /// RequestCounts the nodes that do not have the lease for it too, now that a quorum has kept it: they may have been away, or were
     /// started again. They learn its token by that.
-    fn join_others(self: &Arc<Self>, renew: &Renew, known: &Try, words: &Words) {
-        for (node, word) in words.words().iter().enumerate() {
-            if *word != Some(Word::NotHeld) || !self.leases.join(renew.acquisition, known.acquisition, node) {
+    fn rejoin_nodes(self: &Arc<Self>, renew: &Renew, known: &NodeAttempt, replies: &NodeReplies) {
+        for (node, reply) in replies.replies().iter().enumerate() {
+            if *reply != Some(NodeReply::NotHeld)
+                || !self.attempts.join(renew.acquisition, known.acquisition, node)
+            {
                 continue;
             }
             let acquire = Acquire {
-                metadata: known.wanted.metadata.clone(),
+                metadata: known.request.metadata.clone(),
                 ..Acquire::exclusive(known.acquisition, renew.ttl)
             };
             let call = (known.resource.clone(), Command::from(acquire));
-            let voting = self.ask_for_vote(node, known.asked.clone(), call, known.token);
+            let voting = self.request_vote(node, known.requests.clone(), call, known.token);
             tokio::spawn(voting);
         }
     }
 
     // --- Giving back -----------------------------------------------------------------------------
 
-    pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> Answered {
+    pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> CallResult {
         let until = (!release.tombstone.is_zero()).then(|| clock::local() + release.tombstone);
         if until.is_some() {
-            self.in_debt.notify_one();
+            self.releases_pending.notify_one();
         }
-        let Some(known) = self.leases.give_back(release.acquisition, until) else {
+        let Some(known) = self.attempts.give_back(release.acquisition, until) else {
             // No try of it has left anything. Whoever gave up wants to know whether that is the word of a quorum.
-            self.ask_all(&resource, Command::Inspect).await?;
+            self.call_all(&resource, Command::Inspect).await?;
             return answer(clock::local(), Reply::NotHeld);
         };
-        if known.wanted.wait.is_some() {
+        if known.request.wait.is_some() {
             // Others may wait as this client did.
             self.note_contended(&known.resource);
         }
-        let mut words = Words::new(self.nodes.len());
-        let mut hearing = FuturesUnordered::new();
+        let mut replies = NodeReplies::new(self.nodes.len());
+        let mut responses = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
-            let giving = self.clone().give_back(node, &known, release.at_least, false);
-            hearing.push(async move { (node, giving.await) });
+            let giving = self.clone().release_node(node, &known, release.min_hold, false);
+            responses.push(async move { (node, giving.await) });
         }
-        let mut limit = pin!(sleep(self.limit(known.wanted.ttl)));
+        let mut limit = pin!(sleep(self.node_timeout(known.request.ttl)));
         let tally = loop {
-            if let Some(tally) = words.poll_tally() {
+            if let Some(tally) = replies.poll_tally() {
                 break tally;
             }
             tokio::select! {
                 biased;
-                Some((node, word)) = hearing.next() => words.handle_word(node, word),
-                () = &mut limit => words.handle_timeout(),
+                Some((node, reply)) = responses.next() => replies.handle_reply(node, reply),
+                () = &mut limit => replies.handle_timeout(),
             }
         };
-        if !hearing.is_empty() {
-            tokio::spawn(async move { while hearing.next().await.is_some() {} });
+        if !responses.is_empty() {
+            tokio::spawn(async move { while responses.next().await.is_some() {} });
         }
         let now = clock::local();
         match tally {
             Tally::Held { .. } => answer(now, Reply::Released),
             Tally::NotHeld => answer(now, Reply::NotHeld),
-            Tally::Unknown if words.is_quorum() => answer(now, Reply::Released),
+            Tally::Unknown if replies.has_quorum() => answer(now, Reply::Released),
             // Nodes that did not answer are told again until the lease is over there.
             Tally::Unknown => {
-                let message = self.not_told(&words);
+                let message = self.release_failure(&replies);
                 Err(StoreError { failure: Failure::Unknown, message })
             }
         }
     }
 
     /// Tells one node, and remembers it if it does not answer. If it may have nothing, that is waited for first.
-    pub(super) fn give_back(
+    pub(super) fn release_node(
         self: Arc<Self>,
         node: usize,
-        known: &Try,
-        at_least: Duration,
+        known: &NodeAttempt,
+        min_hold: Duration,
         may_have_nothing: bool,
-    ) -> impl Future<Output = Word> + Send + use<> {
-        let (resource, asked) = (known.resource.clone(), known.asked.clone());
-        let release = Release { acquisition: known.acquisition, at_least, tombstone: Duration::ZERO };
+    ) -> impl Future<Output = NodeReply> + Send + use<> {
+        let (resource, requests) = (known.resource.clone(), known.requests.clone());
+        let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
         // Nothing that was asked for before can last longer.
-        let until = clock::local() + known.wanted.ttl + TOMBSTONE;
+        let until = clock::local() + known.request.ttl + TOMBSTONE;
         // Dropped before it is answered, it is owed too.
-        let mut owing = Owing { quorum: self.clone(), node, resource, release, until, is_told: false };
-        if asked[node].get().unanswered > 0 {
-            owing.release.tombstone = TOMBSTONE;
+        let mut guard =
+            ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
+        if requests[node].get().unanswered > 0 {
+            guard.release.tombstone = TOMBSTONE;
         }
         async move {
             if may_have_nothing {
-                let _ = timeout(LATE_BY, asked[node].all_answered()).await;
-                if matches!(asked[node].get(), Asks { unanswered: 0, has_something: false, .. }) {
-                    owing.paid();
-                    return Word::NotHeld;
+                let _ = timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
+                if matches!(requests[node].get(), RequestCounts { unanswered: 0, keeps_something: false, .. })
+                {
+                    guard.confirm();
+                    return NodeReply::NotHeld;
                 }
             }
-            let asks = asked[node].get();
+            let counts = requests[node].get();
             // What is not answered yet mostly is on its way, ahead of this. A tombstone, which the store would have to keep,
             // is for what is not.
-            let first = owing.tell(Duration::ZERO).await;
+            let first = guard.send(Duration::ZERO).await;
             let is_over = match first {
-                Word::Failed => return first,
+                NodeReply::Failed => return first,
                 // What the node gave back is what it was asked for, and it was asked only once.
-                Word::Held { .. } => asks.unanswered == 0 || asks.sent == 1,
-                Word::NotHeld => asks.unanswered == 0,
+                NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
+                NodeReply::NotHeld => counts.unanswered == 0,
             };
-            if asks.unanswered > 0 {
-                let _ = timeout(LATE_BY, asked[node].all_answered()).await;
+            if counts.unanswered > 0 {
+                let _ = timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
             }
-            if is_over && asked[node].get().unanswered == 0 {
-                owing.paid();
+            if is_over && requests[node].get().unanswered == 0 {
+                guard.confirm();
                 return first;
             }
             // It may have been granted since.
-            let tombstone = if asked[node].get().unanswered > 0 { TOMBSTONE } else { Duration::ZERO };
-            let second = owing.tell(tombstone).await;
-            if second != Word::Failed {
-                owing.paid();
+            let tombstone = if requests[node].get().unanswered > 0 { TOMBSTONE } else { Duration::ZERO };
+            let second = guard.send(tombstone).await;
+            if second != NodeReply::Failed {
+                guard.confirm();
             }
-            if second == Word::NotHeld { first } else { second }
+            if second == NodeReply::NotHeld { first } else { second }
         }
     }
 }
 
 /// A release that is owed unless the node has answered it.
-struct Owing {
+struct ReleaseGuard {
     quorum: Arc<Quorum>,
     node: usize,
     resource: Arc<Resource>,
     release: Release,
     until: LocalTime,
-    is_told: bool,
+    is_confirmed: bool,
 }
 
-impl Owing {
-    fn paid(&mut self) {
-        self.is_told = true;
+impl ReleaseGuard {
+    fn confirm(&mut self) {
+        self.is_confirmed = true;
     }
 
-    async fn tell(&self, tombstone: Duration) -> Word {
+    async fn send(&self, tombstone: Duration) -> NodeReply {
         let command = Command::Release(Release { tombstone, ..self.release.clone() });
         match self.quorum.nodes[self.node].clone().call_one(self.resource.clone(), command, None).await {
-            Ok(answer) if answer.reply == Reply::Released => Word::Held { lasts: Duration::ZERO },
-            Ok(_) => Word::NotHeld,
-            Err(_) => Word::Failed,
+            Ok(answer) if answer.reply == Reply::Released => NodeReply::Held { valid_for: Duration::ZERO },
+            Ok(_) => NodeReply::NotHeld,
+            Err(_) => NodeReply::Failed,
         }
     }
 }
 
-impl Drop for Owing {
+impl Drop for ReleaseGuard {
     fn drop(&mut self) {
-        if !self.is_told {
-            self.quorum.nodes[self.node].owe(self.resource.clone(), self.release.clone(), self.until);
-            self.quorum.in_debt.notify_one();
+        if !self.is_confirmed {
+            self.quorum.nodes[self.node].add_pending_release(
+                self.resource.clone(),
+                self.release.clone(),
+                self.until,
+            );
+            self.quorum.releases_pending.notify_one();
         }
     }
 }
 
-fn word_of(answered: &Answered) -> Word {
+fn reply_of(answered: &CallResult) -> NodeReply {
     match answered {
         Ok(answer) => match answer.reply {
-            Reply::Renewed { lasts, .. } => Word::Held { lasts },
-            Reply::NotHeld => Word::NotHeld,
-            _ => Word::Failed,
+            Reply::Renewed { valid_for, .. } => NodeReply::Held { valid_for },
+            Reply::NotHeld => NodeReply::NotHeld,
+            _ => NodeReply::Failed,
         },
-        Err(_) => Word::Failed,
+        Err(_) => NodeReply::Failed,
     }
 }

@@ -11,9 +11,9 @@ use leasehold_core::{
 };
 use leasehold_testkit::{Proxy, Server, until};
 
-use super::inspect::one_of;
+use super::inspect::merge_holder;
 use super::{Quorum, Redlock};
-use crate::store::{Inbox, Store as _, queue_of};
+use crate::store::{Inbox, Store as _, admission_queue_of};
 use crate::url::StoreUrl;
 
 /// Nobody listens.
@@ -40,7 +40,7 @@ impl Lab {
 
     async fn at(nodes: &[String], client: u128) -> Self {
         let StoreUrl::Redlock(url) =
-            StoreUrl::parse(&format!("redlock:{} ?node_limit_ms=5000", nodes.join(" "))).unwrap()
+            StoreUrl::parse(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))).unwrap()
         else {
             panic!("it is one")
         };
@@ -59,7 +59,7 @@ impl Lab {
         Acquisition { client: self.client, sequence }
     }
 
-    fn wanted(&self, sequence: u64) -> Arc<Acquire> {
+    fn request(&self, sequence: u64) -> Arc<Acquire> {
         // Nothing goes by itself.
         let plain = Acquire::exclusive(self.attempt(sequence), Duration::from_secs(600));
         let wait = WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 9 };
@@ -67,12 +67,12 @@ impl Lab {
     }
 
     async fn ask(&self, sequence: u64) -> Result<Reply, Failure> {
-        let answered = self.quorum().acquire(self.resource.clone(), self.wanted(sequence)).await;
+        let answered = self.quorum().acquire(self.resource.clone(), self.request(sequence)).await;
         answered.map(|answer| answer.reply).map_err(|error| error.failure)
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
-        let release = Release { acquisition: self.attempt(sequence), at_least: Duration::ZERO, tombstone };
+        let release = Release { acquisition: self.attempt(sequence), min_hold: Duration::ZERO, tombstone };
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
@@ -145,8 +145,8 @@ async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
     }
     // Nor are they remembered for longer than they must.
     let long_after = crate::engine::clock::local() + 2 * tombstone;
-    lab.quorum().leases.sweep(long_after);
-    assert!(!lab.quorum().leases.is_to_be_swept());
+    lab.quorum().attempts.sweep(long_after);
+    assert!(!lab.quorum().attempts.is_to_be_swept());
 }
 
 #[tokio::test]
@@ -210,7 +210,7 @@ async fn who_connects_waits_for_a_node_that_is_a_little_later_than_a_quorum() {
         proxy.delay_replies(Duration::from_millis(late_by));
     }
     let lab = Lab::at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>(), 1).await;
-    assert!(lab.quorum().nodes.iter().all(|node| node.store.is_up()));
+    assert!(lab.quorum().nodes.iter().all(|node| node.store.is_connected()));
 }
 
 #[tokio::test]
@@ -251,9 +251,9 @@ async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
         for node in 0..3 {
             assert_eq!(at(node, Command::Release(Release::now(other.attempt(1)))).await, Reply::Released);
         }
-        let asked = tries().await - first - 1;
-        assert!(asked <= 3 + 1, "{asked}");
-        asked == 3 + 1
+        let requests = tries().await - first - 1;
+        assert!(requests <= 3 + 1, "{requests}");
+        requests == 3 + 1
     })
     .await;
 }
@@ -277,7 +277,7 @@ async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_w
         shard(&lab.resource, &Command::Release(Release::now(acquisition)))
     );
     assert_ne!(shard(&lab.resource, &acquire), shard(&other, &acquire));
-    let queue = queue_of(&lab.resource).unwrap();
+    let queue = admission_queue_of(&lab.resource).unwrap();
     assert_ne!(shard(&queue, &renew), shard(&lab.resource, &renew));
 }
 
@@ -314,7 +314,7 @@ async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
     }
     set_ahead(24 * hour);
     servers[0].stop();
-    until(async || !lab.quorum().nodes[0].store.is_up()).await;
+    until(async || !lab.quorum().nodes[0].store.is_connected()).await;
     let error = ask(5).await.unwrap_err();
     assert!(error.message.contains("its clock is more than 3600s ahead"), "{}", error.message);
     set_ahead(Duration::ZERO);
@@ -326,19 +326,19 @@ async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
 async fn who_looks_sees_those_too_who_queue_at_another_node() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
-    let queue = Arc::new(queue_of(&lab.resource).unwrap());
+    let queue = Arc::new(admission_queue_of(&lab.resource).unwrap());
     let mut expected = Vec::new();
     for place in 1..=2 {
         for (number, node) in (1..).zip(&lab.quorum().nodes) {
-            let wanted = lab.wanted(10 * place + number);
-            expected.push(wanted.acquisition);
-            let answers = node.store.call(vec![(queue.clone(), Command::Acquire(wanted))]).await;
+            let request = lab.request(10 * place + number);
+            expected.push(request.acquisition);
+            let answers = node.store.call(vec![(queue.clone(), Command::Acquire(request))]).await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
             assert_eq!(is_first, place == 1, "{answers:?}");
         }
     }
     // It has moved on, and left its place.
-    let moved = lab.wanted(expected[3].sequence);
+    let moved = lab.request(expected[3].sequence);
     drop(lab.quorum().nodes[1].store.call(vec![(queue, Command::Acquire(moved))]).await);
     let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
@@ -348,19 +348,19 @@ async fn who_looks_sees_those_too_who_queue_at_another_node() {
 
 #[test]
 fn one_node_that_is_late_does_not_decide_until_when_a_lease_is_there() {
-    let seen = |seconds: u64, kept| Holder {
+    let seen = |seconds: u64, retained| Holder {
         acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
         owner: None,
         weight: 1,
         token: Token::new(1).unwrap(),
         granted_at: StoreTime::ZERO,
         expires_at: StoreTime::from_micros(seconds * 1_000_000),
-        kept,
+        retained,
         metadata: Arc::from(""),
     };
     let together = |same: &[(u64, bool)], silent| {
-        let same = same.iter().map(|(seconds, kept)| seen(*seconds, *kept)).collect();
-        one_of(same, silent, 2).map(|lease| (lease.expires_at.as_micros() / 1_000_000, lease.kept))
+        let same = same.iter().map(|(seconds, retained)| seen(*seconds, *retained)).collect();
+        merge_holder(same, silent, 2).map(|lease| (lease.expires_at.as_micros() / 1_000_000, lease.retained))
     };
     assert_eq!(together(&[(9, false), (1, true), (1, true)], 0), Some((1, true)), "late with a release");
     assert_eq!(together(&[(5, false), (9, false), (9, false)], 0), Some((9, false)), "late with a renewal");

@@ -21,15 +21,15 @@ const LARGE: u64 = 4 << 20;
 const VERY_LARGE: u64 = 16 << 20;
 
 /// How long writers and readers may be waited for, to begin a new log.
-const TRUNCATE_LIMIT: Duration = Duration::from_millis(100);
+const TRUNCATE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Moves what it can without a wait for others, and a large log as a whole. Failures are for the next time.
-pub(super) fn shorten(path: &Path, connection: &Connection) {
+pub(super) fn truncate_log(path: &Path, connection: &Connection) {
     let is_large = is_large(path);
     let mut done = checkpoint(connection, "PASSIVE");
     if is_large && done.is_ok() {
         // Whoever writes all the time keeps it from ever coming to its end: for the little that is left they wait.
-        done = connection.busy_timeout(TRUNCATE_LIMIT).and_then(|()| checkpoint(connection, "TRUNCATE"));
+        done = connection.busy_timeout(TRUNCATE_TIMEOUT).and_then(|()| checkpoint(connection, "TRUNCATE"));
         done = done.and(connection.busy_timeout(Duration::ZERO));
     }
     if let Err(error) = done {
@@ -37,10 +37,10 @@ pub(super) fn shorten(path: &Path, connection: &Connection) {
     }
 }
 
-/// As `shorten`, on behalf of those who did not live long enough.
-pub(super) fn shorten_what_was_left(path: &Path, connection: &Connection) {
+/// As `truncate_log`, on behalf of those who did not live long enough.
+pub(super) fn truncate_leftover_log(path: &Path, connection: &Connection) {
     if size(path) > VERY_LARGE {
-        shorten(path, connection);
+        truncate_log(path, connection);
     }
 }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::{self, SUFFIXES};
-use super::{BUSY_LIMIT, checkpoint, not_sent, schema};
-use crate::diagnostics::{Check, Examination, Subject};
+use super::{BUSY_TIMEOUT, checkpoint, not_sent, schema};
+use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 
 /// How large the log may be while its users move it into the file as they should.
@@ -18,9 +18,9 @@ const LARGE_LOG: u64 = 64 << 20;
 /// With less room than this on its disk a file is about to be stuck.
 const LITTLE_ROOM: u64 = 64 << 20;
 
-pub(super) fn examine(path: &Path, is_durable: bool) -> Result<Examination, StoreError> {
+pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {
     let seen = look(path, is_durable)?;
-    Ok(Examination { subjects: vec![judge(&seen)] })
+    Ok(Diagnosis { components: vec![judge(&seen)] })
 }
 
 /// What was seen of a file.
@@ -102,35 +102,37 @@ fn is_stray(pid: u32, path: &Path) -> Option<bool> {
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY_LIMIT)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_query_value(None, "quick_check", |row| row.get(0))
 }
 
-fn judge(seen: &Seen) -> Subject {
-    let mut subject = Subject::new(format!("file {}", seen.path.display()));
-    subject.fact("size", size(seen.bytes));
-    subject.fact("log", size(seen.log_bytes));
+fn judge(seen: &Seen) -> Component {
+    let mut component = Component::new(format!("file {}", seen.path.display()));
+    component.fact("size", size(seen.bytes));
+    component.fact("log", size(seen.log_bytes));
     if let Some(name) = seen.file_system {
-        subject.fact("file system", name);
+        component.fact("file system", name);
     }
     match &seen.damage {
-        None => subject.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say"),
+        None => {
+            component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say");
+        }
         Some(damage) => {
             let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");
             let shown = seen.path.display();
             let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
-            subject.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
+            component.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
         }
     }
-    subject.fact("synchronous", if seen.is_durable { "full" } else { "normal" });
+    component.fact("synchronous", if seen.is_durable { "full" } else { "normal" });
     let cost = if seen.is_durable {
         "each change is on disk before it counts"
     } else {
         "a power cut may undo the last changes, but it also ends every lease, and tokens follow the clock"
     };
-    subject.fine(Check::Durability, "a crash costs no lease", cost);
+    component.fine(Check::Durability, "a crash costs no lease", cost);
     if seen.strays.is_empty() {
-        subject.fine(
+        component.fine(
             Check::SharedLog,
             "its users share one log",
             "as far as this user may look at the processes of others, which root may",
@@ -144,25 +146,30 @@ fn judge(seen: &Seen) -> Subject {
         let why = "the -wal or -shm was removed or replaced under them, or a container mounts the file without its \
             directory: they and the others do not see each other's locks";
         let remedy = format!("kill {}  # and start these programs again", pids.join(" "));
-        subject.danger(Check::SharedLog, what, why, Some(remedy));
+        component.danger(Check::SharedLog, what, why, Some(remedy));
     }
     if seen.log_bytes > LARGE_LOG {
         let what = format!("the log beside the file has grown to {}", size(seen.log_bytes));
         let why = "a process that was stopped while it read keeps the log from being moved into the file";
-        subject.advice(Check::LogSize, what, why, Some(format!("fuser -v {}", seen.path.display())));
+        component.advice(Check::LogSize, what, why, Some(format!("fuser -v {}", seen.path.display())));
     }
     if let Some(free) = seen.free_bytes {
-        subject.fact("room on the disk", size(free));
+        component.fact("room on the disk", size(free));
         if free < LITTLE_ROOM {
             let why = "when the disk is full, no lock can be taken, given back or renewed";
-            subject.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
+            component.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }
     if seen.file_system == Some("overlay") {
         let why = "only processes of the same container see its locks: a directory that several mount is for all of them";
-        subject.advice(Check::ContainerFileSystem, "the file is in a container's own file system", why, None);
+        component.advice(
+            Check::ContainerFileSystem,
+            "the file is in a container's own file system",
+            why,
+            None,
+        );
     }
-    subject
+    component
 }
 
 fn size(bytes: u64) -> String {

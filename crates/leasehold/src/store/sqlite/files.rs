@@ -5,7 +5,7 @@
 //! other's leases. So each command compares the three files with those that were opened.
 //!
 //! **What happens to a client whose files have gone.** Its leases are lost: a renewal is answered by *not held*, and the store
-//! asks for one as soon as it notices, which takes at most [`WATCH`](super::worker::WATCH). Whatever else it asks for
+//! asks for one as soon as it notices, which takes at most [`FILE_CHECK_INTERVAL`](super::worker::FILE_CHECK_INTERVAL). Whatever else it asks for
 //! is an error. Nothing is written any more, since that would damage the files of those who came later.
 
 use std::fs;

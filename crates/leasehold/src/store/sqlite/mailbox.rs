@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Grant, Head, Push, PushKind, StoreTime, Token, TokenRange};
+use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, Token, TokenRange};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 /// How many pipes without a reader one look removes.
@@ -52,7 +52,7 @@ impl Mailboxes {
 
     /// Makes this client's pipe. It gets its name once it is open, so a pipe with a name has a reader unless that is dead.
     pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
-        // Who may write the database may write into it, and open it for reading, which writing takes (`Letterbox::write`).
+        // Who may write the database may write into it, and open it for reading, which writing takes (`PipeWriter::write`).
         // It reveals nothing that is not in the database.
         let writers = permissions(database)? & 0o022;
         let mode = 0o600 | writers | (writers << 1);
@@ -78,7 +78,7 @@ impl Mailboxes {
     pub(super) fn reach(&self, client: ClientId) -> Reached {
         let path = self.path(client);
         match reach(&path) {
-            Ok(pipe) => Reached::Open(Letterbox { pipe, path }),
+            Ok(pipe) => Reached::Open(PipeWriter { pipe, path }),
             Err(error) if is_gone(&error) => Reached::Gone,
             Err(error) => Reached::Closed(error),
         }
@@ -142,21 +142,21 @@ fn share(path: &Path, database: &Path) {
 
 /// What came of looking for a client.
 pub(super) enum Reached {
-    Open(Letterbox),
+    Open(PipeWriter),
     /// It may be there, but this process can't write to it.
     Closed(io::Error),
     Gone,
 }
 
 /// A client that is there, and can be written to.
-pub(super) struct Letterbox {
+pub(super) struct PipeWriter {
     pipe: File,
     path: PathBuf,
 }
 
-impl Letterbox {
+impl PipeWriter {
     /// Writes a push, or drops it where the reader is too far behind.
-    pub(super) fn post(&self, push: &Push) {
+    pub(super) fn write_push(&self, push: &Push) {
         if let Err(error) = self.write(&encode(push)) {
             tracing::debug!(%error, to = %push.to(), "a push was dropped");
         }
@@ -213,12 +213,12 @@ const MAGIC: u64 = 0x6C65_6173_6501_0000;
 fn encode(push: &Push) -> [u8; RECORD] {
     let (kind, rest) = match push.kind {
         PushKind::Granted(grant) => {
-            let lasts = u64::try_from(grant.lasts.as_micros()).unwrap_or(u64::MAX);
-            (1, [grant.tokens.first.get(), grant.tokens.last.get(), lasts])
+            let valid_for = u64::try_from(grant.valid_for.as_micros()).unwrap_or(u64::MAX);
+            (1, [grant.tokens.first.get(), grant.tokens.last.get(), valid_for])
         }
-        PushKind::Next(head) => (2, [head.look_again_at.as_micros(), 0, 0]),
+        PushKind::Next(head) => (2, [head.repoll_at.as_micros(), 0, 0]),
         PushKind::Revoked => (3, [0, 0, 0]),
-        PushKind::Wanted => (4, [0, 0, 0]),
+        PushKind::Contended => (4, [0, 0, 0]),
     };
     let numbers =
         [MAGIC | kind, push.acquisition.sequence, push.at.as_micros(), rest[0], rest[1], rest[2], 0, 0];
@@ -234,15 +234,15 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
     for (number, place) in numbers.iter_mut().zip(record.chunks_exact(8)) {
         *number = u64::from_be_bytes(place.try_into().ok()?);
     }
-    let [head, sequence, at, first, last, lasts, ..] = numbers;
+    let [head, sequence, at, first, last, valid_for, ..] = numbers;
     let kind = match head ^ MAGIC {
         1 => {
             let tokens = TokenRange { first: Token::new(first)?, last: Token::new(last)? };
-            PushKind::Granted(Grant { tokens, lasts: Duration::from_micros(lasts) })
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(valid_for) })
         }
-        2 => PushKind::Next(Head { look_again_at: StoreTime::from_micros(first) }),
+        2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(first) }),
         3 => PushKind::Revoked,
-        4 => PushKind::Wanted,
+        4 => PushKind::Contended,
         _ => return None,
     };
     Some(Push { acquisition: Acquisition { client, sequence }, at: StoreTime::from_micros(at), kind })
@@ -259,9 +259,9 @@ mod tests {
         (folder, path)
     }
 
-    fn reached(sender: &Mailboxes, client: ClientId) -> Option<Letterbox> {
+    fn reached(sender: &Mailboxes, client: ClientId) -> Option<PipeWriter> {
         match sender.reach(client) {
-            Reached::Open(letterbox) => Some(letterbox),
+            Reached::Open(writer) => Some(writer),
             Reached::Gone => None,
             Reached::Closed(error) => panic!("{error}"),
         }
@@ -274,17 +274,17 @@ mod tests {
         let mailbox = sender.open(client, &path).unwrap();
         let tokens = TokenRange::next(4, 3, StoreTime::from_micros(9));
         let kinds = [
-            PushKind::Granted(Grant { tokens, lasts: Duration::from_millis(3_000) }),
-            PushKind::Next(Head { look_again_at: StoreTime::NEVER }),
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_millis(3_000) }),
+            PushKind::Next(HeadHint { repoll_at: StoreTime::NEVER }),
             PushKind::Revoked,
-            PushKind::Wanted,
+            PushKind::Contended,
         ];
         let pushes = kinds.map(|kind| {
             let acquisition = Acquisition { client, sequence: 5 };
             Push { acquisition, at: StoreTime::from_micros(1), kind }
         });
         for push in &pushes {
-            reached(&sender, client).unwrap().post(push);
+            reached(&sender, client).unwrap().write_push(push);
         }
         assert_eq!(mailbox.read(client), pushes);
         assert_eq!(mailbox.read(client), []);
@@ -299,7 +299,7 @@ mod tests {
         let acquisition = Acquisition { client, sequence: 5 };
         let push = Push { acquisition, at: StoreTime::ZERO, kind: PushKind::Revoked };
         for _ in 0..5_000 {
-            reached(&sender, client).unwrap().post(&push);
+            reached(&sender, client).unwrap().write_push(&push);
         }
         let read = mailbox.read(client);
         assert!(read.len() > 100 && read.len() < 5_000 && read.iter().all(|found| *found == push));
@@ -321,10 +321,10 @@ mod tests {
         for go in [kill, drop::<Mailbox>] {
             let client = ClientId::new(1);
             let mailbox = sender.open(client, &path).unwrap();
-            let letterbox = reached(&sender, client).unwrap();
+            let writer = reached(&sender, client).unwrap();
             go(mailbox);
             // The signal comes with the error that says that the pipe is broken, and with nothing else.
-            let written = letterbox.write(&[7; RECORD]);
+            let written = writer.write(&[7; RECORD]);
             assert!(!written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe));
             assert!(reached(&sender, client).is_none(), "it does not seem to be there again");
         }

@@ -21,13 +21,13 @@ pub(super) struct SqliteRows<'c> {
     /// The wall clock, by which a new row gets its first visit.
     wall: StoreTime,
     /// The resource got its row here.
-    pub(super) is_made: bool,
+    pub(super) is_created: bool,
 }
 
 impl<'c> SqliteRows<'c> {
     pub(super) fn new(connection: &'c Connection, resource: &'c Resource, wall: StoreTime) -> Self {
         let is_shared = resource.kind != Kind::Mutex;
-        Self { connection, resource, id: None, is_shared, wall, is_made: false }
+        Self { connection, resource, id: None, is_shared, wall, is_created: false }
     }
 
     fn run(&self, sql: &str, params: impl Params) -> Result<usize> {
@@ -60,7 +60,7 @@ impl<'c> SqliteRows<'c> {
         let sql = "INSERT INTO resource VALUES (NULL, ?, ?, 0, 0, 0, 1, 0, 0, 0, 0, 0, ?, 0, ?)";
         let (never, visit) = (Time(StoreTime::NEVER), Time(sweep::first_visit(self.wall)));
         self.run(sql, params![self.resource.kind.as_str(), self.resource.name.as_str(), never, visit])?;
-        self.is_made = true;
+        self.is_created = true;
         let id = self.connection.last_insert_rowid();
         self.id = Some(id);
         Ok(id)
@@ -182,7 +182,7 @@ impl Rows for SqliteRows<'_> {
                 Time(lease.granted_at),
                 Time(lease.expires_at),
                 lease.claimed,
-                lease.kept,
+                lease.retained,
                 &*lease.metadata,
                 self.is_shared
             ],
@@ -335,7 +335,7 @@ fn read_lease(row: &Row<'_>) -> Result<Lease> {
         granted_at: row.get::<_, Time>(5)?.0,
         expires_at: row.get::<_, Time>(6)?.0,
         claimed: row.get(7)?,
-        kept: row.get(8)?,
+        retained: row.get(8)?,
         metadata: Arc::from(row.get_ref(9)?.as_str()?),
     })
 }

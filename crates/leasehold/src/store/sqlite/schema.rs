@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_LIMIT, checkpoint, doctor, files};
+use super::{BUSY_TIMEOUT, checkpoint, doctor, files};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -21,7 +21,7 @@ const APPLICATION_ID: i32 = 0x4c53_4844;
 const LAYOUT: i32 = 3;
 
 /// How long a new client waits for the end of those of its process whose files have gone.
-const STALE_LIMIT: Duration = Duration::from_secs(1);
+const STALE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The bytes of a page.
 const PAGE: u32 = 1024;
@@ -96,41 +96,41 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
     refuse_network(path)?;
     refuse_mounted_alone(path)?;
     let boot_id = boot_id(path)?;
-    patiently(path, || {
+    retry_while_busy(path, || {
         if files::are_stale_in_process(path) {
-            return Err(Trouble::Stale);
+            return Err(TransactionError::Stale);
         }
         let connection = open(path, is_durable)?;
         make_ours(&connection, &boot_id)?;
-        checkpoint::shorten_what_was_left(path, &connection);
+        checkpoint::truncate_leftover_log(path, &connection);
         Ok((path.to_path_buf(), connection))
     })
 }
 
 /// A further connection to a file that has been prepared.
 pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error> {
-    patiently(path, || Ok(open(path, is_durable)?))
+    retry_while_busy(path, || Ok(open(path, is_durable)?))
 }
 
 /// Tries again while others open the file too: SQLite can't wait by itself while a new one becomes what it is to be.
-fn patiently<T>(path: &Path, attempt: impl Fn() -> Result<T, Trouble>) -> Result<T, Error> {
+fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionError>) -> Result<T, Error> {
     let begun = Instant::now();
-    let give_up = begun + BUSY_LIMIT;
+    let give_up = begun + BUSY_TIMEOUT;
     loop {
         let what = match attempt() {
             Ok(done) => return Ok(done),
-            Err(Trouble::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
+            Err(TransactionError::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
             // Those clients may be about to end.
-            Err(Trouble::Stale) if Instant::now() < begun + STALE_LIMIT => {
+            Err(TransactionError::Stale) if Instant::now() < begun + STALE_TIMEOUT => {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            Err(Trouble::Stale) => files::GONE.to_owned(),
-            Err(Trouble::Sqlite(error)) => explain_opening(path, &error),
-            Err(Trouble::Foreign(what)) => what,
+            Err(TransactionError::Stale) => files::GONE.to_owned(),
+            Err(TransactionError::Sqlite(error)) => explain_opening(path, &error),
+            Err(TransactionError::Foreign(what)) => what,
         };
         return Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
     }
@@ -150,20 +150,20 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
 }
 
 /// Why a file can't be ours.
-enum Trouble {
+enum TransactionError {
     Sqlite(rusqlite::Error),
     /// Another client of this process still uses files that are not in place any more.
     Stale,
     Foreign(String),
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for TransactionError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), Trouble> {
+fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), TransactionError> {
     // Nothing is written before it is known whose it is.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
@@ -195,7 +195,7 @@ fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Refuses a database of another program or of another version of this one. One without any table is as good as new.
-fn check_owner(connection: &Connection) -> Result<(), Trouble> {
+fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
     // In one transaction, since it may become ours while we look.
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
     let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
@@ -203,10 +203,12 @@ fn check_owner(connection: &Connection) -> Result<(), Trouble> {
     match (number("application_id")?, number("user_version")?) {
         (0, 0) if tables == 0 => Ok(()),
         (APPLICATION_ID, LAYOUT) => Ok(()),
-        (APPLICATION_ID, other) => Err(Trouble::Foreign(format!(
+        (APPLICATION_ID, other) => Err(TransactionError::Foreign(format!(
             "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
         ))),
-        _ => Err(Trouble::Foreign("it is a database of another program: name another file".to_owned())),
+        _ => Err(TransactionError::Foreign(
+            "it is a database of another program: name another file".to_owned(),
+        )),
     }
 }
 
@@ -226,13 +228,13 @@ fn touch(path: &Path) -> Result<(), Error> {
     }
     // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
     // this process, holds on it.
-    let made = OpenOptions::new().read(true).write(true).create_new(true).open(path);
-    let made = made.and_then(|file| share_with_group(&file, &folder));
-    let usable = match made {
+    let created_rows = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+    let created_rows = created_rows.and_then(|file| share_with_group(&file, &folder));
+    let usable = match created_rows {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
         }
-        made => made,
+        created_rows => created_rows,
     };
     match usable {
         Ok(()) => Ok(()),
@@ -372,12 +374,12 @@ fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "the file is damaged or no database ({error}): move it away, and a new one is made; tokens go on rising by \
+            "the file is damaged or no database ({error}): move it away, and a new one is created_rows; tokens go on rising by \
              the wall clock"
         ),
         Some(ErrorCode::DiskFull) => "the disk is full: free some space".to_owned(),
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
-            format!("another process has kept the file busy for {BUSY_LIMIT:?}")
+            format!("another process has kept the file busy for {BUSY_TIMEOUT:?}")
         }
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
             format!("the file and its directory must be writable for you ({error})")

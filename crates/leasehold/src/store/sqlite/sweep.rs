@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_core::model::{REMEMBER_TOKEN, Turn, sweep};
+use leasehold_core::model::{CommandContext, TOKEN_RETENTION, sweep};
 use leasehold_core::{Kind, Name, Now, Resource, StoreTime};
 use rusqlite::{Connection, params};
 
 use super::rows::SqliteRows;
-use super::{Letters, Shared, Trouble, not_sent, schema};
+use super::{PendingPushes, Shared, TransactionError, not_sent, schema};
 
 /// The most rows of one transaction that only sweeps.
 const BATCH: u32 = 256;
 
-/// A row that can't go yet is not visited again before this, and after [`REMEMBER_TOKEN`] at the latest.
+/// A row that can't go yet is not visited again before this, and after [`TOKEN_RETENTION`] at the latest.
 const SOONEST: Duration = Duration::from_secs(60);
 
 /// When a row that is made now is visited first.
 pub(super) fn first_visit(wall: StoreTime) -> StoreTime {
-    wall + REMEMBER_TOKEN
+    wall + TOKEN_RETENTION
 }
 
 impl Shared {
@@ -27,7 +27,7 @@ impl Shared {
         connection: &Connection,
         now: Now,
         most: u32,
-        letters: &mut Letters,
+        pending: &mut PendingPushes,
     ) -> rusqlite::Result<u32> {
         let mut visited = 0;
         for (id, resource) in due(connection, now, most)? {
@@ -36,9 +36,9 @@ impl Shared {
                 // Another version has stored it, and this one can't name it.
                 None => true,
                 Some(resource) => {
-                    let Letters { pushes, reached, .. } = letters;
-                    let mut is_there = |client| self.is_there(client, reached);
-                    let turn = Turn { now, is_there: &mut is_there, pushes };
+                    let PendingPushes { pushes, reached, .. } = pending;
+                    let mut is_reachable = |client| self.is_reachable(client, reached);
+                    let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes };
                     sweep(&mut SqliteRows::new(connection, &resource, now.wall), turn)?
                 }
             };
@@ -55,17 +55,17 @@ impl Shared {
         connection: &Connection,
         now: impl Fn() -> Now,
         until: Instant,
-    ) -> Result<(bool, Letters), Trouble> {
-        let failed = |error: rusqlite::Error| Trouble::Failed(not_sent(schema::explain(&error)));
+    ) -> Result<(bool, PendingPushes), TransactionError> {
+        let failed = |error: rusqlite::Error| TransactionError::Failed(not_sent(schema::explain(&error)));
         // Mostly there is nothing to do, which is no reason to keep others from writing.
         if due(connection, now(), 1).map_err(failed)?.is_empty() {
-            return Ok((false, Letters::default()));
+            return Ok((false, PendingPushes::default()));
         }
         let transaction = self.begin(connection, until)?;
-        let mut letters = Letters::default();
-        let visited = self.sweep(connection, now(), BATCH, &mut letters).map_err(failed)?;
+        let mut pending = PendingPushes::default();
+        let visited = self.sweep(connection, now(), BATCH, &mut pending).map_err(failed)?;
         transaction.commit()?;
-        Ok((visited == BATCH, letters))
+        Ok((visited == BATCH, pending))
     }
 }
 
@@ -89,6 +89,6 @@ fn visit_again(connection: &Connection, now: Now, id: i64) -> rusqlite::Result<(
     let sql = "UPDATE resource SET visit = max(remember_until, ?1 + max(?3, min(?4, next_expiry - ?2))) WHERE id = ?5";
     let (wall, time) = (now.wall.as_micros().cast_signed(), now.time.as_micros().cast_signed());
     let span = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
-    connection.prepare_cached(sql)?.execute(params![wall, time, span(SOONEST), span(REMEMBER_TOKEN), id])?;
+    connection.prepare_cached(sql)?.execute(params![wall, time, span(SOONEST), span(TOKEN_RETENTION), id])?;
     Ok(())
 }

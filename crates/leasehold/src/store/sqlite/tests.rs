@@ -68,29 +68,29 @@ impl<'c> Twins<'c> {
     fn run(&mut self, at: usize, command: &Command) {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let absent = &self.absent;
-        let mut is_there = |client| !absent.contains(&client);
+        let mut is_reachable = |client| !absent.contains(&client);
         let (resource, mut table) = self.resources[at].clone();
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut theirs };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
         let Ok(expected) = apply(&mut table, turn, command);
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut ours };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
         let found = apply(&mut self.rows(&resource), turn, command).unwrap();
         assert_eq!(found, expected, "after {command:?}");
         assert_eq!(ours, theirs, "pushed after {command:?}");
         self.resources[at].1 = table;
     }
 
-    fn run_together(&mut self, attempts: &[Arc<Acquire>]) {
+    fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let absent = &self.absent;
-        let mut is_there = |client| !absent.contains(&client);
+        let mut is_reachable = |client| !absent.contains(&client);
         let (resources, mut tables): (Vec<_>, Vec<_>) = self.resources.clone().into_iter().unzip();
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut theirs };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
         let mut steps: Vec<_> = tables.iter_mut().zip(attempts).collect();
-        let Ok(expected) = apply_together(turn, &mut steps);
+        let Ok(expected) = apply_all(turn, &mut steps);
         let mut rows: Vec<_> = resources.iter().map(|resource| self.rows(resource)).collect();
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut ours };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
         let mut steps: Vec<_> = rows.iter_mut().zip(attempts).collect();
-        let found = apply_together(turn, &mut steps).unwrap();
+        let found = apply_all(turn, &mut steps).unwrap();
         assert_eq!(found, expected, "after {attempts:?}");
         assert_eq!(ours, theirs, "pushed after {attempts:?}");
         self.resources = resources.into_iter().zip(tables).collect();
@@ -98,11 +98,11 @@ impl<'c> Twins<'c> {
     }
 
     fn sweep(&mut self, at: usize) -> bool {
-        let mut is_there = |_| true;
+        let mut is_reachable = |_| true;
         let (resource, mut table) = self.resources[at].clone();
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
         let Ok(expected) = model_sweep(&mut table, turn);
-        let turn = Turn { now: self.now, is_there: &mut is_there, pushes: &mut Vec::new() };
+        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
         assert_eq!(model_sweep(&mut self.rows(&resource), turn).unwrap(), expected);
         self.resources[at].1 = table;
         expected
@@ -129,7 +129,7 @@ impl<'c> Twins<'c> {
     }
 
     fn step_back(&mut self, span: Duration) {
-        self.now.wall = self.now.wall.minus(span);
+        self.now.wall = self.now.wall.saturating_sub(span);
         self.stepped_back += span;
     }
 }
@@ -157,7 +157,7 @@ fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Joint]) {
     for step in steps {
         match step {
             Joint::At(at, step) => twins.step(*at, step),
-            Joint::Together(attempts) => twins.run_together(attempts),
+            Joint::Together(attempts) => twins.run_all(attempts),
             Joint::Renewals(renewals) => {
                 for (at, renew) in renewals {
                     twins.step(*at, &Step::Do(Command::Renew(renew.clone())));
@@ -303,7 +303,7 @@ fn a_damaged_file_is_an_error_and_no_grant() {
     match open(&path, 2) {
         Err(error) => assert!(error.to_string().contains("damaged"), "{error}"),
         Ok(store) => {
-            let answered = store.call_now(&resource("a"), &acquire(id(2, 1), false)).unwrap();
+            let answered = store.try_call_inline(&resource("a"), &acquire(id(2, 1), false)).unwrap();
             assert!(answered.unwrap_err().message.contains("damaged"));
         }
     }
@@ -321,7 +321,7 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
     let mut failed = 0;
     for number in 0..200 {
         let name = format!("{number}-{}", "x".repeat(100));
-        match store.call_now(&resource(&name), &acquire(id(1, number), false)).unwrap() {
+        match store.try_call_inline(&resource(&name), &acquire(id(1, number), false)).unwrap() {
             Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
             Err(error) => {
                 failed += 1;
@@ -339,19 +339,19 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
 // --- Against its neighbours ----------------------------------------------------------------------
 
 fn granted(store: &Sqlite, acquisition: Acquisition) -> Reply {
-    store.call_now(&resource("a"), &acquire(acquisition, true)).unwrap().unwrap().reply
+    store.try_call_inline(&resource("a"), &acquire(acquisition, true)).unwrap().unwrap().reply
 }
 
 fn inspect(store: &Sqlite, name: &str) -> View {
-    match store.call_now(&resource(name), &Command::Inspect).unwrap().unwrap().reply {
+    match store.try_call_inline(&resource(name), &Command::Inspect).unwrap().unwrap().reply {
         Reply::View(view) => view,
         other => panic!("{other:?}"),
     }
 }
 
-struct Letterbox(std::sync::mpsc::Sender<Push>);
+struct PipeWriter(std::sync::mpsc::Sender<Push>);
 
-impl Inbox for Letterbox {
+impl Inbox for PipeWriter {
     fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
     fn deliver(&self, push: Push) {
@@ -364,7 +364,7 @@ fn a_release_reaches_the_next_client_and_a_dead_one_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let (told, hears) = std::sync::mpsc::channel();
-    let inbox: Arc<dyn Inbox> = Arc::new(Letterbox(told));
+    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
     let last = Sqlite::open(&path, false, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
@@ -372,12 +372,12 @@ fn a_release_reaches_the_next_client_and_a_dead_one_is_passed_over() {
     assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
     drop(dead);
-    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
     let pushed = hears.recv_timeout(Duration::from_secs(10)).expect("it is told");
     assert!(pushed.acquisition == id(3, 7) && matches!(pushed.kind, PushKind::Granted(_)), "{pushed:?}");
     assert!(hears.try_recv().is_err(), "once");
     let view = inspect(&first, "a");
-    assert!(view.waiters.len() == 1 && view.waiters[0].passed_over, "the dead one keeps its place: {view:?}");
+    assert!(view.waiters.len() == 1 && view.waiters[0].skipped, "the dead one keeps its place: {view:?}");
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn a_busy_file_is_waited_for_by_the_worker_and_not_by_the_caller() {
     let store = open(&path, 1).unwrap();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    assert!(store.call_now(&resource("a"), &acquire(id(1, 1), false)).is_none());
+    assert!(store.try_call_inline(&resource("a"), &acquire(id(1, 1), false)).is_none());
     let batch = vec![
         (Arc::new(resource("a")), acquire(id(1, 1), false)),
         (Arc::new(resource("b")), acquire(id(1, 2), false)),
@@ -438,13 +438,13 @@ fn the_log_does_not_grow_for_ever() {
         for number in 0..500 {
             let acquisition = id(1, round * 500 + number);
             // The worker may be at the file just now.
-            while store.call_now(&resource("a"), &acquire(acquisition, false)).is_none() {}
-            while store.call_now(&resource("a"), &release(acquisition)).is_none() {}
+            while store.try_call_inline(&resource("a"), &acquire(acquisition, false)).is_none() {}
+            while store.try_call_inline(&resource("a"), &release(acquisition)).is_none() {}
         }
         largest = checkpoint::size(&path).max(largest);
         // The worker has its turn, in bounded time.
         let give_up = Instant::now() + Duration::from_secs(10);
-        while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT && Instant::now() < give_up {
+        while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER && Instant::now() < give_up {
             thread::yield_now();
         }
     }
@@ -462,12 +462,12 @@ fn at(base: u64, seconds: u64) -> Now {
 }
 
 fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
-    let (until, resource) = (Instant::now() + BUSY_LIMIT, resource(name));
+    let (until, resource) = (Instant::now() + BUSY_TIMEOUT, resource(name));
     let connection = store.connection.lock().unwrap();
     let done = store.shared.transact(&connection, || now, until, &[(&resource, command)]);
     drop(connection);
-    let Ok((mut answers, letters)) = done else { panic!("the file is free") };
-    store.shared.send(letters);
+    let Ok((mut answers, pending)) = done else { panic!("the file is free") };
+    store.shared.send(pending);
     answers.remove(0).reply
 }
 
@@ -530,7 +530,7 @@ fn rows_in_use_are_visited_seldom() {
     run_at(&store, at(FUTURE, 0), "long", &Acquire::exclusive(id(1, 1), month).into());
     let connection = store.connection.lock().unwrap();
     let sweep = |minute: u64| {
-        store.shared.sweep(&connection, at(FUTURE, 60 * minute), 10, &mut Letters::default()).unwrap()
+        store.shared.sweep(&connection, at(FUTURE, 60 * minute), 10, &mut PendingPushes::default()).unwrap()
     };
     let visits: u32 = (0..600).map(sweep).sum();
     assert!((8..=11).contains(&visits), "visited {visits} times in ten hours");
@@ -569,11 +569,11 @@ fn all_names_of_a_file_lead_to_one_store_and_a_hard_link_is_refused() {
     let first = open(&path, 1).unwrap();
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let (told, hears) = std::sync::mpsc::channel();
-    let inbox: Arc<dyn Inbox> = Arc::new(Letterbox(told));
+    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
     let second = Sqlite::open(&link, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
-    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
     assert!(hears.recv_timeout(Duration::from_secs(10)).is_ok(), "it is there, by whichever name");
     let mut beside = link.into_os_string();
     beside.push("-inbox");

@@ -1,7 +1,7 @@
 //! The store's own thread: it hears pushes, runs what had to wait, and keeps the file small.
 //!
 //! It sleeps in `poll` on two files, its client's pipe and an event that says that there are jobs, for at most
-//! [`WATCH`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
+//! [`FILE_CHECK_INTERVAL`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,51 +19,54 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::sync::oneshot;
 
 use super::mailbox::Mailbox;
-use super::{BUSY_LIMIT, CHECKPOINT, Letters, Shared, Trouble, checkpoint, files, not_sent, schema};
+use super::{
+    BUSY_TIMEOUT, CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent,
+    schema,
+};
 use crate::engine::clock;
-use crate::store::{Answered, StoreError};
+use crate::store::{CallResult, StoreError};
 
 /// The most jobs that wait.
 const MAX_JOBS: usize = 65_536;
 
 /// The most commands of one transaction.
-const MAX_CHUNK: usize = 256;
+const MAX_TRANSACTION_COMMANDS: usize = 256;
 
 /// How long a transaction of several commands should take: meanwhile the file is closed to everybody else. The next one has
 /// as many commands as take about this long.
-const TRANSACTION: Duration = Duration::from_millis(5);
+const TRANSACTION_TARGET: Duration = Duration::from_millis(5);
 
 /// How long it is between two looks at what has expired.
-const REST: Duration = Duration::from_secs(60);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long it sleeps when nothing happens, between two looks at whether the files are still in place.
-pub(super) const WATCH: Duration = Duration::from_secs(5);
+pub(super) const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long it lets others write between two transactions of one job. They look again every few milliseconds at the latest.
-const GAP: Duration = Duration::from_micros(200);
+const TRANSACTION_PAUSE: Duration = Duration::from_micros(200);
 
 /// How long it lets others write between two batches of what has expired.
-const BREATH: Duration = Duration::from_millis(10);
+const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) enum Job {
-    Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<Answered>>),
+    Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<CallResult>>),
     /// All of these are granted, or none.
-    Together(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<Answered>>),
+    AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
     List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
 }
 
 /// The way to the thread. Dropped, the thread ends by itself: it may be waiting for a busy file, and nobody else should.
 pub(super) struct Worker {
-    post: Arc<Post>,
+    queue: Arc<JobQueue>,
     mailbox: Arc<Mailbox>,
 }
 
 /// What lies before the thread.
-struct Post {
+struct JobQueue {
     jobs: Mutex<Jobs>,
     is_ending: AtomicBool,
     /// A byte in it wakes the thread. It never blocks: when it is full the thread is awake.
-    bell: File,
+    wake_pipe: File,
 }
 
 /// Jobs in the order in which they came, each with the time until which it may wait for the file.
@@ -99,7 +102,7 @@ fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
     batch.iter().all(|(_, command)| matches!(command, Command::Renew(_) | Command::Release(_)))
 }
 
-impl Post {
+impl JobQueue {
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,39 +110,40 @@ impl Post {
 
 impl Worker {
     pub(super) fn start(shared: Arc<Shared>, mailbox: &Arc<Mailbox>) -> io::Result<Self> {
-        let (heard, bell) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
+        let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let jobs = Mutex::default();
-        let post = Arc::new(Post { jobs, is_ending: AtomicBool::new(false), bell: File::from(bell) });
-        let worker = Self { post: post.clone(), mailbox: mailbox.clone() };
-        let desk = Desk {
+        let queue =
+            Arc::new(JobQueue { jobs, is_ending: AtomicBool::new(false), wake_pipe: File::from(wake_pipe) });
+        let worker = Self { queue: queue.clone(), mailbox: mailbox.clone() };
+        let thread = WorkerThread {
             shared,
             mailbox: mailbox.clone(),
-            post,
-            bell: heard,
+            queue,
+            wake_pipe: wake_reader,
             connection: None,
-            chunk: MAX_CHUNK / 8,
+            chunk: MAX_TRANSACTION_COMMANDS / 8,
             is_behind: false,
             are_files_gone: false,
         };
-        thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || desk.work())?;
+        thread::Builder::new().name("leasehold-sqlite".to_owned()).spawn(move || thread.work())?;
         Ok(worker)
     }
 
     /// Hands it a job; not when too many wait.
-    pub(super) fn give(&self, job: Job) -> bool {
+    pub(super) fn submit(&self, job: Job) -> bool {
         {
-            let mut jobs = self.post.jobs();
-            if jobs.len() >= MAX_JOBS || self.post.is_ending.load(Ordering::Acquire) {
+            let mut jobs = self.queue.jobs();
+            if jobs.len() >= MAX_JOBS || self.queue.is_ending.load(Ordering::Acquire) {
                 return false;
             }
-            jobs.push(Instant::now() + BUSY_LIMIT, job);
+            jobs.push(Instant::now() + BUSY_TIMEOUT, job);
         }
         self.wake();
         true
     }
 
     pub(super) fn wake(&self) {
-        let _ = (&self.post.bell).write(&[1]);
+        let _ = (&self.queue.wake_pipe).write(&[1]);
     }
 }
 
@@ -147,17 +151,17 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // At once, since the process may end before the thread does.
         self.mailbox.remove();
-        self.post.is_ending.store(true, Ordering::Release);
+        self.queue.is_ending.store(true, Ordering::Release);
         self.wake();
     }
 }
 
 /// The thread itself.
-struct Desk {
+struct WorkerThread {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
-    post: Arc<Post>,
-    bell: OwnedFd,
+    queue: Arc<JobQueue>,
+    wake_pipe: OwnedFd,
     /// Opened when it is first needed, which in a short life it may never be.
     connection: Option<Connection>,
     /// How many commands the next transaction has.
@@ -168,35 +172,35 @@ struct Desk {
     are_files_gone: bool,
 }
 
-impl Drop for Desk {
+impl Drop for WorkerThread {
     /// Also in a panic: nobody waits for a thread that is gone.
     fn drop(&mut self) {
         // Nobody hears what is pushed to this client any more, so it is not to count as there.
         self.mailbox.remove();
-        let mut jobs = self.post.jobs();
-        self.post.is_ending.store(true, Ordering::Release);
+        let mut jobs = self.queue.jobs();
+        self.queue.is_ending.store(true, Ordering::Release);
         *jobs = Jobs::default();
     }
 }
 
-impl Desk {
+impl WorkerThread {
     fn work(mut self) {
-        self.tidy();
-        let mut tidied = Instant::now();
-        while !self.post.is_ending.load(Ordering::Acquire) {
+        self.maintain();
+        let mut maintained = Instant::now();
+        while !self.queue.is_ending.load(Ordering::Acquire) {
             self.sleep();
-            self.hear();
+            self.receive_pushes();
             self.run_jobs();
             self.watch_files();
             if self.are_files_gone {
                 continue;
             }
-            if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT {
+            if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER {
                 self.checkpoint();
             }
-            if tidied.elapsed() >= REST {
-                self.tidy();
-                tidied = Instant::now();
+            if maintained.elapsed() >= MAINTENANCE_INTERVAL {
+                self.maintain();
+                maintained = Instant::now();
             } else if self.is_behind {
                 self.sweep();
             }
@@ -219,8 +223,8 @@ impl Desk {
 
     fn sleep(&self) {
         let mut files =
-            [PollFd::new(&self.mailbox.pipe, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
-        let rest = if self.is_behind { BREATH } else { WATCH };
+            [PollFd::new(&self.mailbox.pipe, PollFlags::IN), PollFd::new(&self.wake_pipe, PollFlags::IN)];
+        let rest = if self.is_behind { SWEEP_PAUSE } else { FILE_CHECK_INTERVAL };
         let rest = Timespec { tv_sec: rest.as_secs().cast_signed(), tv_nsec: rest.subsec_nanos().into() };
         if let Err(error) = poll(&mut files, Some(&rest))
             && error != rustix::io::Errno::INTR
@@ -228,11 +232,11 @@ impl Desk {
             tracing::error!(%error, "waiting for pushes failed");
             thread::sleep(Duration::from_millis(100));
         }
-        let mut rung = [0; 64];
-        while rustix::io::read(&self.bell, &mut rung).is_ok_and(|count| count == rung.len()) {}
+        let mut drained = [0; 64];
+        while rustix::io::read(&self.wake_pipe, &mut drained).is_ok_and(|count| count == drained.len()) {}
     }
 
-    fn hear(&self) {
+    fn receive_pushes(&self) {
         for push in self.mailbox.read(self.shared.client) {
             if let Some(inbox) = self.shared.inbox.upgrade() {
                 inbox.deliver(push);
@@ -242,22 +246,22 @@ impl Desk {
 
     fn run_jobs(&mut self) {
         loop {
-            let Some((until, job)) = self.post.jobs().pop() else { return };
+            let Some((until, job)) = self.queue.jobs().pop() else { return };
             self.run_job(job, until);
         }
     }
 
     fn run_job(&mut self, job: Job, until: Instant) {
         // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
-        self.hear();
+        self.receive_pushes();
         // Nobody waits for the answers any more where they can't be sent: the client gives back what they may have granted.
         match job {
             Job::Commands(batch, tell) => {
                 let answers = self.run(&batch, until);
                 let _ = tell.send(answers);
             }
-            Job::Together(attempts, tell) => {
-                let _ = tell.send(self.run_together(&attempts, until));
+            Job::AcquireAll(attempts, tell) => {
+                let _ = tell.send(self.run_all(&attempts, until));
             }
             Job::List(tell) => {
                 let listed = self.list();
@@ -266,7 +270,7 @@ impl Desk {
         }
     }
 
-    fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
+    fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
         let mut answers = Vec::with_capacity(batch.len());
         loop {
             let rest = &batch[answers.len()..];
@@ -280,34 +284,34 @@ impl Desk {
             if !are_of_holders(batch) {
                 self.run_jobs_of_holders();
             }
-            thread::sleep(GAP);
+            thread::sleep(TRANSACTION_PAUSE);
         }
     }
 
     /// How many commands the next transaction has, after one of so many that took this long.
     fn measure(&mut self, count: usize, took: Duration) {
-        if took > TRANSACTION {
+        if took > TRANSACTION_TARGET {
             self.chunk = (count / 2).max(1);
-        } else if took < TRANSACTION / 4 && count == self.chunk {
-            self.chunk = (count * 2).min(MAX_CHUNK);
+        } else if took < TRANSACTION_TARGET / 4 && count == self.chunk {
+            self.chunk = (count * 2).min(MAX_TRANSACTION_COMMANDS);
         }
     }
 
     /// In the midst of a long job of others.
     fn run_jobs_of_holders(&mut self) {
         loop {
-            let Some((until, job)) = self.post.jobs().of_holders.pop_front() else { return };
+            let Some((until, job)) = self.queue.jobs().of_holders.pop_front() else { return };
             self.run_job(job, until);
         }
     }
 
     /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
     /// succeeded after all, when a repetition would answer for what came before it.
-    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<Answered> {
-        self.hear();
+    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
+        self.receive_pushes();
         match self.transact(chunk, until) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(Trouble::Failed(error)) if error.failure == Failure::Unknown => {
+            Err(TransactionError::Failed(error)) if error.failure == Failure::Unknown => {
                 chunk.iter().map(|_| Err(error.clone())).collect()
             }
             Err(trouble) => match chunk {
@@ -321,20 +325,20 @@ impl Desk {
         &mut self,
         chunk: &[(Arc<Resource>, Command)],
         until: Instant,
-    ) -> Result<Vec<Answer>, Trouble> {
+    ) -> Result<Vec<Answer>, TransactionError> {
         let shared = self.shared.clone();
         let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
         let done = shared.transact(self.connection()?, clock::embedded, until, &commands);
         Self::deliver(&shared, done)
     }
 
-    fn run_together(&mut self, attempts: &[(Arc<Resource>, Arc<Acquire>)], until: Instant) -> Vec<Answered> {
+    fn run_all(&mut self, attempts: &[(Arc<Resource>, Arc<Acquire>)], until: Instant) -> Vec<CallResult> {
         let shared = self.shared.clone();
         let done = self.connection().and_then(|connection| {
-            let done = shared.transact_together(connection, clock::embedded, until, attempts);
+            let done = shared.transact_all(connection, clock::embedded, until, attempts);
             Self::deliver(&shared, done)
         });
-        match done.map_err(Trouble::into_error) {
+        match done.map_err(TransactionError::into_error) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(error) => attempts.iter().map(|_| Err(error.clone())).collect(),
         }
@@ -342,28 +346,28 @@ impl Desk {
 
     fn deliver(
         shared: &Shared,
-        done: Result<(Vec<Answer>, Letters), Trouble>,
-    ) -> Result<Vec<Answer>, Trouble> {
-        let (answers, letters) = done?;
-        shared.send(letters);
+        done: Result<(Vec<Answer>, PendingPushes), TransactionError>,
+    ) -> Result<Vec<Answer>, TransactionError> {
+        let (answers, pending) = done?;
+        shared.send(pending);
         Ok(answers)
     }
 
     fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
         let sql = "SELECT kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
         if !self.shared.files.are_in_place() {
-            return Err(Trouble::Gone.into_error());
+            return Err(TransactionError::Gone.into_error());
         }
-        let connection = self.connection().map_err(Trouble::into_error)?;
+        let connection = self.connection().map_err(TransactionError::into_error)?;
         read_resources(connection, sql).map_err(|error| not_sent(schema::explain(&error)))
     }
 
-    fn connection(&mut self) -> Result<&Connection, Trouble> {
-        let failed = |what: String| Trouble::Failed(not_sent(what));
+    fn connection(&mut self) -> Result<&Connection, TransactionError> {
+        let failed = |what: String| TransactionError::Failed(not_sent(what));
         if self.connection.is_none() {
             // It would be a connection to other files.
             if !self.shared.files.are_in_place() {
-                return Err(Trouble::Gone);
+                return Err(TransactionError::Gone);
             }
             let opened = schema::connect(&self.shared.path, self.shared.is_durable);
             self.connection = Some(opened.map_err(|error| failed(error.to_string()))?);
@@ -374,7 +378,7 @@ impl Desk {
     // --- Keeping the file small ------------------------------------------------------------------
 
     /// Removes what has expired and what the dead have left. Failures are for the next time.
-    fn tidy(&mut self) {
+    fn maintain(&mut self) {
         if let Err(error) = self.shared.mailboxes.sweep() {
             tracing::warn!(%error, "pipes of dead clients could not be removed");
         }
@@ -391,22 +395,22 @@ impl Desk {
         if shared.files.are_in_place()
             && let Ok(connection) = self.connection()
         {
-            checkpoint::shorten(&shared.path, connection);
+            checkpoint::truncate_log(&shared.path, connection);
         }
     }
 
     fn sweep(&mut self) {
         let shared = self.shared.clone();
-        let until = Instant::now() + super::INLINE_LIMIT;
+        let until = Instant::now() + super::INLINE_TIMEOUT;
         let swept =
             self.connection().and_then(|connection| shared.sweep_batch(connection, clock::embedded, until));
         self.is_behind = match swept {
-            Ok((is_behind, letters)) => {
-                shared.send(letters);
+            Ok((is_behind, pending)) => {
+                shared.send(pending);
                 is_behind
             }
             Err(trouble) => {
-                let is_busy = matches!(trouble, Trouble::Busy);
+                let is_busy = matches!(trouble, TransactionError::Busy);
                 tracing::debug!(error = trouble.into_error().message, "expired leases could not be removed");
                 is_busy
             }

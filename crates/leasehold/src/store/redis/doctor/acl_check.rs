@@ -7,8 +7,8 @@ use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Releas
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
-use super::super::codec::{Ballot, Dialect};
-use super::super::exec::{self, Way};
+use super::super::codec::{ScriptVariant, VoteArgs};
+use super::super::exec::{self, CallOptions};
 use super::super::keys;
 use super::probe::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
@@ -83,13 +83,13 @@ pub(super) const CHANNELS: &str = "&leasehold:*";
 
 /// A rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lack {
+pub(super) struct MissingRight {
     pub(super) rule: &'static str,
     pub(super) purpose: Purpose,
 }
 
-impl Lack {
-    pub(super) fn hinders_locks(&self) -> bool {
+impl MissingRight {
+    pub(super) fn is_required(&self) -> bool {
         !matches!(self.purpose, Purpose::Replicas | Purpose::Listing)
     }
 }
@@ -125,19 +125,19 @@ impl Probe {
 }
 
 /// Tries each right. Whatever else a command answers, the right to it is there.
-pub(super) async fn lacks(
+pub(super) async fn missing_rights(
     connection: &mut MultiplexedConnection,
-    dialect: Dialect,
+    variant: ScriptVariant,
     probe: &Probe,
     is_resp2: bool,
-) -> Vec<Lack> {
-    let channel = keys::inbox_of(probe.client, dialect.is_cluster.then(|| keys::slot_of(&probe.resource)));
-    let mut lacks = Vec::new();
-    let mut is_sharded = dialect.is_cluster;
+) -> Vec<MissingRight> {
+    let channel = keys::inbox_of(probe.client, variant.is_cluster.then(|| keys::slot_of(&probe.resource)));
+    let mut missing_rights = Vec::new();
+    let mut is_sharded = variant.is_cluster;
     for right in &RIGHTS {
         let is_needed = match right.purpose {
             Purpose::Locks | Purpose::Replicas | Purpose::Listing => true,
-            Purpose::Cluster => dialect.is_cluster,
+            Purpose::Cluster => variant.is_cluster,
             Purpose::Sharded => is_sharded,
         };
         if !is_needed {
@@ -160,13 +160,13 @@ pub(super) async fn lacks(
             is_sharded = false;
         }
         if let Some(rule) = missing_rule(right, &error) {
-            let lack = Lack { rule, purpose: right.purpose };
-            if !lacks.contains(&lack) {
-                lacks.push(lack);
+            let lack = MissingRight { rule, purpose: right.purpose };
+            if !missing_rights.contains(&lack) {
+                missing_rights.push(lack);
             }
         }
     }
-    lacks
+    missing_rights
 }
 
 /// Servers say whether it is the command, its keys or its channels.
@@ -200,11 +200,11 @@ pub(super) enum Source {
 
 pub(super) async fn cost(
     connection: &mut MultiplexedConnection,
-    dialect: Dialect,
+    variant: ScriptVariant,
     probe: &Probe,
     ping: Duration,
 ) -> Result<Cost, String> {
-    let cost = measure(connection, dialect, probe, ping).await;
+    let cost = measure(connection, variant, probe, ping).await;
     // It would be remembered for an hour.
     let forgotten: Result<Value, _> = ask(connection, &["DEL", &probe.state]).await;
     forgotten.map_err(|error| error.to_string())?;
@@ -213,17 +213,17 @@ pub(super) async fn cost(
 
 async fn measure(
     connection: &mut MultiplexedConnection,
-    dialect: Dialect,
+    variant: ScriptVariant,
     probe: &Probe,
     ping: Duration,
 ) -> Result<Cost, String> {
     // The first time the server may have to be told the scripts.
-    lock_and_release(connection, dialect, probe, 0).await?;
+    lock_and_release(connection, variant, probe, 0).await?;
     let before = scripts_run(connection).await;
     let mut spans = Vec::new();
     for round in 1..=ROUNDS {
         let began = Instant::now();
-        lock_and_release(connection, dialect, probe, round).await?;
+        lock_and_release(connection, variant, probe, round).await?;
         spans.push(began.elapsed());
     }
     let after = scripts_run(connection).await;
@@ -238,7 +238,7 @@ async fn measure(
 
 async fn lock_and_release(
     connection: &MultiplexedConnection,
-    dialect: Dialect,
+    variant: ScriptVariant,
     probe: &Probe,
     round: u32,
 ) -> Result<(), String> {
@@ -247,12 +247,13 @@ async fn lock_and_release(
     let release = Command::Release(Release::now(acquisition));
     for command in [acquire, release] {
         let call = (probe.resource.clone(), command);
-        let way = Way { dialect, ballot: Ballot::default(), is_asking: false, is_together: false };
-        let answer = exec::run(connection.clone(), way, &[&call]).await.pop();
+        let options =
+            CallOptions { variant, vote_args: VoteArgs::default(), is_asking: false, is_atomic: false };
+        let answer = exec::run(connection.clone(), options, &[&call]).await.pop();
         match answer {
             Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
             Some(Ok(answer)) => return Err(format!("it answered {:?}", answer.reply)),
-            Some(Err(trouble)) => return Err(StoreError::from(trouble).message),
+            Some(Err(error)) => return Err(StoreError::from(error).message),
             None => return Err("it gave no answer".to_owned()),
         }
     }

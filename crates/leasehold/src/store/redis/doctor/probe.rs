@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
 
-use super::super::codec::Dialect;
+use super::super::codec::ScriptVariant;
 use super::super::error::explain;
-use super::super::{ANSWER_LIMIT, CONNECT_LIMIT};
-use super::acl_check::{self, Cost, Lack, Probe};
+use super::super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use super::acl_check::{self, Cost, MissingRight, Probe};
 
 /// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
 const SETTINGS: [&str; 11] = [
@@ -34,23 +34,23 @@ const CLOCK_READINGS: usize = 5;
 const SLOW_COMMANDS: usize = 128;
 
 /// Whom to look at.
-pub(super) struct Patient {
+pub(super) struct ProbeTarget {
     pub(super) name: String,
     pub(super) info: ConnectionInfo,
     pub(super) user: String,
     /// Nobody but this machine is on the way there.
     pub(super) is_local: bool,
-    pub(super) way: Way,
-    pub(super) succession: Succession,
+    pub(super) transport: Transport,
+    pub(super) failover: FailoverMode,
     /// The hash slots that it has; none where it does not matter.
     pub(super) slots: Vec<(u16, u16)>,
-    pub(super) dialect: Dialect,
+    pub(super) variant: ScriptVariant,
     pub(super) is_resp2: bool,
 }
 
 /// How the address says that a server is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Transport {
     #[default]
     Encrypted,
     Plain,
@@ -59,7 +59,7 @@ pub(super) enum Way {
 
 /// Who replaces a master that is gone, as far as the address tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Succession {
+pub(super) enum FailoverMode {
     #[default]
     ByHand,
     Sentinels,
@@ -68,12 +68,12 @@ pub(super) enum Succession {
 
 /// What was seen of a server.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Snapshot {
     pub(super) name: String,
     pub(super) user: String,
     pub(super) is_local: bool,
-    pub(super) way: Way,
-    pub(super) succession: Succession,
+    pub(super) transport: Transport,
+    pub(super) failover: FailoverMode,
     /// What INFO says; empty where it may not be asked.
     pub(super) info: HashMap<String, String>,
     /// What CONFIG GET says; empty where it may not be asked.
@@ -83,7 +83,7 @@ pub(super) struct Seen {
     pub(super) clock: Option<Clock>,
     /// How many sentinels watch it.
     pub(super) watchers: u64,
-    pub(super) lacks: Vec<Lack>,
+    pub(super) missing_rights: Vec<MissingRight>,
     /// What a lock and its release cost, or why there was none; neither on a replica, nor without the rights to it.
     pub(super) cost: Option<Result<Cost, String>>,
     /// How many of our scripts are in its list of slow commands, and the longest of them.
@@ -102,7 +102,7 @@ pub(super) struct Clock {
     pub(super) error: Duration,
 }
 
-impl Seen {
+impl Snapshot {
     /// What it is set to, as far as that may be asked.
     pub(super) fn setting(&self, name: &str) -> Option<&str> {
         self.settings.get(name).map(String::as_str)
@@ -122,43 +122,44 @@ impl Seen {
 }
 
 /// An error says that it can't be reached, or that it does not answer.
-pub(super) async fn at(patient: Patient) -> Result<Seen, String> {
-    let mut connection = dial(&patient.info, patient.is_resp2).await.map_err(|error| explain(&error))?;
+pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
+    let mut connection = connect(&target.info, target.is_resp2).await.map_err(|error| explain(&error))?;
     let round_trip = round_trip(&mut connection).await?;
     let mut info = info_by(&mut connection, &["INFO"]).await;
     if info.get("cluster_enabled").is_some_and(|enabled| enabled == "1") {
         info.extend(info_by(&mut connection, &["CLUSTER", "INFO"]).await);
     }
-    let probe = Probe::new(&patient.slots).map_err(|error| error.to_string())?;
-    let lacks = acl_check::lacks(&mut connection, patient.dialect, &probe, patient.is_resp2).await;
-    let mut seen = Seen {
+    let probe = Probe::new(&target.slots).map_err(|error| error.to_string())?;
+    let missing_rights =
+        acl_check::missing_rights(&mut connection, target.variant, &probe, target.is_resp2).await;
+    let mut seen = Snapshot {
         settings: settings_by(&mut connection).await,
         clock: clock_by(&mut connection).await,
         watchers: ask(&mut connection, &["PUBSUB", "NUMSUB", "__sentinel__:hello"])
             .await
             .map_or(0, |(_, count): (String, u64)| count),
         slow: slow_by(&mut connection).await,
-        name: patient.name,
-        user: patient.user,
-        is_local: patient.is_local,
-        way: patient.way,
-        succession: patient.succession,
+        name: target.name,
+        user: target.user,
+        is_local: target.is_local,
+        transport: target.transport,
+        failover: target.failover,
         cost: None,
         abstains: false,
         votes: false,
         info,
         round_trip,
-        lacks,
+        missing_rights,
     };
-    if !seen.is_replica() && !seen.lacks.iter().any(Lack::hinders_locks) {
-        seen.cost = Some(acl_check::cost(&mut connection, patient.dialect, &probe, round_trip).await);
+    if !seen.is_replica() && !seen.missing_rights.iter().any(MissingRight::is_required) {
+        seen.cost = Some(acl_check::cost(&mut connection, target.variant, &probe, round_trip).await);
     }
     Ok(seen)
 }
 
 /// What a sentinel says about its master.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Opinion {
+pub(super) struct SentinelView {
     pub(super) master: String,
     pub(super) quorum: u32,
     pub(super) other_sentinels: u32,
@@ -166,15 +167,15 @@ pub(super) struct Opinion {
     pub(super) objection: Option<String>,
 }
 
-pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Result<Opinion, String> {
+pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Result<SentinelView, String> {
     let said = |error: RedisError| explain(&error);
-    let mut connection = dial(sentinel, false).await.map_err(said)?;
+    let mut connection = connect(sentinel, false).await.map_err(said)?;
     let master: HashMap<String, String> =
         ask(&mut connection, &["SENTINEL", "MASTER", service]).await.map_err(said)?;
     let objection: Result<String, _> = ask(&mut connection, &["SENTINEL", "CKQUORUM", service]).await;
     let word = |name: &str| master.get(name).cloned().unwrap_or_default();
     let number = |name: &str| word(name).parse().unwrap_or(0);
-    Ok(Opinion {
+    Ok(SentinelView {
         master: format!("{}:{}", word("ip"), word("port")),
         quorum: number("quorum"),
         other_sentinels: number("num-other-sentinels"),
@@ -186,18 +187,18 @@ pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Res
 }
 
 /// What a node says about who has which hash slots.
-pub(super) async fn slots_by(node: &ConnectionInfo) -> Result<Value, String> {
-    let mut connection = dial(node, false).await.map_err(|error| explain(&error))?;
+pub(super) async fn query_slots(node: &ConnectionInfo) -> Result<Value, String> {
+    let mut connection = connect(node, false).await.map_err(|error| explain(&error))?;
     ask(&mut connection, &["CLUSTER", "SLOTS"]).await.map_err(|error| explain(&error))
 }
 
-async fn dial(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
+async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
     let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
     let settings = info.redis_settings().clone().set_protocol(protocol);
     let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_LIMIT))
-        .set_response_timeout(Some(ANSWER_LIMIT));
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(ANSWER_TIMEOUT));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 

@@ -2,106 +2,106 @@
 
 use std::time::Duration;
 
-use super::super::ANSWER_LIMIT;
-use super::acl_check::{Cost, Lack, Source};
-use super::probe::{Clock, Seen, Succession, Way};
-use crate::diagnostics::{Check, Subject};
+use super::super::ANSWER_TIMEOUT;
+use super::acl_check::{Cost, MissingRight, Source};
+use super::probe::{Clock, FailoverMode, Snapshot, Transport};
+use crate::diagnostics::{Check, Component};
 
 /// A clock that differs by more than this may end a lease while its holder works.
-const CLOCK_LIMIT: Duration = Duration::from_millis(500);
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_millis(500);
 
 /// A server that takes longer than this for a lock is busy with something else.
-const COST_LIMIT: Duration = Duration::from_millis(1);
+const MAX_LOCK_COST: Duration = Duration::from_millis(1);
 
 /// In percent of what there may be.
-const MUCH: u64 = 80;
+const NEARLY_FULL_PERCENT: u64 = 80;
 
 /// A client that hears pushes and asks for a long list needs this much.
-const LEAST_OUTPUT_BUFFER: u64 = 1 << 20;
+const MIN_OUTPUT_BUFFER: u64 = 1 << 20;
 
-pub(super) fn judge(seen: &Seen) -> Subject {
-    let mut subject = Subject::new(seen.name.as_str());
-    judge_program(seen, &mut subject);
-    judge_memory(seen, &mut subject);
-    judge_disk(seen, &mut subject);
-    judge_replication(seen, &mut subject);
-    judge_connections(seen, &mut subject);
-    judge_way(seen, &mut subject);
-    judge_rights(seen, &mut subject);
-    judge_speed(seen, &mut subject);
+pub(super) fn check_server(seen: &Snapshot) -> Component {
+    let mut component = Component::new(seen.name.as_str());
+    check_version(seen, &mut component);
+    check_memory(seen, &mut component);
+    check_persistence(seen, &mut component);
+    check_replication(seen, &mut component);
+    check_connections(seen, &mut component);
+    check_transport(seen, &mut component);
+    check_rights(seen, &mut component);
+    check_speed(seen, &mut component);
     if let Some(clock) = seen.clock {
-        judge_clock(clock, &mut subject);
+        check_clock(clock, &mut component);
     }
-    subject
+    component
 }
 
 /// The line that changes a setting: as a command, or for the file of a server that takes no such command.
-pub(super) fn line(seen: &Seen, setting: &str) -> Option<String> {
+pub(super) fn setting_command(seen: &Snapshot, setting: &str) -> Option<String> {
     let is_command = !seen.settings.is_empty();
     Some(if is_command { format!("CONFIG SET {setting}") } else { setting.to_owned() })
 }
 
-fn judge_program(seen: &Seen, subject: &mut Subject) {
+fn check_version(seen: &Snapshot, component: &mut Component) {
     if seen.info.is_empty() {
         let what = "this user may not ask for INFO";
         let remedy = format!("ACL SETUSER {} +info", seen.user);
         if seen.votes {
             let why = "without its run id nobody notices that it was restarted, or is named twice: it does not vote";
-            subject.danger(Check::Info, what, why, Some(remedy));
+            component.danger(Check::Info, what, why, Some(remedy));
         } else {
             let why = "its version, role, memory and replicas could not be seen";
-            subject.advice(Check::Info, what, why, Some(remedy));
+            component.advice(Check::Info, what, why, Some(remedy));
         }
         return;
     }
     let word = |name: &str| seen.info.get(name).map_or("", String::as_str);
     let version = word("redis_version");
     match word("valkey_version") {
-        "" => subject.fact("version", format_args!("Redis {version}")),
-        valkey => subject.fact("version", format_args!("Valkey {valkey}, as Redis {version}")),
+        "" => component.fact("version", format_args!("Redis {version}")),
+        valkey => component.fact("version", format_args!("Valkey {valkey}, as Redis {version}")),
     }
     let mut numbers = version.split('.').map_while(|part| part.parse::<u32>().ok());
     if let (Some(major), Some(minor)) = (numbers.next(), numbers.next())
         && (major, minor) < (6, 2)
     {
         let why = "leasehold needs Redis 6.2 or later: older ones lack commands that its scripts use";
-        subject.danger(Check::OldVersion, format!("this is Redis {version}"), why, None);
+        component.danger(Check::OldVersion, format!("this is Redis {version}"), why, None);
     }
     if seen.settings.is_empty() {
         let why = "how it writes to disk, waits for replicas and closes connections could not be seen: look into the \
                    settings of whoever runs it";
         let remedy = format!("ACL SETUSER {} +config|get", seen.user);
-        subject.advice(Check::Config, "it does not answer CONFIG GET", why, Some(remedy));
+        component.advice(Check::Config, "it does not answer CONFIG GET", why, Some(remedy));
     }
 }
 
 // --- What is kept ----------------------------------------------------------------------------------
 
-fn judge_memory(seen: &Seen, subject: &mut Subject) {
+fn check_memory(seen: &Snapshot, component: &mut Component) {
     let policy = seen.setting("maxmemory-policy").or(seen.info.get("maxmemory_policy").map(String::as_str));
     let limit = seen.number("maxmemory");
     if let Some(limit) = limit {
         let shown = if limit == 0 { "none".to_owned() } else { format!("{} MiB", limit >> 20) };
-        subject.fact("maxmemory", shown);
+        component.fact("maxmemory", shown);
     }
     if let Some(policy) = policy {
-        subject.fact("maxmemory-policy", policy);
+        component.fact("maxmemory-policy", policy);
         if policy == "noeviction" {
             let why = "a server that is short of memory refuses new locks, and throws none away";
-            subject.fine(Check::Eviction, "maxmemory-policy is noeviction", why);
+            component.fine(Check::Eviction, "maxmemory-policy is noeviction", why);
         } else {
-            subject.fact("keys thrown away", seen.number("evicted_keys").unwrap_or(0));
+            component.fact("keys thrown away", seen.number("evicted_keys").unwrap_or(0));
             let why = "a server that reaches its maxmemory throws keys away, and all of a lock's keys have an expiry: a lock \
                        that is held can be given to the next one";
-            let remedy = line(seen, "maxmemory-policy noeviction");
-            subject.danger(Check::Eviction, format!("maxmemory-policy is {policy}"), why, remedy);
+            let remedy = setting_command(seen, "maxmemory-policy noeviction");
+            component.danger(Check::Eviction, format!("maxmemory-policy is {policy}"), why, remedy);
         }
     }
     if let (Some(limit @ 1..), Some(used)) = (limit, seen.number("used_memory"))
-        && used.saturating_mul(100) / limit >= MUCH
+        && used.saturating_mul(100) / limit >= NEARLY_FULL_PERCENT
     {
         let what = format!("{} % of maxmemory are in use", used.saturating_mul(100) / limit);
-        subject.advice(
+        component.advice(
             Check::MemoryUse,
             what,
             "when it is full, no lock can be taken; those that are held can be renewed",
@@ -110,19 +110,19 @@ fn judge_memory(seen: &Seen, subject: &mut Subject) {
     }
 }
 
-fn judge_disk(seen: &Seen, subject: &mut Subject) {
+fn check_persistence(seen: &Snapshot, component: &mut Component) {
     let is_broken = |name: &str| seen.info.get(name).is_some_and(|status| status != "ok");
     if is_broken("rdb_last_bgsave_status") || is_broken("aof_last_write_status") {
         let why = "a server that can't write to its disk refuses locks, unless it is told not to";
-        subject.danger(Check::DiskWrite, "its last write to disk failed", why, None);
+        component.danger(Check::DiskWrite, "its last write to disk failed", why, None);
     }
     let Some(has_log) = seen.number("aof_enabled") else { return };
     if has_log == 1 {
-        return judge_log(seen, subject);
+        return check_aof(seen, component);
     }
     if seen.abstains {
-        subject.fact("persistence", "none that a vote relies on");
-        subject.fine(
+        component.fact("persistence", "none that a vote relies on");
+        component.fine(
             Check::Persistence,
             "a restart may forget leases",
             "after one it does not vote for as long as the longest ttl, and the others go on",
@@ -133,36 +133,38 @@ fn judge_disk(seen: &Seen, subject: &mut Subject) {
                 when the next one gets it, until its next renewal fails. Their tokens tell them apart, since tokens follow \
                 the clock and go on rising. Write every change to a log; or keep a server that has crashed down for as \
                 long as the longest ttl, 10 s by default";
-    let remedy = line(seen, "appendonly yes");
+    let remedy = setting_command(seen, "appendonly yes");
     match seen.setting("save") {
         Some("") => {
-            subject.fact("persistence", "none");
-            subject.danger(Check::Persistence, "nothing is written to disk", cost, remedy);
+            component.fact("persistence", "none");
+            component.danger(Check::Persistence, "nothing is written to disk", cost, remedy);
         }
         Some(save) => {
-            subject.fact("persistence", format_args!("snapshots ({save})"));
-            subject.danger(Check::Persistence, "only snapshots are written to disk", cost, remedy);
+            component.fact("persistence", format_args!("snapshots ({save})"));
+            component.danger(Check::Persistence, "only snapshots are written to disk", cost, remedy);
         }
         None => {
-            subject.fact("persistence", "no append-only file");
-            subject.danger(Check::Persistence, "no append-only file is written to disk", cost, remedy);
+            component.fact("persistence", "no append-only file");
+            component.danger(Check::Persistence, "no append-only file is written to disk", cost, remedy);
         }
     }
 }
 
-fn judge_log(seen: &Seen, subject: &mut Subject) {
-    let rhythm = seen.setting("appendfsync");
-    subject
-        .fact("persistence", format_args!("append-only file (appendfsync {})", rhythm.unwrap_or("unknown")));
-    match rhythm {
-        Some("always") => subject.fine(Check::Fsync, "every change is on disk before it counts", "a restart forgets no lease"),
-        Some("no") => subject.advice(Check::Fsync,
+fn check_aof(seen: &Snapshot, component: &mut Component) {
+    let poll_intervals = seen.setting("appendfsync");
+    component.fact(
+        "persistence",
+        format_args!("append-only file (appendfsync {})", poll_intervals.unwrap_or("unknown")),
+    );
+    match poll_intervals {
+        Some("always") => component.fine(Check::Fsync, "every change is on disk before it counts", "a restart forgets no lease"),
+        Some("no") => component.advice(Check::Fsync,
             "the append-only file is written to disk when the system likes",
             "a power cut can forget the leases of half a minute, and give their locks to others; their tokens tell them \
              apart",
-            line(seen, "appendfsync everysec"),
+            setting_command(seen, "appendfsync everysec"),
         ),
-        _ => subject.fine(Check::Fsync,
+        _ => component.fine(Check::Fsync,
             "changes go to an append-only file",
             "a restart forgets no lease. A power cut may forget those of the last second or two, unless appendfsync is \
              always; tokens tell their holders apart",
@@ -175,135 +177,145 @@ fn judge_log(seen: &Seen, subject: &mut Subject) {
 const ASYNCHRONOUS: &str = "Replication is asynchronous: a replica that becomes the master may not know a lease that was \
                             granted just before, and gives the lock to another holder. Only their tokens tell them apart";
 
-fn judge_replication(seen: &Seen, subject: &mut Subject) {
+fn check_replication(seen: &Snapshot, component: &mut Component) {
     let word = |name: &str| seen.info.get(name).map_or("?", String::as_str);
     let least = seen.number("min-replicas-to-write");
     if let Some(least) = least {
         let lag = seen.setting("min-replicas-max-lag").unwrap_or("?");
-        subject.fact("min-replicas-to-write", format_args!("{least} (min-replicas-max-lag {lag})"));
+        component.fact("min-replicas-to-write", format_args!("{least} (min-replicas-max-lag {lag})"));
     }
     if seen.is_replica() {
-        subject.fact("role", format_args!("replica of {}:{}", word("master_host"), word("master_port")));
-        judge_replica(seen, least, subject);
+        component.fact("role", format_args!("replica of {}:{}", word("master_host"), word("master_port")));
+        check_replica(seen, least, component);
     } else if let Some(replicas) = seen.number("connected_slaves") {
-        subject.fact("role", format_args!("master, {replicas} replicas"));
-        judge_master(seen, replicas, least, subject);
+        component.fact("role", format_args!("master, {replicas} replicas"));
+        check_master(seen, replicas, least, component);
     }
 }
 
-fn judge_replica(seen: &Seen, least: Option<u64>, subject: &mut Subject) {
-    if seen.succession == Succession::ByHand {
+fn check_replica(seen: &Snapshot, least: Option<u64>, component: &mut Component) {
+    if seen.failover == FailoverMode::ByHand {
         let why = "a replica can't be written, so no lock can be taken here: name the master in the address";
-        subject.danger(Check::Replica, "this server is a replica", why, None);
+        component.danger(Check::Replica, "this server is a replica", why, None);
         return;
     }
     if !seen.is("master_link_status", "up") {
         let why = "what its master has granted since then is lost if it becomes the master";
-        subject.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
+        component.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
     }
     if least == Some(0) {
-        goes_on_alone(seen, subject);
+        accepts_writes_alone(seen, component);
     }
 }
 
-fn judge_master(seen: &Seen, replicas: u64, least: Option<u64>, subject: &mut Subject) {
-    if seen.watchers > 0 && seen.succession == Succession::ByHand {
+fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &mut Component) {
+    if seen.watchers > 0 && seen.failover == FailoverMode::ByHand {
         let what =
             format!("{} sentinels watch this server, and the address does not name them", seen.watchers);
         let why = "when they make another server the master, this client stays here, and the others do not";
         let address = "redis-sentinel://HOST:26379,HOST:26379,HOST:26379/SERVICE";
-        subject.danger(Check::UnnamedSentinels, what, why, Some(address.to_owned()));
+        component.danger(Check::UnnamedSentinels, what, why, Some(address.to_owned()));
     }
-    if replicas == 0 && seen.succession == Succession::Sentinels {
-        subject.advice(
+    if replicas == 0 && seen.failover == FailoverMode::Sentinels {
+        component.advice(
             Check::NoReplica,
             "it has no replica",
             "when it fails, none takes its place, and no lock can be had",
             None,
         );
     }
-    let is_replaced = seen.succession != Succession::ByHand || seen.watchers > 0;
+    let is_replaced = seen.failover != FailoverMode::ByHand || seen.watchers > 0;
     match least {
-        Some(0) if is_replaced => goes_on_alone(seen, subject),
+        Some(0) if is_replaced => accepts_writes_alone(seen, component),
         Some(0) if replicas > 0 => {
             let what = "it has replicas, and min-replicas-to-write is 0";
             let why =
                 format!("{ASYNCHRONOUS}. Should a replica ever be made the master, stop this server first");
-            subject.advice(Check::MinReplicas, what, why, line(seen, "min-replicas-to-write 1"));
+            component.advice(Check::MinReplicas, what, why, setting_command(seen, "min-replicas-to-write 1"));
         }
         Some(0) => {}
         Some(least) if seen.number("min_slaves_good_slaves").unwrap_or(replicas) < least => {
             let why =
                 "the server refuses every write, and with it every lock, until more replicas have caught up";
-            subject.danger(
+            component.danger(
                 Check::TooFewReplicas,
                 format!("fewer replicas follow than min-replicas-to-write, {least}"),
                 why,
                 None,
             );
         }
-        Some(_) => subject.fine(
+        Some(_) => component.fine(
             Check::MinReplicas,
             "a master without its replicas stops granting locks",
             ASYNCHRONOUS,
         ),
         None if replicas > 0 || is_replaced => {
-            subject.advice(Check::MinReplicas, "min-replicas-to-write could not be seen", ASYNCHRONOUS, None);
+            component.advice(
+                Check::MinReplicas,
+                "min-replicas-to-write could not be seen",
+                ASYNCHRONOUS,
+                None,
+            );
         }
         None => {}
     }
 }
 
 /// As the master that it is, or may become.
-fn goes_on_alone(seen: &Seen, subject: &mut Subject) {
+fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     let why = format!(
         "a master that is cut off from the others goes on granting locks, also after another one was made the master. With \
          one replica that it has to reach it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"
     );
-    subject.danger(
+    component.danger(
         Check::MinReplicas,
         "min-replicas-to-write is 0",
         why,
-        line(seen, "min-replicas-to-write 1"),
+        setting_command(seen, "min-replicas-to-write 1"),
     );
 }
 
 // --- The way there -----------------------------------------------------------------------------------
 
-fn judge_connections(seen: &Seen, subject: &mut Subject) {
+fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let (Some(clients), Some(most @ 1..)) = (seen.number("connected_clients"), seen.number("maxclients")) {
-        subject.fact("clients", format_args!("{clients} of {most}"));
-        if clients.saturating_mul(100) / most >= MUCH {
+        component.fact("clients", format_args!("{clients} of {most}"));
+        if clients.saturating_mul(100) / most >= NEARLY_FULL_PERCENT {
             let why =
                 "when there are as many clients as there may be, whoever connects or reconnects is refused";
-            subject.advice(
+            component.advice(
                 Check::MaxClients,
                 format!("{clients} of {most} clients are connected"),
                 why,
-                line(seen, "maxclients 10000"),
+                setting_command(seen, "maxclients 10000"),
             );
         }
     }
     if let Some(seconds @ 1..) = seen.number("timeout") {
         let why = "connections are made again, but the command that finds its connection closed may fail";
         let what = format!("connections that are idle for {seconds} s are closed");
-        subject.advice(Check::IdleTimeout, what, why, line(seen, "timeout 0"));
+        component.advice(Check::IdleTimeout, what, why, setting_command(seen, "timeout 0"));
     }
     if seen.number("tcp-keepalive") == Some(0) {
         let why = "a client whose machine is gone counts as there: each time that it is next in a queue, the others wait \
                    for 3 s";
-        subject.advice(Check::TcpKeepalive, "tcp-keepalive is 0", why, line(seen, "tcp-keepalive 60"));
+        component.advice(
+            Check::TcpKeepalive,
+            "tcp-keepalive is 0",
+            why,
+            setting_command(seen, "tcp-keepalive 60"),
+        );
     }
     if let Some(bytes) = seen.setting("client-output-buffer-limit").and_then(pubsub_limit)
-        && (1..LEAST_OUTPUT_BUFFER).contains(&bytes)
+        && (1..MIN_OUTPUT_BUFFER).contains(&bytes)
     {
         let why = "clients hear of their grants and get long lists over one connection, which is closed at that limit";
         let what = format!("client-output-buffer-limit allows subscribers {bytes} bytes");
-        subject.advice(
+        component.advice(
             Check::OutputBuffer,
             what,
             why,
-            line(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""),
+            setting_command(seen, "client-output-buffer-limit \"pubsub 32mb 8mb 60\""),
         );
     }
 }
@@ -313,25 +325,25 @@ fn pubsub_limit(setting: &str) -> Option<u64> {
     setting.split(' ').skip_while(|word| *word != "pubsub").nth(1)?.parse().ok()
 }
 
-fn judge_way(seen: &Seen, subject: &mut Subject) {
+fn check_transport(seen: &Snapshot, component: &mut Component) {
     if seen.is_local {
         return;
     }
-    match seen.way {
-        Way::Encrypted => {
-            subject.fine(
+    match seen.transport {
+        Transport::Encrypted => {
+            component.fine(
                 Check::Encryption,
                 "the connection is encrypted",
                 "nobody on the way reads or changes it",
             );
         }
-        Way::PlainWithPassword => subject.advice(
+        Transport::PlainWithPassword => component.advice(
             Check::Encryption,
             "the password goes over the network in the clear",
             "whoever reads it can take every lock away",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
-        Way::Plain => subject.advice(
+        Transport::Plain => component.advice(
             Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
             "whoever reaches it can take every lock away",
@@ -342,33 +354,33 @@ fn judge_way(seen: &Seen, subject: &mut Subject) {
     }
 }
 
-fn judge_rights(seen: &Seen, subject: &mut Subject) {
+fn check_rights(seen: &Snapshot, component: &mut Component) {
     let rules = |hinders: bool| {
-        let of_kind = seen.lacks.iter().filter(move |lack| lack.hinders_locks() == hinders);
-        of_kind.map(|lack: &Lack| lack.rule).collect::<Vec<_>>().join(" ")
+        let of_kind = seen.missing_rights.iter().filter(move |lack| lack.is_required() == hinders);
+        of_kind.map(|lack: &MissingRight| lack.rule).collect::<Vec<_>>().join(" ")
     };
     let remedy = |rules: &str| Some(format!("ACL SETUSER {} {rules}", seen.user));
     let (locks, others) = (rules(true), rules(false));
     if !locks.is_empty() {
         let why = "some locks fail, perhaps only once somebody waits for them";
-        subject.danger(
+        component.danger(
             Check::Rights,
-            format!("the user {:?} lacks rights: {locks}", seen.user),
+            format!("the user {:?} missing_rights rights: {locks}", seen.user),
             why,
             remedy(&locks),
         );
     }
     if !others.is_empty() {
         let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
-        subject.advice(
+        component.advice(
             Check::OptionalRights,
-            format!("the user {:?} lacks rights: {others}", seen.user),
+            format!("the user {:?} missing_rights rights: {others}", seen.user),
             why,
             remedy(&others),
         );
     }
-    if seen.lacks.is_empty() {
-        subject.fine(
+    if seen.missing_rights.is_empty() {
+        component.fine(
             Check::Rights,
             format!("the user {:?} has every right that is needed", seen.user),
             "each command was tried, without any effect",
@@ -378,12 +390,12 @@ fn judge_rights(seen: &Seen, subject: &mut Subject) {
 
 // --- Time --------------------------------------------------------------------------------------------
 
-fn judge_speed(seen: &Seen, subject: &mut Subject) {
-    subject.fact("round trip", format_args!("{} (median)", span(seen.round_trip)));
-    if seen.round_trip > ANSWER_LIMIT / 4 {
+fn check_speed(seen: &Snapshot, component: &mut Component) {
+    component.fact("round trip", format_args!("{} (median)", span(seen.round_trip)));
+    if seen.round_trip > ANSWER_TIMEOUT / 4 {
         let what = format!("a round trip takes {}", span(seen.round_trip));
-        let why = format!("an answer that takes longer than {ANSWER_LIMIT:?} counts as lost");
-        subject.advice(Check::RoundTrip, what, why, None);
+        let why = format!("an answer that takes longer than {ANSWER_TIMEOUT:?} counts as lost");
+        component.advice(Check::RoundTrip, what, why, None);
     }
     match &seen.cost {
         None => {}
@@ -392,10 +404,10 @@ fn judge_speed(seen: &Seen, subject: &mut Subject) {
                 Source::Server => "the server's own count",
                 Source::RoundTrips => "what it takes longer than two PINGs",
             };
-            subject.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
-            if *pair > COST_LIMIT {
+            component.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
+            if *pair > MAX_LOCK_COST {
                 let why = "some tens of microseconds are usual: the server, or its machine, is busy with something else";
-                subject.advice(
+                component.advice(
                     Check::LockCost,
                     format!("a lock and its release take it {}", span(*pair)),
                     why,
@@ -403,11 +415,11 @@ fn judge_speed(seen: &Seen, subject: &mut Subject) {
                 );
             }
         }
-        Some(Err(trouble)) => {
-            subject.danger(
+        Some(Err(error)) => {
+            component.danger(
                 Check::LockTrial,
                 "a lock could not be taken and released",
-                trouble.as_str(),
+                error.as_str(),
                 None,
             );
         }
@@ -416,26 +428,26 @@ fn judge_speed(seen: &Seen, subject: &mut Subject) {
         let what =
             format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
         let why = "while a script runs, nobody else is served: long queues and lists make it longer, as does a busy machine";
-        subject.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
+        component.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
     }
 }
 
-fn judge_clock(clock: Clock, subject: &mut Subject) {
+fn check_clock(clock: Clock, component: &mut Component) {
     let ahead = Duration::from_micros(clock.ahead_micros.unsigned_abs());
     let side = if clock.ahead_micros < 0 { "behind" } else { "ahead of" };
-    subject.fact("clock", format_args!("{} {side} this machine's (± {})", span(ahead), span(clock.error)));
-    if ahead.saturating_sub(clock.error) > CLOCK_LIMIT {
+    component.fact("clock", format_args!("{} {side} this machine's (± {})", span(ahead), span(clock.error)));
+    if ahead.saturating_sub(clock.error) > MAX_CLOCK_DIFFERENCE {
         let what = format!("its clock is {} {side} this machine's", span(ahead));
         let why = "one of the two is wrong. Leases run on the server's clock: should it be set forward, they end while their \
                    holders work";
-        subject.danger(Check::Clock, what, why, Some("timedatectl set-ntp true".to_owned()));
+        component.danger(Check::Clock, what, why, Some("timedatectl set-ntp true".to_owned()));
     }
 }
 
 /// Whether two clocks are so far apart that it matters, whatever the measurement's error was.
 pub(super) fn differ(one: Clock, other: Clock) -> Option<Duration> {
     let apart = Duration::from_micros(one.ahead_micros.abs_diff(other.ahead_micros));
-    (apart.saturating_sub(one.error + other.error) > CLOCK_LIMIT).then_some(apart)
+    (apart.saturating_sub(one.error + other.error) > MAX_CLOCK_DIFFERENCE).then_some(apart)
 }
 
 /// A span with three digits or so.

@@ -6,20 +6,20 @@ use std::time::Duration;
 use leasehold_core::quorum_of;
 use redis::Value;
 
-use super::probe::{Opinion, Seen};
+use super::probe::{SentinelView, Snapshot};
 use super::server_rules::{differ, span};
-use crate::diagnostics::{Check, Subject};
+use crate::diagnostics::{Check, Component};
 use crate::url::Host;
 
 const SLOTS: u32 = 16_384;
 
 /// With fewer, the loss of one leaves no majority.
-const LEAST_SENTINELS: u32 = 3;
+const MIN_SENTINELS: u32 = 3;
 
-pub(super) fn unseen(name: String, trouble: &str) -> Subject {
-    let mut subject = Subject::new(name);
-    subject.advice(Check::NotExamined, "it could not be looked at", trouble, None);
-    subject
+pub(super) fn unreachable(name: String, error: &str) -> Component {
+    let mut component = Component::new(name);
+    component.advice(Check::NotExamined, "it could not be looked at", error, None);
+    component
 }
 
 /// The replicas that a master names: `slave0:ip=127.0.0.1,port=6380,state=online,…`.
@@ -32,31 +32,35 @@ pub(super) fn replicas_of(info: &HashMap<String, String>) -> Vec<Host> {
     named.filter_map(host).collect()
 }
 
-pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion, String>)]) -> Subject {
-    let mut subject = Subject::new(format!("sentinels of {service}"));
+pub(super) fn check_sentinels(
+    service: &str,
+    opinions: &[(String, Result<SentinelView, String>)],
+) -> Component {
+    let mut component = Component::new(format!("sentinels of {service}"));
     for (name, opinion) in opinions {
-        if let Err(trouble) = opinion {
-            subject.advice(
+        if let Err(error) = opinion {
+            component.advice(
                 Check::SilentSentinel,
                 format!("the sentinel {name} could not be asked"),
-                trouble.as_str(),
+                error.as_str(),
                 None,
             );
         }
     }
-    let heard: Vec<&Opinion> = opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
-    let Some(first) = heard.first() else { return subject };
+    let heard: Vec<&SentinelView> =
+        opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
+    let Some(first) = heard.first() else { return component };
     let count = first.other_sentinels + 1;
-    subject.fact("master", &first.master);
-    subject.fact("sentinels", count);
-    subject.fact("quorum", first.quorum);
+    component.fact("master", &first.master);
+    component.fact("sentinels", count);
+    component.fact("quorum", first.quorum);
     if heard.iter().any(|opinion| opinion.master != first.master) {
         let mut named: Vec<&str> = heard.iter().map(|opinion| opinion.master.as_str()).collect();
         named.sort_unstable();
         named.dedup();
         let why = "clients that ask different sentinels take locks on different servers. During a failover this passes \
                    within seconds";
-        subject.danger(
+        component.danger(
             Check::SentinelsDisagree,
             format!("the sentinels name different masters: {}", named.join(", ")),
             why,
@@ -65,31 +69,31 @@ pub(super) fn judge_sentinels(service: &str, opinions: &[(String, Result<Opinion
     }
     if let Some(objection) = heard.iter().find_map(|opinion| opinion.objection.as_ref()) {
         let why = format!("when the master fails, none takes its place, and no lock can be had: {objection}");
-        subject.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);
+        component.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);
     }
-    if count < LEAST_SENTINELS {
+    if count < MIN_SENTINELS {
         let why = "a failover needs most of them: with fewer than three, the loss of one can be too much";
-        subject.advice(Check::FewSentinels, format!("there are {count} sentinels"), why, None);
+        component.advice(Check::FewSentinels, format!("there are {count} sentinels"), why, None);
     }
-    if (1..=count / 2).contains(&first.quorum) && count >= LEAST_SENTINELS {
+    if (1..=count / 2).contains(&first.quorum) && count >= MIN_SENTINELS {
         let why = "fewer than half of the sentinels can begin a failover of a master that only they don't reach; it still \
                    takes most of them to carry it out";
         let remedy = format!("SENTINEL SET {service} quorum {}", count / 2 + 1);
-        subject.advice(
+        component.advice(
             Check::SentinelQuorum,
             format!("the quorum is {} of {count}", first.quorum),
             why,
             Some(remedy),
         );
     }
-    if subject.findings.is_empty() {
-        subject.fine(
+    if component.findings.is_empty() {
+        component.fine(
             Check::Sentinels,
             "the sentinels agree and can replace the master",
             "a failover needs most of them",
         );
     }
-    subject
+    component
 }
 
 /// A node of a cluster.
@@ -135,26 +139,26 @@ fn host_of(member: &Value, asked: &Host) -> Option<Host> {
     Some(Host { name, port: u16::try_from(*port).ok()? })
 }
 
-pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
-    let mut subject = Subject::new("cluster");
+pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
+    let mut component = Component::new("cluster");
     let masters: Vec<&Node> = nodes.iter().filter(|node| node.replicas.is_some()).collect();
     let slots = masters.iter().flat_map(|node| &node.slots);
     let covered: u32 = slots.map(|(first, last)| u32::from(last - first) + 1).sum();
-    subject.fact("masters", masters.len());
-    subject.fact("replicas", nodes.len() - masters.len());
-    subject.fact("slots", format_args!("{covered} of {SLOTS} have a master"));
+    component.fact("masters", masters.len());
+    component.fact("replicas", nodes.len() - masters.len());
+    component.fact("slots", format_args!("{covered} of {SLOTS} have a master"));
     let setting = |name: &str| seen.iter().find_map(|seen| seen.setting(name));
     if let Some(value) = setting("cluster-node-timeout") {
-        subject.fact("cluster-node-timeout", format_args!("{value} ms"));
+        component.fact("cluster-node-timeout", format_args!("{value} ms"));
     }
     if let Some(value) = setting("cluster-require-full-coverage") {
-        subject.fact("cluster-require-full-coverage", value);
+        component.fact("cluster-require-full-coverage", value);
     }
-    let is_down = |seen: &&Seen| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
+    let is_down = |seen: &&Snapshot| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
     let down: Vec<&str> = seen.iter().filter(is_down).map(|seen| seen.name.as_str()).collect();
     if !down.is_empty() {
         let what = format!("the cluster is down for {}", down.join(", "));
-        subject.danger(
+        component.danger(
             Check::ClusterDown,
             what,
             "no lock can be had there",
@@ -165,7 +169,7 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
         let why =
             "no lock in the other slots can be had; with cluster-require-full-coverage yes, none at all";
         let what = format!("{} hash slots have no master", SLOTS.saturating_sub(covered));
-        subject.danger(
+        component.danger(
             Check::UncoveredSlots,
             what,
             why,
@@ -182,41 +186,41 @@ pub(super) fn judge_cluster(nodes: &[Node], seen: &[Seen]) -> Subject {
     let lonely: Vec<String> = lonely.filter(|name| !is_followed(name)).collect();
     if !lonely.is_empty() {
         let why = "when it fails, none takes its place, and the locks in its slots can't be had";
-        subject.advice(
+        component.advice(
             Check::ClusterReplicas,
             format!("masters without a replica:{}", lonely.join(",")),
             why,
             None,
         );
     }
-    if subject.findings.is_empty() {
-        subject.fine(
+    if component.findings.is_empty() {
+        component.fine(
             Check::Cluster,
             "every hash slot has a master, and every master a replica",
             "each can be replaced",
         );
     }
-    subject
+    component
 }
 
 /// One of several servers that vote, or the master of some: what it is called, and what was seen of it.
-pub(super) type Voter<'a> = (&'a str, Option<&'a Seen>);
+pub(super) type Voter<'a> = (&'a str, Option<&'a Snapshot>);
 
 /// Whether servers that vote are independent of each other, so that the loss of one is not the loss of two.
-pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Subject {
-    let mut subject = Subject::new("quorum");
+pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Component {
+    let mut component = Component::new("quorum");
     let (count, needed) = (voters.len(), quorum_of(voters.len()));
-    subject.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
+    component.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
     match abstains_for {
         Some(longest) => {
-            subject.fact("after a restart", format_args!("a node does not vote for {}", span(longest)));
+            component.fact("after a restart", format_args!("a node does not vote for {}", span(longest)));
         }
-        None => subject.fact("after a restart", "a node votes at once"),
+        None => component.fact("after a restart", "a node votes at once"),
     }
     let away = voters.iter().filter(|(_, seen)| seen.is_none()).count();
     if count - away < needed {
         let why = "no lock can be taken or kept";
-        subject.danger(
+        component.danger(
             Check::QuorumUnreachable,
             format!("{away} of {count} nodes can't be reached"),
             why,
@@ -225,18 +229,18 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
     }
     if count < 3 {
         let why = "the loss of one is the loss of all locks: take three nodes, or five";
-        subject.advice(Check::FewNodes, format!("a quorum of {count} can't do without any"), why, None);
+        component.advice(Check::FewNodes, format!("a quorum of {count} can't do without any"), why, None);
     } else if count % 2 == 0 {
         let why = "it needs one more to agree than with one node fewer, and survives the loss of no more";
-        subject.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
+        component.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
     }
-    let seen: Vec<(&str, &Seen)> =
+    let seen: Vec<(&str, &Snapshot)> =
         voters.iter().filter_map(|(name, seen)| seen.map(|seen| (*name, seen))).collect();
     for (index, (name, one)) in seen.iter().enumerate() {
         for (other_name, other) in &seen[index + 1..] {
             if let Some(what) = depend(one, other) {
                 let why = "whatever takes one of them takes both, and each vote counts twice";
-                subject.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
+                component.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
             }
         }
         if abstains_for.is_none()
@@ -246,8 +250,8 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
             let why = "a power cut can make it forget the leases of the last second or two, and grant them to others when it is \
                        back: with a second such node, or one that did not vote before, that is a quorum";
             let remedy =
-                "longest_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
-            subject.advice(
+                "max_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
+            component.advice(
                 Check::ForgetfulNode,
                 format!("{name} may forget what it granted"),
                 why,
@@ -255,49 +259,49 @@ pub(super) fn judge_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
             );
         }
     }
-    if subject.findings.is_empty() {
-        subject.fine(
+    if component.findings.is_empty() {
+        component.fine(
             Check::Quorum,
             "the nodes are independent of each other",
             "any minority of them may fail",
         );
     }
-    subject
+    component
 }
 
 /// Why two servers are not independent of each other, if they are not.
-fn depend(one: &Seen, other: &Seen) -> Option<&'static str> {
+fn depend(one: &Snapshot, other: &Snapshot) -> Option<&'static str> {
     let same = |name: &str| one.info.get(name).is_some_and(|value| Some(value) == other.info.get(name));
     if same("run_id") {
         return Some("are the same server");
     }
     // A history that was forked by a failover keeps the earlier one's name beside its own.
-    let history = |seen: &Seen, name: &str| {
+    let history = |seen: &Snapshot, name: &str| {
         seen.info.get(name).filter(|id| id.bytes().any(|byte| byte != b'0')).cloned()
     };
-    let ids = |seen: &Seen| [history(seen, "master_replid"), history(seen, "master_replid2")];
+    let ids = |seen: &Snapshot| [history(seen, "master_replid"), history(seen, "master_replid2")];
     let shared = ids(one).into_iter().flatten().any(|id| ids(other).contains(&Some(id)));
     shared.then_some("are replicas of one another, or of the same master")
 }
 
 /// Servers of which one may take the other's place, and whose clocks are far apart.
-pub(super) fn judge_clocks(seen: &[Seen], is_voting: bool) -> Option<Subject> {
+pub(super) fn check_clocks(seen: &[Snapshot], is_voting: bool) -> Option<Component> {
     let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
     clocks.sort_by_key(|(clock, _)| clock.ahead_micros);
     let ((last, behind), (first, ahead)) = (clocks.first()?, clocks.last()?);
     let apart = differ(*last, *first)?;
-    let mut subject = Subject::new("clocks");
+    let mut component = Component::new("clocks");
     let what = format!("the clock of {ahead} is {} ahead of that of {behind}", span(apart));
     if is_voting {
         let why = "tokens follow the clock that is ahead. They rise all the same while a quorum remembers them; should that be \
                    lost, they fall behind for as long as the clocks are apart";
-        subject.advice(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
-        return Some(subject);
+        component.advice(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
+        return Some(component);
     }
     let why = "when the one becomes the master in the other's place, every lease ends too early by as much, while its holder \
                works: two holders are possible";
-    subject.danger(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
-    Some(subject)
+    component.danger(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
+    Some(component)
 }
 
 #[cfg(test)]
@@ -306,46 +310,49 @@ mod tests {
     use super::*;
     use crate::diagnostics::Severity;
 
-    fn findings(subject: &Subject) -> Vec<(Severity, &str)> {
-        subject.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()
+    fn findings(component: &Component) -> Vec<(Severity, &str)> {
+        component.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()
     }
 
-    fn opinion(master: &str, quorum: u32, other_sentinels: u32) -> Opinion {
-        Opinion { master: master.to_owned(), quorum, other_sentinels, objection: None }
+    fn opinion(master: &str, quorum: u32, other_sentinels: u32) -> SentinelView {
+        SentinelView { master: master.to_owned(), quorum, other_sentinels, objection: None }
     }
 
-    fn sentinels(opinions: Vec<Result<Opinion, String>>) -> Subject {
+    fn sentinels(opinions: Vec<Result<SentinelView, String>>) -> Component {
         let name = |(number, opinion)| (format!("s{number}"), opinion);
-        judge_sentinels("locks", &opinions.into_iter().enumerate().map(name).collect::<Vec<_>>())
+        check_sentinels("locks", &opinions.into_iter().enumerate().map(name).collect::<Vec<_>>())
     }
 
     #[test]
     fn three_sentinels_that_agree_are_fine() {
-        let subject = sentinels(vec![Ok(opinion("a:1", 2, 2)), Ok(opinion("a:1", 2, 2))]);
-        assert_eq!(findings(&subject), [(Severity::Fine, "the sentinels agree and can replace the master")]);
+        let component = sentinels(vec![Ok(opinion("a:1", 2, 2)), Ok(opinion("a:1", 2, 2))]);
+        assert_eq!(
+            findings(&component),
+            [(Severity::Fine, "the sentinels agree and can replace the master")]
+        );
     }
 
     #[test]
     fn sentinels_that_are_few_silent_or_at_odds_are_named() {
-        let subject = sentinels(vec![Ok(opinion("a:1", 2, 1)), Err("gone".to_owned())]);
+        let component = sentinels(vec![Ok(opinion("a:1", 2, 1)), Err("gone".to_owned())]);
         assert_eq!(
-            findings(&subject),
+            findings(&component),
             [
                 (Severity::Advice, "the sentinel s1 could not be asked"),
                 (Severity::Advice, "there are 2 sentinels")
             ]
         );
-        let subject = sentinels(vec![Ok(opinion("a:1", 1, 2)), Ok(opinion("b:1", 1, 2))]);
+        let component = sentinels(vec![Ok(opinion("a:1", 1, 2)), Ok(opinion("b:1", 1, 2))]);
         assert_eq!(
-            findings(&subject),
+            findings(&component),
             [
                 (Severity::Danger, "the sentinels name different masters: a:1, b:1"),
                 (Severity::Advice, "the quorum is 1 of 3")
             ]
         );
         let objection = Some("NOQUORUM".to_owned());
-        let subject = sentinels(vec![Ok(Opinion { objection, ..opinion("a:1", 2, 2) })]);
-        assert_eq!(findings(&subject), [(Severity::Danger, "the sentinels could not replace the master")]);
+        let component = sentinels(vec![Ok(SentinelView { objection, ..opinion("a:1", 2, 2) })]);
+        assert_eq!(findings(&component), [(Severity::Danger, "the sentinels could not replace the master")]);
     }
 
     fn node(port: u16, slots: (u16, u16), replicas: Option<usize>) -> Node {
@@ -355,15 +362,15 @@ mod tests {
     #[test]
     fn slots_and_masters_that_nobody_stands_in_for_are_named() {
         let whole = [node(1, (0, 16_383), Some(1)), node(2, (0, 16_383), None)];
-        assert_eq!(judge_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
+        assert_eq!(check_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
         let part = [node(1, (0, 99), Some(0))];
-        let down = Seen {
+        let down = Snapshot {
             name: "server h:1".to_owned(),
             info: HashMap::from([("cluster_state".to_owned(), "fail".to_owned())]),
-            ..Seen::default()
+            ..Snapshot::default()
         };
         assert_eq!(
-            findings(&judge_cluster(&part, &[down])),
+            findings(&check_cluster(&part, &[down])),
             [
                 (Severity::Danger, "the cluster is down for server h:1"),
                 (Severity::Danger, "16284 hash slots have no master"),
@@ -388,18 +395,22 @@ mod tests {
 
     #[test]
     fn clocks_of_servers_that_may_replace_each_other_must_agree() {
-        let seen = |name: &str, ahead_micros| Seen {
+        let seen = |name: &str, ahead_micros| Snapshot {
             name: name.to_owned(),
             clock: Some(Clock { ahead_micros, error: Duration::from_millis(50) }),
-            ..Seen::default()
+            ..Snapshot::default()
         };
         assert!(
-            judge_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
+            check_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
             "it may be the network"
         );
-        let subject = judge_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
-        assert_eq!(findings(&subject), [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]);
-        assert!(judge_clocks(&[], false).is_none());
+        let component =
+            check_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
+        assert_eq!(
+            findings(&component),
+            [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]
+        );
+        assert!(check_clocks(&[], false).is_none());
     }
 
     #[test]
@@ -411,15 +422,18 @@ mod tests {
         assert_eq!(replicas_of(&info), [Host { name: "10.0.0.2".to_owned(), port: 6380 }]);
     }
 
-    fn voter(run_id: &str, history: &str, earlier: &str) -> Seen {
+    fn voter(run_id: &str, history: &str, earlier: &str) -> Snapshot {
         let info = [("run_id", run_id), ("master_replid", history), ("master_replid2", earlier)];
         let info = info.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Seen { info, abstains: true, ..Seen::default() }
+        Snapshot { info, abstains: true, ..Snapshot::default() }
     }
 
-    fn said_of(voters: &[(&str, Option<&Seen>)], abstains_for: Option<Duration>) -> Vec<(Severity, String)> {
-        let subject = judge_voters(voters, abstains_for);
-        subject.findings.into_iter().map(|finding| (finding.severity, finding.what)).collect()
+    fn said_of(
+        voters: &[(&str, Option<&Snapshot>)],
+        abstains_for: Option<Duration>,
+    ) -> Vec<(Severity, String)> {
+        let component = check_voters(voters, abstains_for);
+        component.findings.into_iter().map(|finding| (finding.severity, finding.what)).collect()
     }
 
     #[test]

@@ -13,31 +13,31 @@ const CHANNEL: &str = "leasehold:2:inbox:test";
 #[derive(Default)]
 struct Told {
     heard: AtomicUsize,
-    renewed: AtomicUsize,
-    missed: AtomicUsize,
+    on_reconnect: AtomicUsize,
+    on_disconnect: AtomicUsize,
     /// Between the loss of a connection and the word that there is a new one.
     is_between: AtomicBool,
     heard_between: AtomicUsize,
 }
 
-fn link_to(url: &str, told: &Arc<Told>) -> Link {
+fn link_to(url: &str, told: &Arc<Told>) -> Endpoint {
     let [hearing, renewing, missing] = [told.clone(), told.clone(), told.clone()];
-    let terms = Terms {
+    let endpoint_config = EndpointConfig {
         channel: Some(CHANNEL.to_owned()),
-        hear: Arc::new(move |_, _| {
+        on_message: Arc::new(move |_, _| {
             hearing.heard.fetch_add(1, Ordering::SeqCst);
             let is_between = usize::from(hearing.is_between.load(Ordering::SeqCst));
             hearing.heard_between.fetch_add(is_between, Ordering::SeqCst);
         }),
-        renewed: Arc::new(move |_| {
+        on_reconnect: Arc::new(move |_| {
             renewing.is_between.store(false, Ordering::SeqCst);
-            renewing.renewed.fetch_add(1, Ordering::SeqCst);
+            renewing.on_reconnect.fetch_add(1, Ordering::SeqCst);
         }),
-        missed: Arc::new(move || {
+        on_disconnect: Arc::new(move || {
             missing.is_between.store(true, Ordering::SeqCst);
-            missing.missed.fetch_add(1, Ordering::SeqCst);
+            missing.on_disconnect.fetch_add(1, Ordering::SeqCst);
         }),
-        at_stake: Arc::new(|| None),
+        shortest_ttl: Arc::new(|| None),
         warn: Arc::new(|_| ()),
         caller: None,
         is_voter: false,
@@ -45,7 +45,7 @@ fn link_to(url: &str, told: &Arc<Told>) -> Link {
         runtime: Arc::default(),
     };
     let address = url.split('?').next().unwrap();
-    Link::new(Goal::Server(address.into_connection_info().unwrap()), terms)
+    Endpoint::new(Target::Server(address.into_connection_info().unwrap()), endpoint_config)
 }
 
 #[tokio::test]
@@ -55,13 +55,13 @@ async fn no_push_over_a_new_connection_counts_before_its_word_that_it_is_new() {
         let proxy = Proxy::before(&server);
         let told = Arc::new(Told::default());
         let url = format!("{}?protocol={protocol}", proxy.url());
-        let link = link_to(&url, &told);
-        link.lanes().await.unwrap();
-        let is_over = Arc::new(AtomicBool::new(false));
+        let endpoint = link_to(&url, &told);
+        endpoint.connections().await.unwrap();
+        let is_closed = Arc::new(AtomicBool::new(false));
         let publisher = {
-            let (mut admin, is_over) = (server.admin(), is_over.clone());
+            let (mut admin, is_closed) = (server.admin(), is_closed.clone());
             std::thread::spawn(move || {
-                while !is_over.load(Ordering::SeqCst) {
+                while !is_closed.load(Ordering::SeqCst) {
                     redis::cmd("PUBLISH").arg(CHANNEL).arg("x").exec(&mut admin).unwrap();
                 }
             })
@@ -70,26 +70,27 @@ async fn no_push_over_a_new_connection_counts_before_its_word_that_it_is_new() {
             // Messages pour in from the moment that the new connection has subscribed.
             proxy.delay_replies(Duration::from_millis(20));
             proxy.cut();
-            until(async || told.renewed.load(Ordering::SeqCst) == round).await;
+            until(async || told.on_reconnect.load(Ordering::SeqCst) == round).await;
             let heard = told.heard.load(Ordering::SeqCst);
             until(async || told.heard.load(Ordering::SeqCst) > heard).await;
         }
-        is_over.store(true, Ordering::SeqCst);
+        is_closed.store(true, Ordering::SeqCst);
         publisher.join().unwrap();
-        assert_eq!(told.missed.load(Ordering::SeqCst), 5);
+        assert_eq!(told.on_disconnect.load(Ordering::SeqCst), 5);
         assert_eq!(told.heard_between.load(Ordering::SeqCst), 0);
     }
 }
 
 #[test]
 fn dial_limit_follows_the_shortest_ttl_at_stake_and_the_last_dial() {
-    let limit = |usual: Option<u64>, ttl: Option<u64>| dial_limit(usual.map(ms), ttl.map(ms));
-    assert_eq!(limit(None, Some(1_000)), CONNECT_LIMIT, "the first time");
-    assert_eq!(limit(Some(1), None), CONNECT_LIMIT, "nothing is at stake");
+    let limit =
+        |last_connect: Option<u64>, ttl: Option<u64>| connect_timeout(last_connect.map(ms), ttl.map(ms));
+    assert_eq!(limit(None, Some(1_000)), CONNECT_TIMEOUT, "the first time");
+    assert_eq!(limit(Some(1), None), CONNECT_TIMEOUT, "nothing is at stake");
     assert_eq!(limit(Some(1), Some(8_000)), ms(2_000));
-    assert_eq!(limit(Some(1), Some(100)), LEAST_DIAL);
+    assert_eq!(limit(Some(1), Some(100)), MIN_CONNECT_TIMEOUT);
     assert_eq!(limit(Some(700), Some(4_000)), ms(2_800), "the way is slow");
-    assert_eq!(limit(Some(9_000), Some(4_000)), CONNECT_LIMIT);
+    assert_eq!(limit(Some(9_000), Some(4_000)), CONNECT_TIMEOUT);
 }
 
 fn ms(ms: u64) -> Duration {

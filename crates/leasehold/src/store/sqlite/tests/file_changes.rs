@@ -1,7 +1,7 @@
 //! Files that are removed, replaced, moved or mounted under their clients, and who may use them.
 
 use super::*;
-use crate::store::sqlite::worker::WATCH;
+use crate::store::sqlite::worker::FILE_CHECK_INTERVAL;
 
 /// What is done to one of a client's files.
 type Harm = fn(&Path);
@@ -21,7 +21,7 @@ fn renew(acquisition: Acquisition) -> Command {
     Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
 }
 
-fn is_gone(answered: &Answered) -> bool {
+fn is_gone(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Gone && error.message.contains("removed or replaced"))
 }
 
@@ -36,7 +36,7 @@ fn client_whose_files_were_removed_or_replaced_has_lost_its_leases_and_gets_no_o
             // The worker has a connection of its own.
             assert_eq!(pollster::block_on(store.list()).unwrap().len(), 1);
             harm(&files::beside(&path, suffix));
-            let ask = |command: Command| store.call_now(&resource("a"), &command).unwrap();
+            let ask = |command: Command| store.try_call_inline(&resource("a"), &command).unwrap();
             assert!(is_gone(&ask(acquire(id(1, 2), true))), "after {suffix:?}");
             assert!(is_gone(&ask(Command::Inspect)));
             let batch = [acquire(id(1, 3), true), renew(id(1, 1)), release(id(1, 1))];
@@ -47,7 +47,7 @@ fn client_whose_files_were_removed_or_replaced_has_lost_its_leases_and_gets_no_o
                 assert!(matches!(answered, Ok(Answer { reply: Reply::NotHeld, .. })), "{answered:?}");
             }
             let Command::Acquire(attempt) = acquire(id(1, 4), false) else { unreachable!() };
-            let together = store.call_together(&[(Arc::new(resource("a")), attempt)]).unwrap();
+            let together = store.acquire_all(&[(Arc::new(resource("a")), attempt)]).unwrap();
             assert!(pollster::block_on(together).iter().all(is_gone));
             assert!(pollster::block_on(store.list()).is_err_and(|error| error.failure == Failure::Gone));
         }
@@ -61,14 +61,14 @@ fn holder_and_waiter_whose_log_was_removed_are_told_before_the_lease_ends() {
     let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| client.mutex("a").strict().lock());
+        let waits = scope.spawn(|| client.mutex("a").global_fifo().lock());
         let give_up = Instant::now() + Duration::from_secs(10);
         while client.mutex("a").inspect().unwrap().waiters.is_empty() {
             assert!(Instant::now() < give_up, "it does not wait");
             thread::sleep(Duration::from_millis(2));
         }
         remove(&files::beside(&path, "-wal"));
-        let loss = guard.lost_within(WATCH + Duration::from_secs(20));
+        let loss = guard.lost_within(FILE_CHECK_INTERVAL + Duration::from_secs(20));
         assert_eq!(loss, Some(leasehold_core::Loss::Gone));
         let error = waits.join().unwrap().unwrap_err();
         assert!(error.is_unavailable() && error.to_string().contains("removed or replaced"), "{error}");
@@ -85,7 +85,7 @@ fn directory_that_is_moved_away_ends_its_clients_leases() {
     let store = open(&here.join("locks.db"), 1).unwrap();
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     fs::rename(&here, &there).unwrap();
-    assert!(is_gone(&store.call_now(&resource("a"), &acquire(id(1, 2), false)).unwrap()));
+    assert!(is_gone(&store.try_call_inline(&resource("a"), &acquire(id(1, 2), false)).unwrap()));
     // A client that comes by the new name shares SQLite's memory with the old one, which writes nothing any more.
     assert!(open(&there.join("locks.db"), 2).is_err());
     drop(store);
@@ -117,7 +117,7 @@ fn log_that_was_removed_is_not_moved_into_the_file_of_others() {
     assert_eq!(pollster::block_on(store.list()).unwrap().len(), 1, "the worker has a connection");
     remove(&files::beside(&path, "-wal"));
     let before = fs::read(&path).unwrap();
-    store.shared.commands.store(CHECKPOINT + 1, Ordering::Relaxed);
+    store.shared.commands.store(CHECKPOINT_AFTER + 1, Ordering::Relaxed);
     // The job makes the worker go round once, and another one waits for the end of that.
     for _ in 0..2 {
         assert!(pollster::block_on(store.list()).is_err());

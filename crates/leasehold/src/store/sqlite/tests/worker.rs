@@ -22,7 +22,7 @@ fn a_client_whose_worker_has_panicked_counts_as_gone_and_what_it_asks_of_it_fail
     let second = Sqlite::open(&path, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
-    first.call_now(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
+    first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
     let give_up = Instant::now() + Duration::from_secs(10);
     while !matches!(first.shared.mailboxes.reach(ClientId::new(2)), Reached::Gone) {
         assert!(Instant::now() < give_up, "it still seems to be there");
@@ -30,11 +30,11 @@ fn a_client_whose_worker_has_panicked_counts_as_gone_and_what_it_asks_of_it_fail
     }
     let other = resource("b");
     let ask = |store: &Sqlite, acquisition| {
-        store.call_now(&other, &acquire(acquisition, true)).unwrap().unwrap().reply
+        store.try_call_inline(&other, &acquire(acquisition, true)).unwrap().unwrap().reply
     };
     assert!(matches!(ask(&first, id(1, 2)), Reply::Granted(_)));
     assert!(matches!(ask(&second, id(2, 2)), Reply::Queued(_)));
-    first.call_now(&other, &release(id(1, 2))).unwrap().unwrap();
+    first.try_call_inline(&other, &release(id(1, 2))).unwrap().unwrap();
     assert!(
         matches!(ask(&first, id(1, 3)), Reply::Granted(_)),
         "it is not granted what it would not hear of"
@@ -59,8 +59,8 @@ impl Inbox for Echo {
         let mut came = self.came.lock().unwrap();
         if came.is_empty() {
             let acquisition = Acquisition { sequence: ECHO, ..push.acquisition };
-            let Reached::Open(letterbox) = self.mailboxes.reach(push.to()) else { panic!("it is there") };
-            letterbox.post(&Push { acquisition, kind: PushKind::Wanted, ..push });
+            let Reached::Open(writer) = self.mailboxes.reach(push.to()) else { panic!("it is there") };
+            writer.write_push(&Push { acquisition, kind: PushKind::Contended, ..push });
         }
         came.push((push.acquisition.sequence, push.kind));
     }
@@ -102,7 +102,7 @@ fn what_became_of_a_commit_that_failed_is_unknown_to_all_of_its_commands_and_non
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     let other = Connection::open(&path).unwrap();
     other.execute_batch(FAILS).unwrap();
-    let alone = store.call_now(&resource("a"), &release(id(1, 1))).unwrap();
+    let alone = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap();
     assert!(matches!(alone, Err(error) if error.failure == Failure::Unknown));
     let batch = vec![
         (Arc::new(resource("a")), release(id(1, 1))),

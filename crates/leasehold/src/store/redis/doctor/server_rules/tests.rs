@@ -1,19 +1,19 @@
 //! Each rule, with what sets it off.
 
-use super::super::acl_check::{Lack, Purpose};
+use super::super::acl_check::{MissingRight, Purpose};
 use super::*;
 use crate::diagnostics::Severity;
 
 /// A server as it should be.
-fn sound() -> Seen {
-    let mut seen = Seen {
+fn sound() -> Snapshot {
+    let mut seen = Snapshot {
         name: "server h:6379".to_owned(),
         user: "locks".to_owned(),
         round_trip: Duration::from_micros(200),
         clock: Some(Clock { ahead_micros: 1_000, error: Duration::from_micros(100) }),
         cost: Some(Ok(Cost { pair: Duration::from_micros(20), source: Source::Server })),
         slow: Some((0, Duration::ZERO)),
-        ..Seen::default()
+        ..Snapshot::default()
     };
     for line in [
         "redis_version:7.0.15",
@@ -45,27 +45,27 @@ fn sound() -> Seen {
     seen
 }
 
-fn inform(seen: &mut Seen, line: &str) {
+fn inform(seen: &mut Snapshot, line: &str) {
     let (name, value) = line.split_once(':').unwrap();
     seen.info.insert(name.to_owned(), value.to_owned());
 }
 
-fn set(seen: &mut Seen, name: &str, value: &str) {
+fn set(seen: &mut Snapshot, name: &str, value: &str) {
     seen.settings.insert(name.to_owned(), value.to_owned());
 }
 
 /// What is not fine after this change.
-fn troubles(change: impl FnOnce(&mut Seen)) -> Vec<(Severity, String, Option<String>)> {
+fn troubles(change: impl FnOnce(&mut Snapshot)) -> Vec<(Severity, String, Option<String>)> {
     let mut seen = sound();
     change(&mut seen);
-    let findings = judge(&seen).findings.into_iter();
+    let findings = check_server(&seen).findings.into_iter();
     let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
     troubles.map(|finding| (finding.severity, finding.what, finding.remedy)).collect()
 }
 
 /// This change is a danger or worth an advice, and nothing else is; what is to be set instead.
 #[track_caller]
-fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Seen)) -> String {
+fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Snapshot)) -> String {
     let found = troubles(change);
     let [(found_severity, found_what, remedy)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((*found_severity, found_what.as_str()), (severity, what));
@@ -148,10 +148,10 @@ fn a_server_that_is_too_old_is_dangerous() {
 #[test]
 fn a_replica_is_no_place_for_locks() {
     finds(Severity::Danger, "this server is a replica", |seen| inform(seen, "role:slave"));
-    let follows = |seen: &mut Seen| {
+    let follows = |seen: &mut Snapshot| {
         inform(seen, "role:slave");
         inform(seen, "master_link_status:up");
-        seen.succession = Succession::Sentinels;
+        seen.failover = FailoverMode::Sentinels;
     };
     assert_eq!(troubles(follows), []);
     finds(Severity::Advice, "this replica has lost its master", |seen| {
@@ -165,29 +165,29 @@ fn a_replica_is_no_place_for_locks() {
     finds(Severity::Advice, "it has no replica", |seen| {
         inform(seen, "connected_slaves:0");
         inform(seen, "min_slaves_good_slaves:1");
-        seen.succession = Succession::Sentinels;
+        seen.failover = FailoverMode::Sentinels;
     });
 }
 
 #[test]
 fn a_master_that_goes_on_alone_is_dangerous_where_it_can_be_replaced() {
-    let alone = |seen: &mut Seen| {
+    let alone = |seen: &mut Snapshot| {
         inform(seen, "connected_slaves:2");
         set(seen, "min-replicas-to-write", "0");
     };
     finds(Severity::Advice, "it has replicas, and min-replicas-to-write is 0", alone);
     let remedy = finds(Severity::Danger, "min-replicas-to-write is 0", |seen| {
         alone(seen);
-        seen.succession = Succession::Cluster;
+        seen.failover = FailoverMode::Cluster;
     });
     assert_eq!(remedy, "CONFIG SET min-replicas-to-write 1");
     finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", |seen| {
         inform(seen, "min_slaves_good_slaves:0");
-        seen.succession = Succession::Sentinels;
+        seen.failover = FailoverMode::Sentinels;
     });
-    let nobody = |seen: &mut Seen| inform(seen, "connected_slaves:0");
+    let nobody = |seen: &mut Snapshot| inform(seen, "connected_slaves:0");
     finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", nobody);
-    let alone = |seen: &mut Seen| {
+    let alone = |seen: &mut Snapshot| {
         nobody(seen);
         set(seen, "min-replicas-to-write", "0");
     };
@@ -201,7 +201,7 @@ fn sentinels_that_the_address_does_not_name_are_dangerous() {
     assert_eq!(
         troubles(|seen| {
             seen.watchers = 3;
-            seen.succession = Succession::Sentinels;
+            seen.failover = FailoverMode::Sentinels;
         }),
         []
     );
@@ -224,10 +224,10 @@ fn connections_that_are_cut_or_never_missed_are_told() {
 
 #[test]
 fn a_password_in_the_clear_is_told_unless_it_stays_on_this_machine() {
-    let plain = |seen: &mut Seen| seen.way = Way::PlainWithPassword;
+    let plain = |seen: &mut Snapshot| seen.transport = Transport::PlainWithPassword;
     finds(Severity::Advice, "the password goes over the network in the clear", plain);
     finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |seen| {
-        seen.way = Way::Plain;
+        seen.transport = Transport::Plain;
     });
     assert_eq!(
         troubles(|seen| {
@@ -240,12 +240,12 @@ fn a_password_in_the_clear_is_told_unless_it_stays_on_this_machine() {
 
 #[test]
 fn rights_that_are_missing_are_dangerous_if_locks_need_them() {
-    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |seen| {
-        seen.lacks = vec![Lack { rule: "+hset", purpose: Purpose::Locks }];
+    let remedy = finds(Severity::Danger, "the user \"locks\" missing_rights rights: +hset", |seen| {
+        seen.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
     });
     assert_eq!(remedy, "ACL SETUSER locks +hset");
-    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |seen| {
-        seen.lacks = vec![Lack { rule: "+scan", purpose: Purpose::Listing }];
+    finds(Severity::Advice, "the user \"locks\" missing_rights rights: +scan", |seen| {
+        seen.missing_rights = vec![MissingRight { rule: "+scan", purpose: Purpose::Listing }];
     });
 }
 
@@ -267,7 +267,7 @@ fn a_server_that_is_slow_or_takes_no_lock_is_told() {
 #[test]
 fn a_clock_that_is_off_is_dangerous_and_a_slow_network_is_not() {
     let clock = |ahead_micros, error_ms| {
-        move |seen: &mut Seen| {
+        move |seen: &mut Snapshot| {
             seen.clock = Some(Clock { ahead_micros, error: Duration::from_millis(error_ms) });
         }
     };

@@ -1,15 +1,15 @@
-//! `ls`, `show` and `release`: looking at locks, and taking them away.
+//! `ls`, `show` and `release`: inspecting locks, and releasing them by force.
 
 use std::fmt::Write as _;
 use std::io;
 
-use leasehold::{About, Client, HolderView, Kind, LockView, Mode, WaiterView};
+use leasehold::{Client, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
 use serde_json::{Value, json};
 
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
-use crate::say::say;
+use crate::output::message;
 use crate::store::Store;
 
 pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
@@ -17,10 +17,10 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
     let locks = client.list().await?;
     if args.json {
         let locks: Vec<Value> = locks.iter().map(lock_json).collect();
-        return print_json(&json!({ "store": store.shown(), "locks": locks }));
+        return print_json(&json!({ "store": store.public_url(), "locks": locks }));
     }
     if locks.is_empty() {
-        say(format_args!("nobody holds or waits for a lock on {}", printable(&store.shown())));
+        message(format_args!("no lock is in use on {}", printable(&store.public_url())));
         return Ok(Exit::Success);
     }
     let mut rows =
@@ -35,7 +35,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
 
 /// Which store was looked at: root and a user, for instance, have different ones unless they name one.
 pub(crate) fn store_line(store: &Store) -> String {
-    format!("store {}\n", printable(&store.shown()))
+    format!("store {}\n", printable(&store.public_url()))
 }
 
 pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
@@ -43,7 +43,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
     let locks = named(&client, name(&args.name)?, args.kind).await?;
     if args.json {
         let mut value = lock_json(only(&locks)?);
-        value["store"] = store.shown().into();
+        value["store"] = store.public_url().into();
         return print_json(&value);
     }
     let text = locks.iter().map(lock_text).collect::<Vec<_>>().join("\n");
@@ -51,7 +51,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
 }
 
 /// The locks of this name that are in use, and of those of this kind; a free one where there is none.
-async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockView>, Stop> {
+async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockInfo>, Stop> {
     if let Some(kind) = kind {
         return Ok(vec![client.inspect(kind, name).await?]);
     }
@@ -69,25 +69,25 @@ async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<Lo
     Ok(locks)
 }
 
-fn is_in_use(lock: &LockView) -> bool {
+fn is_in_use(lock: &LockInfo) -> bool {
     !lock.holders.is_empty() || !lock.waiters.is_empty()
 }
 
 /// The one lock that is meant.
-fn only(locks: &[LockView]) -> Result<&LockView, Stop> {
+fn only(locks: &[LockInfo]) -> Result<&LockInfo, Stop> {
     match locks {
         [lock] => Ok(lock),
         _ => {
             let kinds: Vec<_> = locks.iter().map(|lock| lock.kind.as_str()).collect();
             Err(Stop::usage(format!(
-                "several locks have this name: say --kind {}",
+                "several locks have this name: pass --kind {}",
                 kinds.join(" or --kind ")
             )))
         }
     }
 }
 
-fn lock_text(lock: &LockView) -> String {
+fn lock_text(lock: &LockInfo) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
     if is_in_use(lock) {
@@ -123,9 +123,7 @@ pub(crate) async fn release(
 ) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
     if !args.force {
-        return Err(Stop::usage(
-            "this takes the lock from whoever holds it, who may still be working: say --force if that is meant",
-        ));
+        return Err(Stop::usage("the holder may still be working: pass --force to release the lock anyway"));
     }
     let store = find()?;
     let client = store.connect().await?;
@@ -138,12 +136,16 @@ pub(crate) async fn release(
     if taken.is_empty() {
         return Err(Stop::new(
             Exit::Conflict(1),
-            format!("nobody holds {} on {}", printable(shown), printable(&store.shown())),
+            format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
         ));
     }
     if !args.json {
         for holder in &taken {
-            let line = format!("taken from {}, token {}\n", who(&holder.about, &holder.client), holder.token);
+            let line = format!(
+                "released from {}, token {}\n",
+                identity(&holder.metadata, &holder.client),
+                holder.token
+            );
             print(line.as_bytes())?;
         }
     }
@@ -152,10 +154,10 @@ pub(crate) async fn release(
 
 // --- As text -------------------------------------------------------------------------------------
 
-fn row(lock: &LockView) -> [String; COLUMNS] {
+fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
-    let shown = holder.map_or_else(|| "-".to_owned(), |holder| who(&holder.about, &holder.client));
+    let shown = holder.map_or_else(|| "-".to_owned(), |holder| identity(&holder.metadata, &holder.client));
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     [
         printable(&lock.name),
@@ -168,7 +170,7 @@ fn row(lock: &LockView) -> [String; COLUMNS] {
     ]
 }
 
-fn holder_line(kind: Kind, holder: &HolderView) -> String {
+fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
     let what = match (holder.mode, &holder.owner) {
         _ if kind == Kind::Barrier => "here is".to_owned(),
         _ if kind == Kind::Latch => "counted down by".to_owned(),
@@ -177,8 +179,8 @@ fn holder_line(kind: Kind, holder: &HolderView) -> String {
         (None, None) if holder.weight > 1 => format!("{} permits held by", holder.weight),
         (None, None) => "held by".to_owned(),
     };
-    let who = who(&holder.about, &holder.client);
-    let state = if holder.kept { "given back, kept for" } else { "ends unless renewed in" };
+    let who = identity(&holder.metadata, &holder.client);
+    let state = if holder.retained { "released, retained for" } else { "ends unless renewed in" };
     format!(
         "{what} {who} for {}, token {}, {state} {}",
         span(holder.held_for),
@@ -187,15 +189,15 @@ fn holder_line(kind: Kind, holder: &HolderView) -> String {
     )
 }
 
-fn waiter_line(waiter: &WaiterView) -> String {
-    let who = who(&waiter.about, &waiter.client);
-    let absent = if waiter.passed_over { ", absent" } else { "" };
+fn waiter_line(waiter: &WaiterInfo) -> String {
+    let who = identity(&waiter.metadata, &waiter.client);
+    let absent = if waiter.skipped { ", absent" } else { "" };
     let what = match waiter.mode {
         Some(mode) => format!(" to {}", mode_word(mode)),
         None if waiter.weight > 1 => format!(" for {} permits", waiter.weight),
         None => String::new(),
     };
-    format!("{}. {who} waits{what} for {}{absent}", waiter.place, span(waiter.waiting_for))
+    format!("{}. {who} waits{what} for {}{absent}", waiter.position, span(waiter.waiting_for))
 }
 
 fn mode_word(mode: Mode) -> &'static str {
@@ -206,20 +208,20 @@ fn mode_word(mode: Mode) -> &'static str {
     }
 }
 
-/// A holder as people know it.
-pub(crate) fn who(about: &About, client: &str) -> String {
-    let mut who = match (&about.host, about.pid) {
+/// Names a holder by host, process and label or program.
+pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
+    let mut who = match (&metadata.host, metadata.pid) {
         (Some(host), Some(pid)) => format!("{} pid {pid}", printable(host)),
         (Some(host), None) => printable(host),
         _ => client.to_owned(),
     };
-    if let Some(what) = about.note.as_ref().or(about.program.as_ref()) {
+    if let Some(what) = metadata.label.as_ref().or(metadata.program.as_ref()) {
         let _ = write!(who, " ({})", printable(what));
     }
     who
 }
 
-/// What somebody else has written must not steer this terminal.
+/// Replaces control characters: text from other clients must not control this terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
@@ -262,7 +264,7 @@ pub(crate) fn print_json(value: &Value) -> Result<Exit, Stop> {
     print(format!("{value}\n").as_bytes())
 }
 
-fn lock_json(lock: &LockView) -> Value {
+fn lock_json(lock: &LockInfo) -> Value {
     json!({
         "kind": lock.kind.to_string(),
         "name": lock.name,
@@ -275,7 +277,7 @@ fn lock_json(lock: &LockView) -> Value {
     })
 }
 
-fn holder_json(holder: &HolderView) -> Value {
+fn holder_json(holder: &HolderInfo) -> Value {
     json!({
         "client": holder.client,
         "token": holder.token.get(),
@@ -284,20 +286,20 @@ fn holder_json(holder: &HolderView) -> Value {
         "owner": holder.owner,
         "held_for_ms": millis(holder.held_for),
         "expires_in_ms": millis(holder.expires_in),
-        "kept": holder.kept,
-        "about": about_json(&holder.about),
+        "retained": holder.retained,
+        "metadata": metadata_json(&holder.metadata),
     })
 }
 
-fn waiter_json(waiter: &WaiterView) -> Value {
+fn waiter_json(waiter: &WaiterInfo) -> Value {
     json!({
         "client": waiter.client,
-        "place": waiter.place,
+        "position": waiter.position,
         "weight": waiter.weight,
         "mode": mode_json(waiter.mode),
         "waiting_for_ms": millis(waiter.waiting_for),
-        "passed_over": waiter.passed_over,
-        "about": about_json(&waiter.about),
+        "skipped": waiter.skipped,
+        "metadata": metadata_json(&waiter.metadata),
     })
 }
 
@@ -309,8 +311,8 @@ fn mode_json(mode: Option<Mode>) -> Option<&'static str> {
     })
 }
 
-fn about_json(about: &About) -> Value {
-    json!({ "host": about.host, "pid": about.pid, "program": about.program, "note": about.note })
+fn metadata_json(metadata: &HolderMetadata) -> Value {
+    json!({ "host": metadata.host, "pid": metadata.pid, "program": metadata.program, "label": metadata.label })
 }
 
 fn millis(span: std::time::Duration) -> u64 {
@@ -322,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_aligned_and_cuts_the_holder_where_there_is_no_room() {
+    fn table_is_aligned_and_truncates_the_holder_column() {
         let row = |cells: [&str; COLUMNS]| cells.map(str::to_owned);
         let rows = [
             row(["NAME", "K", "HOLDER", "A", "B", "C", "D"]),

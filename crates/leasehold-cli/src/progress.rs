@@ -1,49 +1,49 @@
-//! One line about the waiting, kept up to date while it lasts.
+//! The status line while a lock is waited for.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use leasehold::{HolderView, LockView, Token};
+use leasehold::{HolderInfo, LockInfo, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
+use crate::inspect::{identity, printable};
 use crate::lock::Lock;
-use crate::look::{printable, who};
-use crate::say::{say, write};
+use crate::output::{message, write_stderr};
 
-/// How often the line is brought up to date.
+/// How often the status line is refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Waiting for less than this is not worth a word.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// A shorter wait is not reported.
+const PROGRESS_DELAY: Duration = Duration::from_millis(300);
 
-/// The line, cleared when it goes.
+/// The status line on a terminal. Dropping it clears the line.
 #[derive(Default)]
-struct Line {
+struct StatusLine {
     is_shown: bool,
 }
 
-impl Line {
-    /// Replaces what it said. A background job says nothing: the line that it would write over is the shell's.
+impl StatusLine {
+    /// Replaces the line. A background job writes nothing, because it would overwrite the shell's line.
     fn write(&mut self, text: &str) {
         if !is_in_foreground() {
             return;
         }
-        write(format!("\r\x1b[K{text}"));
+        write_stderr(format!("\r\x1b[K{text}"));
         self.is_shown = true;
     }
 }
 
-impl Drop for Line {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         if self.is_shown && is_in_foreground() {
-            write("\r\x1b[K".to_owned());
+            write_stderr("\r\x1b[K".to_owned());
         }
     }
 }
 
-/// How much fits into one line.
+/// The width of a line, in characters.
 fn room() -> usize {
     let width = terminal_size::terminal_size_of(io::stderr()).map_or(80, |(width, _)| usize::from(width.0));
     width.saturating_sub(1)
@@ -56,11 +56,11 @@ fn is_in_foreground() -> bool {
 
 /// Tells about the waiting until it is dropped: on a terminal live; otherwise, if asked to, a line whenever the place in the queue
 /// or the holder changes.
-pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
+pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {
-        tokio::time::sleep(PATIENCE).await;
-        let mut line = is_live.then(Line::default);
+        tokio::time::sleep(PROGRESS_DELAY).await;
+        let mut line = is_live.then(StatusLine::default);
         let mut told = None;
         loop {
             // A store that does not answer may be why it waits.
@@ -73,8 +73,12 @@ pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
                 None => {
                     let now = view.as_ref().map(state).map_err(ToString::to_string);
                     if told.as_ref() != Some(&now) {
-                        say(view
-                            .map_or_else(|error| error.to_string(), |view| describe(&view, describe_fully)));
+                        message(
+                            view.map_or_else(
+                                |error| error.to_string(),
+                                |view| describe(&view, describe_fully),
+                            ),
+                        );
                         told = Some(now);
                     }
                 }
@@ -85,45 +89,45 @@ pub(crate) async fn tell(lock: &Lock, is_verbose: bool) -> Infallible {
     std::future::pending().await
 }
 
-/// What is told anew when it changes: the own place in the queue, and the first holder's token.
-fn state(view: &LockView) -> (Option<usize>, Option<Token>) {
-    let own = view.waiters.iter().find(|waiter| waiter.is_ours);
-    (own.map(|waiter| waiter.place), view.holders.first().map(|holder| holder.token))
+/// What is reported again when it changes: the own position in the queue, and the first holder's token.
+fn state(view: &LockInfo) -> (Option<usize>, Option<Token>) {
+    let own = view.waiters.iter().find(|waiter| waiter.is_own);
+    (own.map(|waiter| waiter.position), view.holders.first().map(|holder| holder.token))
 }
 
-/// Tells, if asked to, why the lock was not to be had.
+/// Reports, if verbose, why the lock was not acquired.
 pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
     if is_verbose && let Ok(view) = lock.inspect().await {
         let name = printable(&view.name);
         match view.holders.first() {
-            Some(holder) => say(format_args!("\"{name}\" was not to be had: {}", describe_fully(holder))),
-            None => say(format_args!("\"{name}\" was not to be had; it is free now")),
+            Some(holder) => message(format_args!("\"{name}\" not acquired: {}", describe_fully(holder))),
+            None => message(format_args!("\"{name}\" not acquired; it is free now")),
         }
     }
 }
 
 /// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
 /// that the place in the queue and the time it takes are always seen.
-fn describe_within(view: &LockView, room: usize) -> String {
+fn describe_within(view: &LockInfo, room: usize) -> String {
     let whole = describe(view, describe_fully);
     if whole.chars().count() <= room {
         return whole;
     }
     let mut view = view.clone();
     let excess = describe(&view, describe_briefly).chars().count().saturating_sub(room);
-    if let Some(note) = view.holders.first_mut().and_then(|holder| holder.about.note.as_mut())
+    if let Some(label) = view.holders.first_mut().and_then(|holder| holder.metadata.label.as_mut())
         && excess > 0
     {
-        let rest = note.chars().count().saturating_sub(excess + 1);
-        *note = note.chars().take(rest).chain(['…']).collect();
+        let rest = label.chars().count().saturating_sub(excess + 1);
+        *label = label.chars().take(rest).chain(['…']).collect();
     }
     describe(&view, describe_briefly).chars().take(room).collect()
 }
 
-fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> String {
+fn describe(view: &LockInfo, describe_holder: fn(&HolderInfo) -> String) -> String {
     let mut text = format!("waiting for \"{}\"", printable(&view.name));
-    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_ours) {
-        text += &format!(": {} in the queue", ordinal(own.place));
+    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_own) {
+        text += &format!(": {} in the queue", ordinal(own.position));
     }
     if let Some(holder) = view.holders.first() {
         text += &format!("; {}", describe_holder(holder));
@@ -131,16 +135,16 @@ fn describe(view: &LockView, describe_holder: fn(&HolderView) -> String) -> Stri
     text
 }
 
-fn describe_briefly(holder: &HolderView) -> String {
-    if holder.kept {
-        return format!("given back, and kept for {}", span(holder.expires_in));
+fn describe_briefly(holder: &HolderInfo) -> String {
+    if holder.retained {
+        return format!("released, and retained for {}", span(holder.expires_in));
     }
-    format!("held by {} for {}", who(&holder.about, &holder.client), span(holder.held_for))
+    format!("held by {} for {}", identity(&holder.metadata, &holder.client), span(holder.held_for))
 }
 
-fn describe_fully(holder: &HolderView) -> String {
+fn describe_fully(holder: &HolderInfo) -> String {
     let text = describe_briefly(holder);
-    if holder.kept {
+    if holder.retained {
         return text;
     }
     format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_as_people_say_them() {
+    fn queue_positions_are_ordinals() {
         let said: Vec<String> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).to_vec();
         assert_eq!(said.join(" "), "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th");
     }

@@ -5,13 +5,15 @@ mod common;
 use common::{Place, until};
 
 #[test]
-fn holders_and_waiters_are_listed() {
+fn ls_lists_holders_and_waiters() {
     let place = Place::new();
     let output = place.output(&["ls"]);
-    assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("nobody holds"));
+    assert!(
+        output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("no lock is in use")
+    );
     let mut holder = place.start(&["run", "a", "--", "sleep", "60"]);
     place.until_held("a");
-    let mut waiter = place.start(&["run", "--note", "the \x1b[31m second", "a", "--", "true"]);
+    let mut waiter = place.start(&["run", "--label", "the \x1b[31m second", "a", "--", "true"]);
     place.until_waiting("a", 1);
 
     let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
@@ -27,11 +29,11 @@ fn holders_and_waiters_are_listed() {
 
     let view = place.show("a");
     assert_eq!(view["kind"], "mutex");
-    assert_eq!(view["holders"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(view["holders"][0]["metadata"]["pid"], holder.0.id());
     assert_eq!(view["holders"][0]["token"], view["last_token"]);
     assert!(view["holders"][0]["expires_in_ms"].as_u64().unwrap() <= 10_000);
-    assert_eq!(view["waiters"][0]["place"], 1);
-    assert_eq!(view["waiters"][0]["about"]["pid"], waiter.0.id());
+    assert_eq!(view["waiters"][0]["position"], 1);
+    assert_eq!(view["waiters"][0]["metadata"]["pid"], waiter.0.id());
     let listed = place.locks()[0].clone();
     let keys = |value: &serde_json::Value| {
         let keys = value.as_object().unwrap().keys().filter(|key| *key != "store");
@@ -42,7 +44,7 @@ fn holders_and_waiters_are_listed() {
 
     let output = place.output(&["release", "--force", "a", "--json"]);
     let released: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(released["released"][0]["about"]["pid"], holder.0.id());
+    assert_eq!(released["released"][0]["metadata"]["pid"], holder.0.id());
     assert_eq!(waiter.end(), 0, "it is its turn");
     assert_eq!(holder.end(), 124);
     let output = place.output(&["release", "--force", "a", "--json"]);
@@ -53,7 +55,7 @@ fn holders_and_waiters_are_listed() {
 }
 
 #[test]
-fn a_barrier_is_shown_in_parties_and_rounds() {
+fn barrier_is_shown_with_parties_and_rounds() {
     let place = Place::new();
     let barrier = leasehold::blocking::Client::connect(&place.store()).unwrap().barrier("a", 2);
     let wait = || {
@@ -76,7 +78,7 @@ fn a_barrier_is_shown_in_parties_and_rounds() {
 }
 
 #[test]
-fn a_lock_that_nobody_uses_is_free() {
+fn unused_lock_is_free() {
     let place = Place::new();
     let output = place.output(&["show", "a"]);
     let text = format!("store {}\nmutex a\nfree\n", place.store());
@@ -84,7 +86,7 @@ fn a_lock_that_nobody_uses_is_free() {
 }
 
 #[test]
-fn store_that_was_looked_at_is_named_without_its_password() {
+fn diagnosed_store_is_named_without_its_password() {
     let server = leasehold_testkit::Server::builder().password("s3cret").start();
     let shown = format!("redis://127.0.0.1:{}", server.port());
     let place = Place::on(&server.url());
@@ -95,7 +97,7 @@ fn store_that_was_looked_at_is_named_without_its_password() {
         assert!(said.contains(&shown) && !said.contains("s3cret"), "{args:?} said {said}");
         said
     };
-    assert_eq!(said(&["ls"]), format!("leasehold: nobody holds or waits for a lock on {shown}\n"));
+    assert_eq!(said(&["ls"]), format!("leasehold: no lock is in use on {shown}\n"));
     said(&["release", "--force", "a"]);
     let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");
@@ -110,7 +112,7 @@ fn store_that_was_looked_at_is_named_without_its_password() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_no_failure() {
+fn closed_stdout_is_no_failure() {
     let place = Place::new();
     for args in [&["completions", "bash"][..], &["man"], &["ls", "--json"], &["--help"]] {
         let mut started = place.start(args);
@@ -121,7 +123,7 @@ fn output_that_nobody_reads_is_no_failure() {
 }
 
 #[test]
-fn the_help_teaches_and_names_every_exit_code() {
+fn help_names_every_exit_code() {
     let place = Place::new();
     for args in [&["--help"][..], &["run", "--help"]] {
         let text = String::from_utf8(place.output(args).stdout).unwrap();
@@ -135,7 +137,7 @@ fn the_help_teaches_and_names_every_exit_code() {
     }
     for shell in ["bash", "zsh", "fish"] {
         let text = String::from_utf8(place.output(&["completions", shell]).stdout).unwrap();
-        assert!(text.contains("at-least"), "{shell}");
+        assert!(text.contains("min-hold"), "{shell}");
     }
     assert!(place.output(&["--version"]).stdout.starts_with(b"leasehold "));
 }
