@@ -50,7 +50,7 @@ const fn row(
 }
 
 const fn tuned(name: &'static str, program: &'static str, promises: Promises) -> Row {
-    let note = "asks again after about 5 ms";
+    let note = "retries after about 5 ms";
     Row { name, program, lock: "mutex", is_tuned: true, promises, note }
 }
 
@@ -58,18 +58,18 @@ const fn tuned(name: &'static str, program: &'static str, promises: Promises) ->
 pub const OWN: [&str; 2] = ["leasehold", "bounds"];
 
 /// leasehold's mutex.
-pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "as it comes");
+pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "default settings");
 
 /// The mutexes of the others, as they come.
 pub const MUTEXES: [Row; 8] = [
-    row("Redisson RLock", "redisson", "mutex", TOLD, "as it comes"),
-    row("Redisson RFairLock", "redisson", "fair", Promises { is_fair: true, ..TOLD }, "as it comes"),
-    row("Redisson RFencedLock", "redisson", "fenced", Promises { is_fenced: true, ..TOLD }, "as it comes"),
-    row("redsync", "redsync", "mutex", POLLS, "asks again after 50 to 250 ms, for as long as it takes"),
+    row("Redisson RLock", "redisson", "mutex", TOLD, "default settings"),
+    row("Redisson RFairLock", "redisson", "fair", Promises { is_fair: true, ..TOLD }, "default settings"),
+    row("Redisson RFencedLock", "redisson", "fenced", Promises { is_fenced: true, ..TOLD }, "default settings"),
+    row("redsync", "redsync", "mutex", POLLS, "retries after 50 to 250 ms, without a limit"),
     row("rueidislock", "rueidislock", "mutex", TOLD, "one key, no loop tracking, as its README shows"),
-    row("redlock", "redlock", "mutex", EXTENDS, "asks again after 0 to 400 ms, for as long as it takes"),
-    row("redis-py", "redis-py", "mutex", POLLS, "asks again after 100 ms"),
-    row("rslock", "rslock", "mutex", EXTENDS, "asks again after up to 200 ms"),
+    row("redlock", "redlock", "mutex", EXTENDS, "retries after 0 to 400 ms, without a limit"),
+    row("redis-py", "redis-py", "mutex", POLLS, "retries after 100 ms"),
+    row("rslock", "rslock", "mutex", EXTENDS, "retries after up to 200 ms"),
 ];
 
 /// The same, set to ask again sooner.
@@ -93,13 +93,13 @@ pub const LOCAL: Row = row("tokio Mutex", "bounds", "local", POLLS, "within the 
 
 /// Readers and writers.
 pub const READ_WRITE: [Row; 2] = [
-    row("leasehold RwLock", "leasehold", "read-write", ALL, "as it comes"),
-    row("Redisson RReadWriteLock", "redisson", "read-write", TOLD, "as it comes"),
+    row("leasehold RwLock", "leasehold", "read-write", ALL, "default settings"),
+    row("Redisson RReadWriteLock", "redisson", "read-write", TOLD, "default settings"),
 ];
 
 /// Semaphores.
 pub const SEMAPHORES: [Row; 2] = [
-    row("leasehold Semaphore", "leasehold", "semaphore", ALL, "as it comes"),
+    row("leasehold Semaphore", "leasehold", "semaphore", ALL, "default settings"),
     row(
         "Redisson RSemaphore",
         "redisson",
@@ -111,11 +111,11 @@ pub const SEMAPHORES: [Row; 2] = [
 
 /// Over a quorum of independent servers.
 pub const QUORUM: [Row; 5] = [
-    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fair: false, ..ALL }, "as it comes"),
+    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fair: false, ..ALL }, "default settings"),
     row("Redisson RedLock", "redisson", "mutex", EXTENDS, "deprecated by its authors, and still there"),
-    row("redsync", "redsync", "mutex", POLLS, "as it comes"),
-    row("redlock", "redlock", "mutex", EXTENDS, "as it comes"),
-    row("rslock", "rslock", "mutex", EXTENDS, "as it comes"),
+    row("redsync", "redsync", "mutex", POLLS, "default settings"),
+    row("redlock", "redlock", "mutex", EXTENDS, "default settings"),
+    row("rslock", "rslock", "mutex", EXTENDS, "default settings"),
 ];
 
 /// Locks on stores of other kinds, a class of their own.
