@@ -1,4 +1,4 @@
-//! Each recipe does what it was published to do, on a real server and by real clocks.
+//! Each recipe behaves as published, on a real server and by real clocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,7 @@ fn client(redis: Redis, row: &Row, role: Role, owner: &str) -> Box<dyn AnyRecipe
     (row.make)(redis, LockOptions { role, owner, ..LockOptions::default() })
 }
 
-/// The environment of a client of which it can be seen that it has begun to wait.
+/// An environment that records that its client has begun to wait.
 struct ObservedEnvironment {
     environment: RealClient,
     waits: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ impl Environment for ObservedEnvironment {
 }
 
 #[tokio::test]
-async fn whoever_comes_second_gets_it_after_the_first_has_left() {
+async fn the_second_client_acquires_the_lock_after_the_first_has_released_it() {
     for row in ROWS {
         let servers = TestServers::of(row).await;
         let mut one = servers.client(row, Role::Writer, "one");
@@ -77,7 +77,7 @@ async fn whoever_comes_second_gets_it_after_the_first_has_left() {
 }
 
 #[tokio::test]
-async fn who_waits_until_a_timeout_gets_it_when_it_is_free() {
+async fn a_waiter_acquires_the_lock_when_it_becomes_free() {
     for row in ROWS {
         let servers = TestServers::of(row).await;
         let mut holder = servers.client(row, Role::Writer, "holder");
@@ -98,7 +98,7 @@ async fn who_waits_until_a_timeout_gets_it_when_it_is_free() {
 }
 
 #[tokio::test]
-async fn bounded_polling_ends_after_its_last_try() {
+async fn bounded_polling_ends_after_its_last_attempt() {
     let row = find("lua-setnx-token").unwrap();
     let servers = TestServers::of(row).await;
     let (mut holder, mut other) =
@@ -111,7 +111,7 @@ async fn bounded_polling_ends_after_its_last_try() {
 }
 
 #[tokio::test]
-async fn locking_twice_and_unlocking_what_is_not_locked_are_errors_of_the_token_recipe() {
+async fn locking_twice_and_unlocking_without_a_lock_are_errors_of_the_token_recipe() {
     let row = find("lua-setnx-token").unwrap();
     let servers = TestServers::of(row).await;
     let mut client = servers.client(row, Role::Writer, "");
@@ -122,7 +122,7 @@ async fn locking_twice_and_unlocking_what_is_not_locked_are_errors_of_the_token_
 }
 
 #[tokio::test]
-async fn a_reentrant_recipe_is_free_after_as_many_releases_as_it_was_entered() {
+async fn a_reentrant_recipe_is_free_after_as_many_releases_as_acquisitions() {
     let rows: Vec<_> = ROWS.iter().filter(|row| row.reenters).collect();
     assert_eq!(rows.len(), 3);
     for row in rows {
@@ -139,7 +139,7 @@ async fn a_reentrant_recipe_is_free_after_as_many_releases_as_it_was_entered() {
 }
 
 #[tokio::test]
-async fn who_renews_has_a_whole_lease_again_unless_it_was_taken_away() {
+async fn a_renewal_restores_the_whole_lease_unless_the_key_is_gone() {
     let rows: Vec<_> = ROWS.iter().filter(|row| row.renews).collect();
     assert_eq!(rows.len(), 3);
     for row in rows {
@@ -155,7 +155,7 @@ async fn who_renews_has_a_whole_lease_again_unless_it_was_taken_away() {
 }
 
 #[tokio::test]
-async fn a_local_count_is_asked_whether_it_is_mine_and_renewed_four_times_at_most() {
+async fn local_count_knows_whether_it_holds_and_renews_four_times_at_most() {
     let row = find("local-count").unwrap();
     let servers = TestServers::of(row).await;
     let mut client = servers.client(row, Role::Writer, "");
@@ -170,7 +170,7 @@ async fn a_local_count_is_asked_whether_it_is_mine_and_renewed_four_times_at_mos
 }
 
 #[tokio::test]
-async fn readers_are_in_beside_each_other_and_writers_are_alone() {
+async fn readers_share_the_lock_and_writers_are_exclusive() {
     let rows: Vec<_> = ROWS.iter().filter(|row| row.has_readers).collect();
     assert_eq!(rows.len(), 2);
     for row in rows {
@@ -186,9 +186,9 @@ async fn readers_are_in_beside_each_other_and_writers_are_alone() {
     }
 }
 
-/// What `rw-two-keys` does in one step, it can't do in a cluster.
+/// In a cluster `rw-two-keys` can therefore not use one script for both keys.
 #[test]
-fn the_two_keys_of_a_read_write_lock_are_on_different_nodes_of_a_cluster() {
+fn the_two_keys_of_rw_two_keys_are_in_different_slots() {
     let server = leasehold_testkit::Server::builder().setting("cluster-enabled", "yes").start();
     let slots = rw_keys("lock").map(|key| server.query::<u16>(&["CLUSTER", "KEYSLOT", &key]).unwrap());
     assert_ne!(slots[0], slots[1]);

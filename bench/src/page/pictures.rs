@@ -30,7 +30,8 @@ pub(super) fn draw(results: &Results) -> Pictures {
         let cells: Vec<&Cell> = results.cells.iter().filter(|cell| cell.series == series).collect();
         if let Some(cell) = cells.iter().find(|cell| cell.size == CROWD) {
             let title = format!("One lock, {CROWD} clients, hold {hold} ms: acquisitions per second");
-            let picture = chart(cell, &title, "acquisitions/s, higher is better", "rate", Unit::Rate, Best::Highest);
+            let picture =
+                chart(cell, &title, "acquisitions/s, higher is better", "rate", Unit::Rate, Best::Highest);
             pictures.push((format!("c-rate-{CROWD}-clients-{hold}ms.svg"), picture));
         }
         // A line needs two points.

@@ -10,9 +10,8 @@ use super::verdict::known;
 
 /// The libraries and their features.
 pub(super) fn participants(results: &Results) -> String {
-    let mut page = String::from(
-        "\n## Libraries and features\n\n| program | library | runs on |\n|---|---|---|\n",
-    );
+    let mut page =
+        String::from("\n## Libraries and features\n\n| program | library | runs on |\n|---|---|---|\n");
     for (program, presence) in &results.peers {
         let _ = match presence {
             Presence::There(hello) => writeln!(page, "| {program} | {} | {} |", hello.library, hello.runtime),
@@ -26,7 +25,7 @@ pub(super) fn participants(results: &Results) -> String {
             continue;
         }
         let promises = row.promises;
-        let marks = [promises.renews, promises.is_told, promises.is_fair, promises.is_fenced]
+        let marks = [promises.renews, promises.has_push, promises.is_fifo, promises.is_fenced]
             .map(|promised| if promised { "yes" } else { "" });
         let _ = writeln!(page, "| {} | {} | {} |", row.name, marks.join(" | "), row.note);
     }

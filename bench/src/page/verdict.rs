@@ -87,9 +87,9 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
 /// contention, only one other library has read-write locks and semaphores, and a quorum promises no order.
 fn is_of_class(promises: Promises, cell: &Cell) -> bool {
     match cell.scenario.as_str() {
-        "g" | "h" => promises.is_told,
-        "i" => promises.renews && (promises.is_told || !cell.is_contended),
-        _ => promises.is_told && promises.renews && (promises.is_fair || !cell.is_contended),
+        "g" | "h" => promises.has_push,
+        "i" => promises.renews && (promises.has_push || !cell.is_contended),
+        _ => promises.has_push && promises.renews && (promises.is_fifo || !cell.is_contended),
     }
 }
 
@@ -104,8 +104,8 @@ fn promises(row: &RowResult) -> Promises {
 fn leaves_out(own: Promises, other: Promises) -> Vec<&'static str> {
     let promises = [
         ("renewal", own.renews, other.renews),
-        ("push", own.is_told, other.is_told),
-        ("FIFO", own.is_fair, other.is_fair),
+        ("push", own.has_push, other.has_push),
+        ("FIFO", own.is_fifo, other.is_fifo),
         (TOKENS, own.is_fenced, other.is_fenced),
     ];
     promises.into_iter().filter(|(_, own, other)| *own && !other).map(|(what, ..)| what).collect()

@@ -20,7 +20,11 @@ const fn section(letter: &'static str, title: &'static str, about: &'static str)
 /// Every scenario, in the order of the page.
 pub(super) const SCENARIOS: [Section; 10] = [
     section("a", "An uncontended lock", "One client locks and releases, one after the other."),
-    section("b", "Many locks at once", "The tasks of one process share a client. Each has a lock of its own."),
+    section(
+        "b",
+        "Many locks at once",
+        "The tasks of one process share a client. Each has a lock of its own.",
+    ),
     section(
         "c",
         "Many clients, one lock",
