@@ -111,7 +111,7 @@ fn once_per_starts_the_command_once_in_a_period() {
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b""[..], Some(1)));
     assert_eq!(place.code(&["run", "-E", "0", "--once-per", "1h", "a", "--", "false"]).0, 0);
     let (code, said) = place.code(&["run", "-v", "--once-per", "1h", "a", "--", "true"]);
-    assert!(code == 1 && said.contains("kept for 53m"), "{said}");
+    assert!(code == 1 && said.contains("retained for 53m"), "{said}");
     for args in [&["-n"][..], &["--min-hold", "1s"], &["-s"]] {
         assert_eq!(place.code(&[&["run", "--once-per", "1h"], args, &["a", "--", "true"]].concat()).0, 2);
     }
