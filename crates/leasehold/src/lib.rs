@@ -50,8 +50,6 @@ mod locks;
 mod metadata;
 mod options;
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,6 @@ mod redis;
 mod redlock;
 mod sqlite;
 
-pub(crate) use self::redis::steps;
-
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
