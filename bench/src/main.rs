@@ -1,5 +1,5 @@
-//! `leasehold-bench`: what is claimed about speed on Redis, measured against the same work without a lock library, in
-//! turn, on servers of its own.
+//! `leasehold-bench`: measures the speed of leasehold on Redis against the same work without a lock library, in turn, on
+//! servers of its own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,110 +14,110 @@ use leasehold_bench::peers::{self, Peer};
 use leasehold_bench::report::Report;
 use leasehold_bench::{handoff, local, pair, redlock, renewals, server_cost};
 
-/// Measures leasehold on Redis, as ratios within one run.
+/// Measures leasehold on Redis. Its results are ratios within one run, since absolute figures depend on the machine.
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    /// What to measure; everything when nothing is named.
+    /// The measurements to run [default: all]
     parts: Vec<Part>,
-    /// One JSON value instead of text.
+    /// Print one JSON value instead of text
     #[arg(long)]
     json: bool,
-    /// How long the leases of `renewals` are watched, and how long clients compete in `fairness`.
-    #[arg(long, default_value_t = 60)]
+    /// Duration of `renewals` and `fairness`, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
-    /// Be the other process of `handoff`.
+    /// Run as the second process of `handoff`
     #[arg(long, hide = true, value_name = "URL")]
     peer: Option<String>,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// The same work by every lock library that `bench/setup` has built, side by side.
+    /// Compare all lock libraries that `bench/setup` has built, side by side (about an hour)
     Compare {
-        /// Only these scenarios.
+        /// The scenarios to run [default: all]
         #[arg(value_enum)]
         scenarios: Vec<Scenario>,
-        /// A first look, within five minutes instead of an hour.
+        /// Run short rounds: five minutes instead of an hour
         #[arg(long)]
         quick: bool,
-        /// Only these programs: leasehold, bounds, and what bench/setup names.
+        /// The programs to run: leasehold, bounds, or one that bench/setup builds [default: all]
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(catalog::programs()))]
         only: Vec<String>,
-        /// Where the results go [default: target/bench/run.json, and part.json beside it where only some are named].
+        /// The file for the results [default: target/bench/run.json, or part.json beside it for a part of the comparison]
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
     },
-    /// Write docs/benchmarks.md from what `compare` found.
+    /// Write docs/benchmarks.md and its charts from the results of `compare`
     Report {
-        /// What it found [default: target/bench/run.json].
+        /// The file with the results [default: target/bench/run.json]
         #[arg(long, value_name = "PATH")]
         from: Option<PathBuf>,
     },
-    /// Be one of the peers that are part of this program.
+    /// Run as one of the peers that are part of this program
     #[command(hide = true)]
     Peer { peer: Peer },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Uncontended lock and release, against round trips.
+    /// Uncontended lock + release against bare round trips
     Pair,
-    /// From the release in one process to the critical section in another; what waiting costs.
+    /// Hand-off between two processes, and the cost of waiting
     Handoff,
-    /// Tasks of one client that hand a lease on among themselves.
+    /// Local hand-off among the tasks of one client
     Local,
-    /// Who gets how many turns, and how long others wait.
+    /// Distribution of acquisitions and waiting times among clients
     Fairness,
-    /// Several servers that vote, against one.
+    /// A quorum of servers against a single server
     Redlock,
-    /// What the server's processor spends.
+    /// CPU time of the server per operation
     ServerCost,
-    /// What 100,000 held leases cost the server.
+    /// CPU time of the server for renewing 100,000 leases
     Renewals,
 }
 
 fn main() {
     let args = Args::parse();
     if let Some(command) = args.command {
-        return obey(command);
+        return run_command(command);
     }
     if let Some(url) = args.peer {
         return handoff::peer(&url);
     }
     let mut report = Report::new(args.json);
-    let is_chosen = |part| args.parts.is_empty() || args.parts.contains(&part);
-    if is_chosen(Part::Pair) {
+    let is_selected = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if is_selected(Part::Pair) {
         pair::run(&mut report);
     }
-    if is_chosen(Part::Handoff) {
+    if is_selected(Part::Handoff) {
         handoff::run(&mut report);
     }
-    if is_chosen(Part::Local) {
+    if is_selected(Part::Local) {
         local::run(&mut report);
     }
-    if is_chosen(Part::Fairness) {
+    if is_selected(Part::Fairness) {
         local::fairness(&mut report, Duration::from_secs(args.seconds));
     }
-    if is_chosen(Part::Redlock) {
+    if is_selected(Part::Redlock) {
         redlock::run(&mut report);
     }
-    if is_chosen(Part::ServerCost) {
+    if is_selected(Part::ServerCost) {
         server_cost::run(&mut report);
     }
-    if is_chosen(Part::Renewals) {
+    if is_selected(Part::Renewals) {
         renewals::run(&mut report, Duration::from_secs(args.seconds));
     }
     report.end();
 }
 
-fn obey(command: Command) {
+fn run_command(command: Command) {
     match command {
         Command::Compare { scenarios, quick, only, output } => {
-            let is_whole = scenarios.is_empty() && only.is_empty();
-            let output = output.unwrap_or_else(|| compare::output(is_whole));
+            let is_complete = scenarios.is_empty() && only.is_empty();
+            let output = output.unwrap_or_else(|| compare::output(is_complete));
             let path = output.clone();
             let results = compare::run(Options { is_quick: quick, scenarios, programs: only, output }, true);
             println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());

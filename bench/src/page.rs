@@ -1,4 +1,4 @@
-//! The report: `docs/benchmarks.md` and its pictures, from what one run found. Pure, but for reading and writing files.
+//! The report: `docs/benchmarks.md` and its charts, from the results of one run. Only `publish` reads and writes files.
 
 mod columns;
 mod pictures;
@@ -13,21 +13,21 @@ use std::path::Path;
 
 use crate::compare::results::Results;
 
-/// The pictures of a page: file names and contents.
+/// The charts of a page: file names and contents.
 pub type Pictures = Vec<(String, String)>;
 
-/// Writes the page, its pictures, and the results that they were made from.
+/// Writes the page, its charts, and a copy of the results.
 ///
 /// # Errors
 ///
-/// When there are no results, or the files can't be written.
+/// The results cannot be read, or a file cannot be written.
 pub fn publish(from: &Path) -> io::Result<()> {
     let results = Results::read(from)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", from.display())))?;
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs");
     let (page, pictures) = write(&results);
     let folder = docs.join("benchmarks");
-    // Pictures of an earlier run that this one does not have.
+    // An earlier run may have charts that this one lacks.
     match fs::remove_dir_all(&folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => fs::create_dir_all(&folder)?,
@@ -39,7 +39,7 @@ pub fn publish(from: &Path) -> io::Result<()> {
     results.write(&docs.join("benchmarks.json"))
 }
 
-/// The page, and its pictures.
+/// Renders the page and its charts.
 #[must_use]
 pub fn write(results: &Results) -> (String, Pictures) {
     let pictures = pictures::draw(results);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_names_what_it_ran_on_and_how_to_run_it_again() {
+    fn the_page_names_machine_server_date_and_command() {
         let (page, _) = page();
         for words in
             ["AMD EPYC", "Redis 7.0.15", "cargo run --release -p leasehold-bench -- compare", "2026-11-21"]
@@ -81,34 +81,34 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_missing_is_in_the_tables() {
+    fn a_missing_peer_appears_in_the_tables() {
         let (page, _) = page();
         assert!(page.contains("| redis-py | *missing: it is not built: bench/setup redis-py* |"), "{page}");
     }
 
     #[test]
-    fn a_lock_that_let_two_in_is_called_broken() {
+    fn a_lock_with_two_holders_is_marked_broken() {
         let (page, _) = page();
         let row = page.lines().rfind(|line| line.starts_with("| redsync, tuned |")).unwrap();
         assert!(row.contains("**broken**"), "{row}");
     }
 
     #[test]
-    fn ratios_to_the_lower_bound_stand_beside_absolute_figures() {
+    fn absolute_figures_have_their_ratio_to_the_lower_bound() {
         let (page, _) = page();
         let row = page.lines().find(|line| line.starts_with("| **leasehold** |")).unwrap();
         assert!(row.contains("30.00 µs (28.00 µs to 32.00 µs), 1.50 ×"), "{row}");
     }
 
     #[test]
-    fn where_leasehold_is_behind_is_told() {
+    fn rows_where_leasehold_is_behind_are_listed() {
         let (page, _) = page();
         assert!(page.contains("Redisson RLock: 8,000"), "{page}");
         assert!(page.contains("two PINGs: 20.00 µs"), "{page}");
     }
 
     #[test]
-    fn every_picture_is_shown() {
+    fn every_chart_is_linked() {
         let (page, pictures) = page();
         assert!(!pictures.is_empty());
         for (name, _) in pictures {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::recipe::{GetNil, GetSetNil, Patience, Terms};
+use crate::recipe::{GetNil, GetSetNil, LockOptions, RetryPolicy};
 use crate::run::Outcome;
 use crate::sale::{Contender, Retry};
 
-/// Every published recipe for a lock on Redis, running, with what breaks it.
+/// Runs every published recipe for a lock on Redis, and shows what breaks it.
 #[derive(Debug, Parser)]
 #[command(name = "recipes", version)]
 pub struct Cli {
@@ -21,111 +21,121 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Name the recipes
-    List,
-    /// Run one: a few clients on a Redis of its own, step by step
+    /// List the recipes, their known problems, and what to use instead
+    List {
+        /// List the words of articles in English and Chinese, with the recipes that they mean
+        #[arg(long)]
+        articles: bool,
+    },
+    /// Run a recipe with a few clients on a Redis of its own, and print every step
     Run(Run),
-    /// Run one in every interleaving, and show the shortest schedules that break it
+    /// Run a recipe in every interleaving, and print the shortest schedules that break it
     Explore(Explore),
-    /// Explore all of them, and write docs/recipes.md with its pictures
+    /// Explore all recipes, and write docs/recipes.md with its pictures
     Report {
-        /// The folder that gets recipes.md and recipes/
+        /// The folder for recipes.md and recipes/
         #[arg(long, value_name = "FOLDER", default_value = "docs")]
         out: PathBuf,
     },
-    /// Sell under load: a web service that locks for each sale, and a thousand customers at once
+    /// Measure a flash sale: a web service locks for each sale, under 1,000 concurrent clients
     FlashSale(FlashSale),
-    /// Wake many processes at once, of which exactly one may draw the winners
+    /// Run a lottery: many processes wake at once, and exactly one may draw the winners
     Lottery(Lottery),
-    /// One process of the lottery's service: a round for each line of its standard input
+    /// One process of the lottery: plays a round for each line of its standard input
     #[command(hide = true)]
     Instance {
-        /// How they agree
+        /// The lock
         #[arg(long)]
         lock: String,
-        /// Where the winners are stored
+        /// The file that stores the winners
         #[arg(long)]
         database: PathBuf,
-        /// Where the servers are
+        /// Addresses of the servers
         #[arg(required = true)]
         urls: Vec<String>,
     },
-    /// One process of the flash sale's service: ends with its standard input
+    /// One process of the flash sale's service: exits when its standard input ends
     #[command(hide = true)]
     Service {
         /// A recipe, `leasehold`, or `none`
         #[arg(long)]
         lock: String,
-        /// A recipe: what to do while somebody else has the lock
+        /// For a recipe: what a request does while the lock is held
         #[arg(long, value_enum)]
         retry: Option<Retry>,
-        /// Where the servers are
+        /// Addresses of the servers
         #[arg(required = true)]
         urls: Vec<String>,
     },
 }
 
-/// Sells under load.
+/// Arguments of the flash sale.
 #[derive(Args, Debug)]
 pub struct FlashSale {
-    /// A recipe, `leasehold`, or `none` for no lock; may be given several times
+    /// A recipe, `leasehold`, or `none` for no lock; repeatable
     #[arg(long, value_name = "ID", default_values = ["set-nx-px", "leasehold"])]
     pub lock: Vec<String>,
-    /// What a request does while somebody else has the lock; all that suit the recipe unless some are given
+    /// What a request does while the lock is held; repeatable [default: all that the recipe supports]
     #[arg(long, value_enum)]
     pub retry: Vec<Retry>,
-    /// How many service processes there are; may be given several times
+    /// Number of service processes; repeatable
     #[arg(long, value_name = "N", default_values_t = [1, 2], value_parser = clap::value_parser!(u8).range(1..=16))]
     pub services: Vec<u8>,
-    /// How many requests there are
+    /// Number of requests
     #[arg(short = 'n', long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub requests: u32,
-    /// How many of them at a time
-    #[arg(short = 'c', long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
-    pub customers: u32,
-    /// When a run is over, whatever has been answered
+    /// Number of concurrent clients
+    #[arg(short = 'c', long, visible_alias = "customers", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub clients: u32,
+    /// Maximum duration of a run; requests without a response by then have failed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub limit: u64,
-    /// Who sends the requests
+    /// Number of runs of each lock; the comparison prints the range of their ratios
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=50))]
+    pub runs: u8,
+    /// The program that sends the requests
     #[arg(long, value_enum, default_value_t)]
     pub driver: Driver,
-    /// Write the pictures of the latencies there
+    /// Write comparison and table into this page, between its two `flash-sale` marks
+    #[arg(long, value_name = "FILE")]
+    pub page: Option<PathBuf>,
+    /// Write the charts to this folder
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 }
 
-/// Draws the winners.
+/// Arguments of the lottery.
 #[derive(Args, Debug)]
 pub struct Lottery {
-    /// A recipe, `leasehold` for its mutex, `once-per`, or `none` for no lock; may be given several times; all but `none` unless some are
+    /// A recipe, `leasehold` for its mutex, `once-per`, or `none` for no lock; repeatable [default: all but `none`]
     #[arg(long, value_name = "ID")]
     pub lock: Vec<String>,
-    /// How many instances wake at once
+    /// Number of processes
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub processes: u8,
-    /// How many rounds there are
+    /// Number of rounds
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rounds: u32,
 }
 
-/// Who sends the requests.
+/// The program that sends the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Driver {
-    /// `ab`, where it is installed and there is one service; the built-in one otherwise
+    /// `ab` if it is installed and there is one service, otherwise the built-in driver
     #[default]
     Auto,
     /// `ab` from apache2-utils, for one service
     Ab,
-    /// The built-in one
+    /// The built-in driver
     BuiltIn,
 }
 
 impl FlashSale {
-    /// Who takes part, in this order.
+    /// The locks to measure, in this order.
     ///
     /// # Errors
     ///
-    /// A name that there is not, or a way to wait that it does not have.
+    /// An unknown name, or a policy that the recipe does not support.
     pub fn contenders(&self) -> Outcome<Vec<Contender>> {
         let named: Outcome<Vec<_>> =
             self.lock.iter().map(|name| Contender::named(name, &self.retry)).collect();
@@ -133,39 +143,39 @@ impl FlashSale {
     }
 }
 
-/// A recipe, and a way to have it.
+/// A recipe and its variant.
 #[derive(Args, Clone, Debug)]
 pub struct Which {
-    /// The recipe's name, as `list` has it
+    /// The recipe, as `list` names it
     #[arg(value_name = "ID")]
     pub id: String,
-    /// Stored times: what to do when the lock that was taken is gone when it is looked at
+    /// timestamp-getset: what to do if GET returns nil after SETNX has failed
     #[arg(long, value_enum, default_value_t)]
     pub get_nil: OnGetNil,
-    /// Stored times: what a GETSET means that found nothing
+    /// timestamp-getset: what a GETSET that returns nil means
     #[arg(long, value_enum, default_value_t)]
     pub getset_nil: OnGetSetNil,
-    /// rw-two-keys: look and set in one script, which no cluster runs
+    /// rw-two-keys: check and set in one script, which a cluster rejects
     #[arg(long)]
     pub in_one_step: bool,
 }
 
 impl Which {
-    /// What a client is told.
-    pub fn set(&self, terms: &mut Terms) {
-        terms.get_nil = match self.get_nil {
+    /// Sets the options of a client.
+    pub fn set(&self, options: &mut LockOptions) {
+        options.get_nil = match self.get_nil {
             OnGetNil::StartAgain => GetNil::StartAgain,
             OnGetNil::Getset => GetNil::GetSet,
         };
-        terms.getset_nil = match self.getset_nil {
+        options.getset_nil = match self.getset_nil {
             OnGetSetNil::Acquired => GetSetNil::Acquired,
             OnGetSetNil::Failed => GetSetNil::Failed,
         };
-        terms.in_one_step = self.in_one_step;
+        options.in_one_step = self.in_one_step;
     }
 }
 
-/// What to do when the lock that was taken is gone when it is looked at.
+/// What to do if GET returns nil after SETNX has failed.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum OnGetNil {
     /// Start again at SETNX
@@ -175,71 +185,71 @@ pub enum OnGetNil {
     Getset,
 }
 
-/// What a GETSET means that found nothing.
+/// What a GETSET that returns nil means.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum OnGetSetNil {
-    /// The lock is ours
+    /// The client has acquired the lock
     #[default]
     Acquired,
-    /// It is not
+    /// The attempt has failed
     Failed,
 }
 
-/// Runs one.
+/// Arguments of `run`.
 #[derive(Args, Debug)]
 pub struct Run {
-    /// Which
+    /// The recipe
     #[command(flatten)]
     pub which: Which,
-    /// How many clients want it at once
+    /// Number of clients that lock at the same time
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub clients: u8,
-    /// Of a lock with readers: how many of the clients read
+    /// For a lock with readers: number of clients that read
     #[arg(long, default_value_t = 0)]
     pub readers: u8,
-    /// For how long it is taken, in seconds
+    /// The lease, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub lease: u64,
-    /// How long a client stays in the critical section
+    /// Time in the critical section, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pub work_ms: u64,
-    /// Try only once
+    /// Make one attempt only
     #[arg(long, conflicts_with_all = ["timeout_ms", "tries"])]
     pub once: bool,
-    /// Try until this much time is over
+    /// Poll until this time has passed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub timeout_ms: u64,
-    /// Sleep so long between tries
+    /// Pause between two attempts, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 20)]
     pub interval_ms: u64,
-    /// Try at most so often
+    /// Maximum number of attempts
     #[arg(long)]
     pub tries: Option<u32>,
-    /// A Redis to run it on, instead of one of its own: its key `lock` is used
+    /// Use this Redis instead of starting one; the recipe uses the key `lock`
     #[arg(long, value_name = "ADDRESS")]
     pub url: Option<String>,
 }
 
 impl Run {
-    /// How often, and for how long, each client tries.
+    /// How often and for how long each client polls.
     #[must_use]
-    pub fn patience(&self) -> Patience {
+    pub fn retry_policy(&self) -> RetryPolicy {
         let interval = Duration::from_millis(self.interval_ms);
         match self.tries {
-            _ if self.once => Patience::OneShot,
-            Some(tries) => Patience::Polling { interval, tries },
-            None => Patience::Until { timeout: Duration::from_millis(self.timeout_ms), interval },
+            _ if self.once => RetryPolicy::OneShot,
+            Some(tries) => RetryPolicy::Polling { interval, tries },
+            None => RetryPolicy::Until { timeout: Duration::from_millis(self.timeout_ms), interval },
         }
     }
 }
 
-/// Explores one.
+/// Arguments of `explore`.
 #[derive(Args, Debug)]
 pub struct Explore {
-    /// Which
+    /// The recipe
     #[command(flatten)]
     pub which: Which,
-    /// Write each schedule as a picture there, and all of them as one page
+    /// Write each schedule as an SVG picture to this folder, and all of them as one HTML page
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 }

@@ -1,8 +1,8 @@
 //! Every interleaving of a few clients' steps, on real servers.
 //!
-//! The search goes by length, so the first schedule that breaks a check is a shortest one. What the servers contain and what
-//! each client was told make up a state; a state that was met before is not looked at again. Nothing here sleeps, and no two
-//! runs differ.
+//! The search is breadth-first, so the first schedule that breaks a check is a shortest one. A state is what the servers
+//! contain and which replies each client has received; each state is visited once. The search never sleeps, and every run
+//! gives the same result.
 
 mod event;
 mod probe;
@@ -14,6 +14,6 @@ mod state;
 
 pub use event::Event;
 pub use sandbox::{CLOCK, Sandbox};
-pub use scenario::{Check, Fault, MakeClient, NAMES, PROBE, Part, Scenario, Stay, Subject};
+pub use scenario::{Check, Fault, HolderAction, MakeClient, NAMES, PROBE, Participant, Scenario, Subject};
 pub use search::{Findings, Violation, explore};
 pub use state::Choice;

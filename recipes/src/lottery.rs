@@ -1,7 +1,7 @@
 //! The lottery: every instance of a service wakes at noon, and exactly one may draw ten winners and store them.
 //!
-//! Whoever gets the lock looks whether this round was drawn, and otherwise draws. Nothing in the database keeps two from
-//! drawing, so that it can be seen.
+//! The instance that acquires the lock draws, unless the database says that the round has been drawn. No constraint in the database
+//! prevents a second draw, so that a failure of the lock is visible.
 
 use std::fmt::{self, Write as _};
 use std::path::Path;
@@ -14,37 +14,37 @@ use tokio::process::Command;
 
 use crate::progress;
 use crate::real::{Process, RealClient};
-use crate::recipe::Terms;
+use crate::recipe::LockOptions;
 use crate::recipes::{ROWS, Row};
 use crate::redis::Redis;
 use crate::run::{Outcome, find, servers};
 use crate::worker::{self, Worker};
 
-/// How many win.
+/// Number of winners per round.
 const WINNERS: i64 = 10;
 
-/// From how many they are drawn.
+/// Number of tickets.
 const TICKETS: u64 = 1_000_000;
 
-/// How the instances agree.
+/// The lock of the instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// By a published recipe: one try.
+pub enum LockChoice {
+    /// A published recipe: one attempt.
     Recipe(&'static str),
-    /// By leasehold's mutex: one try.
+    /// leasehold's mutex: one attempt.
     Mutex,
-    /// By leasehold's `once_per`, without looking into the database.
+    /// leasehold's `once_per`, without a look into the database.
     OncePer,
-    /// Not at all: each one draws, which has to be seen.
+    /// No lock: every instance draws, which must be detected.
     Nothing,
 }
 
-impl Way {
-    /// By its name.
+impl LockChoice {
+    /// The lock of this name.
     ///
     /// # Errors
     ///
-    /// There is none of that name.
+    /// An unknown name.
     pub fn named(name: &str) -> Outcome<Self> {
         match name {
             "leasehold" => Ok(Self::Mutex),
@@ -54,7 +54,7 @@ impl Way {
         }
     }
 
-    /// All of them.
+    /// All locks.
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| Self::Recipe(row.id)).chain([Self::Mutex, Self::OncePer])
     }
@@ -67,7 +67,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for LockChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Recipe(id) => id,
@@ -78,57 +78,57 @@ impl fmt::Display for Way {
     }
 }
 
-/// How many rounds were drawn how often.
+/// Number of rounds by how often they were drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tally {
-    /// By whom.
-    pub way: Way,
-    /// Not at all.
+    /// The lock.
+    pub choice: LockChoice,
+    /// Never.
     pub none: i64,
-    /// As they should be.
+    /// Once, as required.
     pub once: i64,
     /// More than once.
     pub more: i64,
 }
 
-/// Runs so many rounds with so many instances, each a process of this program.
+/// Runs the rounds. Each instance is a process of this program.
 ///
 /// # Errors
 ///
-/// A process that can't be started or that fails.
-pub async fn play(program: &Path, way: Way, processes: u8, rounds: u32) -> Outcome<Tally> {
-    let (_servers, urls) = servers(way.row()?.map_or(1, |row| row.nodes));
+/// A process that does not start or that fails.
+pub async fn play(program: &Path, choice: LockChoice, processes: u8, rounds: u32) -> Outcome<Tally> {
+    let (_servers, urls) = servers(choice.row()?.map_or(1, |row| row.nodes));
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("winners.db");
     let database = open(&path)?;
     let mut instances = Vec::new();
     for _ in 0..processes {
         let mut command = Command::new(program);
-        command.args(["instance", "--lock", &way.to_string(), "--database"]).arg(&path).args(&urls);
+        command.args(["instance", "--lock", &choice.to_string(), "--database"]).arg(&path).args(&urls);
         instances.push(Worker::start(&mut command)?);
     }
     for instance in &mut instances {
-        instance.hear().await?;
+        instance.read_line().await?;
     }
     for round in 0..rounds {
         for instance in &mut instances {
-            instance.tell(&round.to_string()).await?;
+            instance.write_line(&round.to_string()).await?;
         }
         for instance in &mut instances {
-            instance.hear().await?;
+            instance.read_line().await?;
         }
         if round.is_multiple_of(50) {
-            progress::show(way, format_args!("{round} of {rounds} rounds"));
+            progress::show(choice, format_args!("{round} of {rounds} rounds"));
         }
     }
-    progress::done(way);
-    tally(&database, way, rounds)
+    progress::done(choice);
+    tally(&database, choice, rounds)
 }
 
 fn open(path: &Path) -> Outcome<Connection> {
     let database = Connection::open(path)?;
     database.busy_timeout(worker::LIMIT)?;
-    // What is lost with the machine is of no interest here.
+    // A run does not survive a crash of the machine, so nothing needs to be synced.
     database.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF;
          CREATE TABLE IF NOT EXISTS draw (id INTEGER PRIMARY KEY, round INTEGER NOT NULL);
@@ -137,57 +137,63 @@ fn open(path: &Path) -> Outcome<Connection> {
     Ok(database)
 }
 
-fn tally(database: &Connection, way: Way, rounds: u32) -> Outcome<Tally> {
+fn tally(database: &Connection, choice: LockChoice, rounds: u32) -> Outcome<Tally> {
     let rounds_with = |how: &str| -> rusqlite::Result<i64> {
         let sql =
             format!("SELECT count(*) FROM (SELECT round FROM draw GROUP BY round HAVING count(*) {how})");
         database.query_row(&sql, [], |row| row.get(0))
     };
     let (once, more) = (rounds_with("= 1")?, rounds_with("> 1")?);
-    Ok(Tally { way, none: i64::from(rounds) - once - more, once, more })
+    Ok(Tally { choice, none: i64::from(rounds) - once - more, once, more })
 }
 
-/// The table of all ways.
+/// The table of all locks.
 #[must_use]
 pub fn table(tallies: &[Tally]) -> String {
     let mut out =
         String::from("| lock | not drawn | drawn once | drawn more than once |\n|---|---|---|---|\n");
-    for Tally { way, none, once, more } in tallies {
-        let _ = writeln!(out, "| {way} | {none} | {once} | {more} |");
+    for Tally { choice, none, once, more } in tallies {
+        let _ = writeln!(out, "| {choice} | {none} | {once} | {more} |");
     }
     out
 }
 
-/// One instance of the service: a round for each line that it hears.
+/// One instance of the service: plays a round for each line of its standard input.
 ///
 /// # Errors
 ///
 /// A server or a database that fails.
-pub async fn instance(way: Way, database: &Path, urls: &[String]) -> Outcome<()> {
+pub async fn instance(choice: LockChoice, database: &Path, urls: &[String]) -> Outcome<()> {
     let database = open(database)?;
     let process = Process::connect(urls).await?;
-    let client = match way {
-        Way::Recipe(_) | Way::Nothing => None,
-        Way::Mutex | Way::OncePer => Some(leasehold::Client::connect(&urls[0]).await?),
+    let client = match choice {
+        LockChoice::Recipe(_) | LockChoice::Nothing => None,
+        LockChoice::Mutex | LockChoice::OncePer => Some(leasehold::Client::connect(&urls[0]).await?),
     };
     println!("ready");
     let mut lines = BufReader::new(stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         let round: u32 = line.trim().parse()?;
         match &client {
-            None if way == Way::Nothing => draw(round, &database)?,
-            None => by_recipe(way, &process, round, &database).await?,
-            Some(client) => by_leasehold(way, client, round, &database).await?,
+            None if choice == LockChoice::Nothing => draw(round, &database)?,
+            None => draw_with_recipe(choice, &process, round, &database).await?,
+            Some(client) => draw_with_leasehold(choice, client, round, &database).await?,
         }
         println!("done");
     }
     Ok(())
 }
 
-async fn by_recipe(way: Way, process: &Arc<Process>, round: u32, database: &Connection) -> Outcome<()> {
-    let Some(row) = way.row()? else { return Ok(()) };
+async fn draw_with_recipe(
+    choice: LockChoice,
+    process: &Arc<Process>,
+    round: u32,
+    database: &Connection,
+) -> Outcome<()> {
+    let Some(row) = choice.row()? else { return Ok(()) };
     let redis = Redis::new(Arc::new(RealClient::new(process.clone(), None)));
-    let mut recipe = (row.make)(redis, Terms { key: format!("lottery:{round}"), ..Terms::default() });
+    let mut recipe =
+        (row.make)(redis, LockOptions { key: format!("lottery:{round}"), ..LockOptions::default() });
     if recipe.try_lock().await?.is_none() {
         return recipe.give_up().await.map_err(Into::into);
     }
@@ -196,14 +202,14 @@ async fn by_recipe(way: Way, process: &Arc<Process>, round: u32, database: &Conn
     Ok(())
 }
 
-async fn by_leasehold(
-    way: Way,
+async fn draw_with_leasehold(
+    choice: LockChoice,
     client: &leasehold::Client,
     round: u32,
     database: &Connection,
 ) -> Outcome<()> {
     let name = format!("lottery:{round}");
-    if way == Way::OncePer {
+    if choice == LockChoice::OncePer {
         if let Some(guard) = client.once_per(&name, Duration::from_secs(3_600)).start().await? {
             draw(round, database)?;
             guard.release().await?;

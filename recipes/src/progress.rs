@@ -1,20 +1,20 @@
-//! How far something is, for whoever waits for it: on one line where that is a terminal.
+//! Progress on standard error: one line that is rewritten, if that is a terminal.
 
 use std::fmt::Display;
 use std::io::{IsTerminal as _, stderr};
 
-/// Goes back to the beginning of the line, and clears it.
-const AGAIN: &str = "\r\x1b[K";
+/// Returns to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
 
-/// It is under way. Who reads a file later is told nothing.
+/// Shows progress. Prints nothing if standard error is a file.
 pub fn show(label: impl Display, what: impl Display) {
     if stderr().is_terminal() {
-        eprint!("{AGAIN}{label}: {what}");
+        eprint!("{CLEAR_LINE}{label}: {what}");
     }
 }
 
-/// It is over.
+/// Reports completion.
 pub fn done(label: impl Display) {
-    let again = if stderr().is_terminal() { AGAIN } else { "" };
-    eprintln!("{again}{label}: done");
+    let clear = if stderr().is_terminal() { CLEAR_LINE } else { "" };
+    eprintln!("{clear}{label}: done");
 }

@@ -1,4 +1,4 @@
-//! The world of a recipe that really runs: connections, the machine's clock, and tokens that nobody can guess.
+//! The environment of a recipe that runs over real connections, by the machine's clock, with random tokens.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,21 +10,21 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisResult, Value};
 use tokio::sync::broadcast;
 
-use crate::redis::{Note, Op, Said, Soon, Text, World};
+use crate::redis::{BoxFuture, Environment, Note, Op, Request, Text};
 
-/// How long a server may take to answer a client that has no other.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// Response timeout if the recipe uses one server.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The same where there are others, which are asked one after the other.
-const SHORT_LIMIT: Duration = Duration::from_millis(500);
+/// The same where there are others, which are commands_sent one after the other.
+const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A process's way to its servers, shared by all of its clients.
+/// A process's connections to its servers, shared by all of its clients.
 pub struct Process {
     client: Client,
     connections: Vec<MultiplexedConnection>,
     channels: Mutex<HashMap<String, broadcast::Sender<()>>>,
     scripts: Mutex<HashMap<Text, Arc<redis::Script>>>,
-    asked: AtomicU64,
+    commands_sent: AtomicU64,
 }
 
 impl Process {
@@ -32,9 +32,9 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// The address can't be used, or nobody answers there.
+    /// The address is invalid, or the connection fails.
     pub async fn connect(urls: &[String]) -> RedisResult<Arc<Self>> {
-        let limit = if urls.len() > 1 { SHORT_LIMIT } else { ANSWER_LIMIT };
+        let limit = if urls.len() > 1 { NODE_TIMEOUT } else { RESPONSE_TIMEOUT };
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
         let mut connections = Vec::new();
         for url in urls {
@@ -48,27 +48,27 @@ impl Process {
             connections,
             channels: Mutex::default(),
             scripts: Mutex::default(),
-            asked: AtomicU64::new(0),
+            commands_sent: AtomicU64::new(0),
         }))
     }
 
-    /// How many commands were said.
+    /// Number of commands sent.
     #[must_use]
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    pub fn commands_sent(&self) -> u64 {
+        self.commands_sent.load(Ordering::Relaxed)
     }
 
-    async fn ask(&self, node: usize, said: &Said) -> RedisResult<Value> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+    async fn send(&self, node: usize, request: &Request) -> RedisResult<Value> {
+        self.commands_sent.fetch_add(1, Ordering::Relaxed);
         let connection = self.connections.get(node);
-        let mut connection = connection.cloned().ok_or((ErrorKind::Client, "there is no such master"))?;
-        match said {
-            Said::Words(words) => {
+        let mut connection = connection.cloned().ok_or((ErrorKind::Client, "no master has this number"))?;
+        match request {
+            Request::Command(words) => {
                 let mut command = redis::Cmd::new();
                 command.arg(words);
                 command.query_async(&mut connection).await
             }
-            Said::Script { text, keys, words } => {
+            Request::Script { text, keys, words } => {
                 let script = self.script(text);
                 let mut invocation = script.prepare_invoke();
                 for (place, word) in words.iter().enumerate() {
@@ -83,50 +83,50 @@ impl Process {
         }
     }
 
-    /// The hash of a script is worked out once.
+    /// The script with this source, whose hash is computed once.
     fn script(&self, text: &Text) -> Arc<redis::Script> {
         let mut scripts = self.scripts.lock().unwrap_or_else(PoisonError::into_inner);
         scripts.entry(text.clone()).or_insert_with(|| Arc::new(redis::Script::new(text.as_str()))).clone()
     }
 
-    /// One subscription for all who hear the same channel.
-    async fn hear(&self, channel: &str) -> RedisResult<broadcast::Receiver<()>> {
+    /// One subscription for all clients of a channel.
+    async fn subscribe(&self, channel: &str) -> RedisResult<broadcast::Receiver<()>> {
         if let Some(sender) = self.channels.lock().unwrap_or_else(PoisonError::into_inner).get(channel) {
             return Ok(sender.subscribe());
         }
         let mut pubsub = self.client.get_async_pubsub().await?;
         pubsub.subscribe(channel).await?;
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.commands_sent.fetch_add(1, Ordering::Relaxed);
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let (sender, receiver) = broadcast::channel(1_024);
-        let told = channels.entry(channel.to_owned()).or_insert(sender).clone();
+        let sender = channels.entry(channel.to_owned()).or_insert(sender).clone();
         drop(channels);
         tokio::spawn(async move {
             let mut messages = pubsub.into_on_message();
             while messages.next().await.is_some() {
-                // Nobody may listen just now.
-                let _ = told.send(());
+                // It fails if no client is subscribed at present.
+                let _ = sender.send(());
             }
         });
         Ok(receiver)
     }
 }
 
-/// What a client tells, to whoever shows it.
+/// Receives the trace of a client.
 pub type Watch = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
 
-/// What happened to a client.
+/// One entry of a client's trace.
 pub enum TraceEvent<'a> {
-    /// A step, and what came of it.
+    /// A command and its result.
     Step(&'a str, &'a RedisResult<Value>),
-    /// What it makes of that.
+    /// A note of the client.
     Note(&'a Note),
 }
 
 /// One client.
 pub struct RealClient {
     process: Arc<Process>,
-    heard: tokio::sync::Mutex<Option<broadcast::Receiver<()>>>,
+    messages: tokio::sync::Mutex<Option<broadcast::Receiver<()>>>,
     watch: Option<Watch>,
 }
 
@@ -134,33 +134,35 @@ impl RealClient {
     /// A client of this process.
     #[must_use]
     pub fn new(process: Arc<Process>, watch: Option<Watch>) -> Self {
-        Self { process, heard: tokio::sync::Mutex::default(), watch }
+        Self { process, messages: tokio::sync::Mutex::default(), watch }
     }
 
     async fn receive(&self, until: Duration) -> RedisResult<Value> {
         let limit = until.saturating_sub(self.clock());
-        let mut heard = self.heard.lock().await;
-        let Some(heard) = heard.as_mut() else { return Err((ErrorKind::Client, "it hears nothing").into()) };
-        match tokio::time::timeout(limit, heard.recv()).await {
+        let mut messages = self.messages.lock().await;
+        let Some(messages) = messages.as_mut() else {
+            return Err((ErrorKind::Client, "the client has no subscription").into());
+        };
+        match tokio::time::timeout(limit, messages.recv()).await {
             Ok(_) => Ok(Value::BulkString(Vec::new())),
             Err(_) => Ok(Value::Nil),
         }
     }
 }
 
-impl World for RealClient {
-    fn perform(&self, op: Op) -> Soon<'_, RedisResult<Value>> {
+impl Environment for RealClient {
+    fn perform(&self, op: Op) -> BoxFuture<'_, RedisResult<Value>> {
         Box::pin(async move {
             match op {
-                Op::Ask { node, said, shown } => {
-                    let answer = self.process.ask(node, &said).await;
+                Op::Send { node, request, label } => {
+                    let reply = self.process.send(node, &request).await;
                     if let Some(watch) = &self.watch {
-                        watch(TraceEvent::Step(&shown, &answer));
+                        watch(TraceEvent::Step(&label, &reply));
                     }
-                    answer
+                    reply
                 }
                 Op::Subscribe(channel) => {
-                    *self.heard.lock().await = Some(self.process.hear(&channel).await?);
+                    *self.messages.lock().await = Some(self.process.subscribe(&channel).await?);
                     Ok(Value::Okay)
                 }
                 Op::Receive(until) => self.receive(until).await,

@@ -1,62 +1,62 @@
-//! What every recipe can do, in one client's hands.
+//! The interface of a recipe, as one client uses it.
 
 use std::future::Future;
 use std::time::Duration;
 
 use redis::RedisResult;
 
-use crate::redis::{Hold, Redis, Soon};
+use crate::redis::{BoxFuture, Hold, Redis};
 
-/// What a client comes for.
+/// Reader or writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// To be alone.
+    /// Exclusive.
     #[default]
     Writer,
-    /// To be there beside other readers. A mutex takes it for a writer.
+    /// Shared with other readers. A mutex treats it as a writer.
     Reader,
 }
 
-/// What a recipe does when `GET` says that the lock it has just found taken is gone.
+/// What a recipe does if `GET` returns nil after `SETNX` has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GetNil {
-    /// It starts again at `SETNX`.
+    /// It starts again with `SETNX`.
     #[default]
     StartAgain,
-    /// It goes on to `GETSET`.
+    /// It continues with `GETSET`.
     GetSet,
 }
 
-/// What a recipe makes of a `GETSET` that found nothing.
+/// How a recipe interprets a `GETSET` that returns nil.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GetSetNil {
-    /// It has the lock.
+    /// The client has acquired the lock.
     #[default]
     Acquired,
-    /// It has not.
+    /// The attempt has failed.
     Failed,
 }
 
-/// What a recipe can be told beside its key.
+/// The options of a recipe. Each recipe uses those that it supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LockOptions {
     /// The lock's name.
     pub key: String,
-    /// For how long it is taken, where that can be said.
+    /// The lease.
     pub lease: Duration,
-    /// What the client comes for.
+    /// Reader or writer.
     pub role: Role,
-    /// As whom a reentrant lock is taken. None: nobody else has that name.
+    /// The owner name of a reentrant lock. None: a unique one.
     pub owner: Option<String>,
     /// A variant of the recipes that store a time.
     pub get_nil: GetNil,
     /// A variant of the recipes that store a time.
     pub getset_nil: GetSetNil,
-    /// A variant of `rw-two-keys`: a script looks and sets, which needs both keys on one node.
+    /// A variant of `rw-two-keys`: one script checks and sets, which needs both keys on one node.
     pub in_one_step: bool,
 }
 
-impl Default for Terms {
+impl Default for LockOptions {
     fn default() -> Self {
         Self {
             key: "lock".to_owned(),
@@ -70,117 +70,112 @@ impl Default for Terms {
     }
 }
 
-/// One published recipe, in one client's hands.
-#[allow(clippy::option_option, reason = "that a recipe can't renew is not that it has lost")]
+/// One published recipe, as one client uses it.
+#[allow(clippy::option_option, reason = "no support for renewal differs from a lost lock")]
 pub trait Recipe: Send {
-    /// Tries once. None: somebody else has it.
+    /// Makes one attempt. None: another client holds the lock.
     fn try_lock(&mut self) -> impl Future<Output = RedisResult<Option<Hold>>> + Send;
 
-    /// Gives it back. False: it was not there to be given back.
+    /// Releases the lock. False: it was not the client's any more.
     fn unlock(&mut self) -> impl Future<Output = RedisResult<bool>> + Send;
 
-    /// Makes it last longer, where the recipe has that. Some nothing: it is not ours any more.
+    /// Renews the lease. None: the recipe cannot renew. `Some(None)`: the lock was not the client's any more.
     fn renew(&mut self) -> impl Future<Output = RedisResult<Option<Option<Hold>>>> + Send {
         async { Ok(None) }
     }
 
-    /// Asks whether it is ours, where the recipe has that.
+    /// Whether the client still holds the lock. None: the recipe cannot tell.
     fn is_mine(&mut self) -> impl Future<Output = RedisResult<Option<bool>>> + Send {
         async { Ok(None) }
     }
 
-    /// After a try that failed: waits until another one may be worth it, where the recipe knows better than to sleep.
-    /// False: it does not.
+    /// Waits for a notification after a failed attempt. False: the recipe has none, so the caller sleeps.
     fn wait(&mut self, _limit: Duration) -> impl Future<Output = RedisResult<bool>> + Send {
         async { Ok(false) }
     }
 
-    /// After the last try: leaves nothing behind that waits.
+    /// Cleans up after the last failed attempt.
     fn give_up(&mut self) -> impl Future<Output = RedisResult<()>> + Send {
         async { Ok(()) }
     }
 }
 
-/// Any of them.
-#[allow(
-    missing_docs,
-    clippy::option_option,
-    reason = "it is `Recipe`, for a recipe that is chosen while the program runs"
-)]
+/// [`Recipe`] as a trait object.
+#[allow(missing_docs, clippy::option_option, reason = "the methods are those of `Recipe`")]
 pub trait AnyRecipe: Send {
-    fn try_lock(&mut self) -> Soon<'_, RedisResult<Option<Hold>>>;
-    fn unlock(&mut self) -> Soon<'_, RedisResult<bool>>;
-    fn renew(&mut self) -> Soon<'_, RedisResult<Option<Option<Hold>>>>;
-    fn is_mine(&mut self) -> Soon<'_, RedisResult<Option<bool>>>;
-    fn wait(&mut self, limit: Duration) -> Soon<'_, RedisResult<bool>>;
-    fn give_up(&mut self) -> Soon<'_, RedisResult<()>>;
+    fn try_lock(&mut self) -> BoxFuture<'_, RedisResult<Option<Hold>>>;
+    fn unlock(&mut self) -> BoxFuture<'_, RedisResult<bool>>;
+    fn renew(&mut self) -> BoxFuture<'_, RedisResult<Option<Option<Hold>>>>;
+    fn is_mine(&mut self) -> BoxFuture<'_, RedisResult<Option<bool>>>;
+    fn wait(&mut self, limit: Duration) -> BoxFuture<'_, RedisResult<bool>>;
+    fn give_up(&mut self) -> BoxFuture<'_, RedisResult<()>>;
 }
 
 impl<R: Recipe> AnyRecipe for R {
-    fn try_lock(&mut self) -> Soon<'_, RedisResult<Option<Hold>>> {
+    fn try_lock(&mut self) -> BoxFuture<'_, RedisResult<Option<Hold>>> {
         Box::pin(Recipe::try_lock(self))
     }
-    fn unlock(&mut self) -> Soon<'_, RedisResult<bool>> {
+    fn unlock(&mut self) -> BoxFuture<'_, RedisResult<bool>> {
         Box::pin(Recipe::unlock(self))
     }
-    fn renew(&mut self) -> Soon<'_, RedisResult<Option<Option<Hold>>>> {
+    fn renew(&mut self) -> BoxFuture<'_, RedisResult<Option<Option<Hold>>>> {
         Box::pin(Recipe::renew(self))
     }
-    fn is_mine(&mut self) -> Soon<'_, RedisResult<Option<bool>>> {
+    fn is_mine(&mut self) -> BoxFuture<'_, RedisResult<Option<bool>>> {
         Box::pin(Recipe::is_mine(self))
     }
-    fn wait(&mut self, limit: Duration) -> Soon<'_, RedisResult<bool>> {
+    fn wait(&mut self, limit: Duration) -> BoxFuture<'_, RedisResult<bool>> {
         Box::pin(Recipe::wait(self, limit))
     }
-    fn give_up(&mut self) -> Soon<'_, RedisResult<()>> {
+    fn give_up(&mut self) -> BoxFuture<'_, RedisResult<()>> {
         Box::pin(Recipe::give_up(self))
     }
 }
 
-/// Makes a client of a recipe.
-pub type Make = fn(Redis, Terms) -> Box<dyn AnyRecipe>;
+/// Creates a client of a recipe.
+pub type MakeRecipe = fn(Redis, LockOptions) -> Box<dyn AnyRecipe>;
 
-/// How often, and for how long, a client tries.
+/// How often and for how long a client polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    /// Once.
+pub enum RetryPolicy {
+    /// One attempt.
     OneShot,
-    /// Until so much time is over, sleeping between tries.
+    /// Attempts until a timeout.
     Until {
-        /// From the first try on.
+        /// Counts from the first attempt.
         timeout: Duration,
-        /// Between two tries.
+        /// Pause between two attempts.
         interval: Duration,
     },
-    /// At most so many tries.
+    /// A limited number of attempts.
     Polling {
-        /// Between two tries.
+        /// Pause between two attempts.
         interval: Duration,
-        /// The first included.
+        /// Maximum number of attempts.
         tries: u32,
     },
 }
 
-/// Tries as long as the patience lasts.
+/// Acquires the lock. None: the policy allows no further attempt.
 ///
 /// # Errors
 ///
-/// The recipe's.
+/// The recipe's error.
 pub async fn lock(
     redis: &Redis,
     recipe: &mut dyn AnyRecipe,
-    patience: Patience,
+    retry_policy: RetryPolicy,
 ) -> RedisResult<Option<Hold>> {
     let start = redis.clock();
-    let mut tried = 0;
+    let mut attempts = 0;
     loop {
         if let Some(hold) = recipe.try_lock().await? {
             return Ok(Some(hold));
         }
-        tried += 1;
-        let interval = match patience {
-            Patience::Until { timeout, interval } if redis.clock() < start + timeout => interval,
-            Patience::Polling { interval, tries } if tried < tries => interval,
+        attempts += 1;
+        let interval = match retry_policy {
+            RetryPolicy::Until { timeout, interval } if redis.clock() < start + timeout => interval,
+            RetryPolicy::Polling { interval, tries } if attempts < tries => interval,
             _ => {
                 recipe.give_up().await?;
                 return Ok(None);
@@ -192,11 +187,11 @@ pub async fn lock(
     }
 }
 
-/// Releases, and tries again for some time where a server fails to answer.
+/// Releases the lock, and retries until the timeout if the server does not respond.
 ///
 /// # Errors
 ///
-/// The last failure.
+/// The last error.
 pub async fn unlock_within(
     redis: &Redis,
     recipe: &mut dyn AnyRecipe,

@@ -1,7 +1,7 @@
-//! What a recipe sees of the world: a Redis that takes one command at a time, a clock, and luck with unguessable tokens.
+//! A recipe's interface to its environment: a Redis that runs one command at a time, a clock, and unique tokens.
 //!
-//! A recipe is written as it was published, as a plain async function over this handle. Who performs a step, and when, is
-//! not its business: the explorer, in an order of its choosing, or a real connection.
+//! A recipe is an async function over this handle, written as it was published. Either the explorer performs its steps, in
+//! an order that the explorer chooses, or a real connection does.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, Value};
 
-/// A script, by the name that people are shown.
+/// A script, with a name for timelines.
 #[derive(Debug)]
 pub struct Script {
-    /// What a timeline calls it.
+    /// Its name in timelines.
     pub name: &'static str,
-    /// What the server runs.
+    /// Its Lua source.
     pub text: &'static str,
 }
 
-/// A script's text, which may be long: hashed once.
+/// A script's source, whose hash is computed once.
 #[derive(Clone, Debug)]
 pub struct Text {
     text: Arc<str>,
@@ -30,7 +30,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// This text.
+    /// Wraps a source.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let mut hasher = DefaultHasher::new();
@@ -38,7 +38,7 @@ impl Text {
         Self { text: Arc::from(text), hash: hasher.finish() }
     }
 
-    /// The text.
+    /// The source.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -59,16 +59,16 @@ impl Hash for Text {
     }
 }
 
-/// What is said to a server.
+/// A request to a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Said {
+pub enum Request {
     /// A command.
-    Words(Vec<Vec<u8>>),
+    Command(Vec<Vec<u8>>),
     /// A script with its keys and arguments.
     Script {
-        /// What the server runs.
+        /// Its source.
         text: Text,
-        /// How many of the words are keys.
+        /// Number of keys.
         keys: usize,
         /// Keys, then arguments.
         words: Vec<Vec<u8>>,
@@ -78,154 +78,155 @@ pub enum Said {
 /// One step of a client.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Ask a server.
-    Ask {
-        /// Which of the servers: there is more than one where there are several masters.
+    /// Send a request to a server.
+    Send {
+        /// The server's number.
         node: usize,
-        /// What it is told.
-        said: Said,
-        /// The same for people.
-        shown: String,
+        /// The request.
+        request: Request,
+        /// The request as text for timelines.
+        label: String,
     },
-    /// Hear what is published on a channel.
+    /// Subscribe to a channel.
     Subscribe(String),
-    /// Wait for the next message, at most until the client's clock says this.
+    /// Wait for the next message, at most until this time of the client's clock.
     Receive(Duration),
-    /// Do nothing for a while.
+    /// Sleep.
     Sleep(Duration),
 }
 
-/// What a client tells whoever watches it.
+/// What a client reports about itself.
 #[derive(Clone, Debug)]
 pub enum Note {
-    /// It starts to ask: for the lock, or that it lasts longer.
-    Asks,
-    /// It is in the critical section, by what it began to ask for last.
-    Holds(Hold),
-    /// It was told that it does not hold any more.
+    /// An attempt to acquire or to renew begins.
+    Attempting,
+    /// The last attempt succeeded: the client is in the critical section.
+    Acquired(Hold),
+    /// The client has noticed that it does not hold the lock any more.
     Lost,
     /// The next step is the first of its release.
-    Leaves,
-    /// It is through with the release, which found its lock, or did not.
+    Releasing,
+    /// The release has finished. False: the lock was not the client's any more.
     Released(bool),
-    /// Something is not as the recipe wants it.
+    /// The recipe failed with this error.
     Failed(String),
 }
 
 /// A lock as its holder knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hold {
-    /// By the holder's own clock: it stops believing in the lock then. None: it never does.
+    /// When the holder assumes the lock to be lost, by its own clock. None: never.
     pub valid_until: Option<Duration>,
-    /// A number that rises from holder to holder.
+    /// The fencing token, which increases from holder to holder.
     pub token: Option<u64>,
 }
 
-/// What comes of a step, later.
-pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// A boxed future.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Who performs the steps.
-pub trait World: Send + Sync {
-    /// Performs one.
-    fn perform(&self, op: Op) -> Soon<'_, RedisResult<Value>>;
+/// Performs the steps of one client.
+pub trait Environment: Send + Sync {
+    /// Performs one step.
+    fn perform(&self, op: Op) -> BoxFuture<'_, RedisResult<Value>>;
 
     /// The client's own clock, since 1970.
     fn clock(&self) -> Duration;
 
-    /// A text that nobody else has.
+    /// A unique text.
     fn token(&self) -> String;
 
-    /// Hears what the client tells.
+    /// Receives the client's notes.
     fn note(&self, _note: Note) {}
 }
 
-/// A client's way to the servers.
+/// A client's handle to the servers.
 #[derive(Clone)]
 pub struct Redis {
-    world: Arc<dyn World>,
-    node: usize,
+    environment: Arc<dyn Environment>,
+    /// None where there is only one.
+    node: Option<usize>,
 }
 
 impl fmt::Debug for Redis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redis(node {})", self.node)
+        write!(f, "Redis(node {:?})", self.node)
     }
 }
 
 impl Redis {
-    /// The way to the first server of this world.
+    /// A handle to the only server of this environment.
     #[must_use]
-    pub fn new(world: Arc<dyn World>) -> Self {
-        Self { world, node: 0 }
+    pub fn new(environment: Arc<dyn Environment>) -> Self {
+        Self { environment, node: None }
     }
 
-    /// The way to another server.
+    /// A handle to one of several servers. Timelines name it in front of each of its commands.
     #[must_use]
     pub fn node(&self, node: usize) -> Self {
-        Self { world: self.world.clone(), node }
+        Self { environment: self.environment.clone(), node: Some(node) }
     }
 
     /// The client's own clock, since 1970.
     #[must_use]
     pub fn clock(&self) -> Duration {
-        self.world.clock()
+        self.environment.clock()
     }
 
-    /// A text that nobody else has.
+    /// A unique text.
     #[must_use]
     pub fn token(&self) -> String {
-        self.world.token()
+        self.environment.token()
     }
 
-    /// Tells whoever watches.
+    /// Reports a note.
     pub fn note(&self, note: Note) {
-        self.world.note(note);
+        self.environment.note(note);
     }
 
-    /// Does nothing for a while.
+    /// Sleeps.
     ///
     /// # Errors
     ///
-    /// None; it has the form of every step.
+    /// None: the type is that of every step.
     pub async fn sleep(&self, span: Duration) -> RedisResult<()> {
-        self.world.perform(Op::Sleep(span)).await.map(drop)
+        self.environment.perform(Op::Sleep(span)).await.map(drop)
     }
 
-    /// Hears what is published on a channel from now on.
+    /// Subscribes to a channel.
     ///
     /// # Errors
     ///
-    /// The server's, and the connection's.
+    /// An error reply, or a failed connection.
     pub async fn subscribe(&self, channel: &str) -> RedisResult<()> {
-        self.world.perform(Op::Subscribe(channel.to_owned())).await.map(drop)
+        self.environment.perform(Op::Subscribe(channel.to_owned())).await.map(drop)
     }
 
-    /// The next message, or none within this time.
+    /// Waits for the next message. None: the limit has passed.
     ///
     /// # Errors
     ///
-    /// The connection's.
+    /// A failed connection.
     pub async fn message(&self, limit: Duration) -> RedisResult<Option<Vec<u8>>> {
         let until = self.clock() + limit;
-        Ok(Option::from_redis_value(self.world.perform(Op::Receive(until)).await?)?)
+        Ok(Option::from_redis_value(self.environment.perform(Op::Receive(until)).await?)?)
     }
 
     /// Runs a command.
     ///
     /// # Errors
     ///
-    /// The server's, and the connection's.
+    /// An error reply, or a failed connection.
     pub async fn call<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
-        let shown = words.join(" ");
-        let said = Said::Words(words.iter().map(|word| word.as_bytes().to_vec()).collect());
-        self.ask(said, shown).await
+        let label = words.join(" ");
+        let request = Request::Command(words.iter().map(|word| word.as_bytes().to_vec()).collect());
+        self.send(request, label).await
     }
 
     /// Runs a script.
     ///
     /// # Errors
     ///
-    /// The server's, and the connection's.
+    /// An error reply, or a failed connection.
     pub async fn eval<T: FromRedisValue>(
         &self,
         script: &Script,
@@ -233,25 +234,29 @@ impl Redis {
         args: &[&str],
     ) -> RedisResult<T> {
         let words: Vec<_> = keys.iter().chain(args).copied().collect();
-        let shown = format!("script {}: {}", script.name, words.join(" "));
+        let label = format!("script {}: {}", script.name, words.join(" "));
         let words = words.into_iter().map(|word| word.as_bytes().to_vec()).collect();
-        self.ask(Said::Script { text: Text::new(script.text), keys: keys.len(), words }, shown).await
+        self.send(Request::Script { text: Text::new(script.text), keys: keys.len(), words }, label).await
     }
 
-    /// Says what was put together elsewhere.
+    /// Sends a request.
     ///
     /// # Errors
     ///
-    /// The server's, and the connection's.
-    pub async fn ask<T: FromRedisValue>(&self, said: Said, shown: String) -> RedisResult<T> {
-        let shown = if self.node == 0 { shown } else { format!("{}: {shown}", self.node) };
-        let value = self.world.perform(Op::Ask { node: self.node, said, shown }).await?.extract_error()?;
+    /// An error reply, or a failed connection.
+    pub async fn send<T: FromRedisValue>(&self, request: Request, label: String) -> RedisResult<T> {
+        let label = self.node.map_or(label.clone(), |node| format!("master {}: {label}", node + 1));
+        let value = self
+            .environment
+            .perform(Op::Send { node: self.node.unwrap_or(0), request, label })
+            .await?
+            .extract_error()?;
         Ok(T::from_redis_value(value)?)
     }
 }
 
-/// The commands of the recipes, by their names.
-#[allow(clippy::missing_errors_doc, reason = "each fails as the server or the connection does")]
+/// The commands that recipes use.
+#[allow(clippy::missing_errors_doc, reason = "each fails with an error reply or a failed connection")]
 impl Redis {
     /// `EXISTS`
     pub async fn exists(&self, key: &str) -> RedisResult<bool> {
@@ -278,7 +283,7 @@ impl Redis {
         self.call(&["GETSET", key, value]).await
     }
 
-    /// `SET` with `NX` and `PX`: the expiry comes with the value.
+    /// `SET` with `NX` and `PX`: sets value and expiry in one command.
     pub async fn set_nx_px(&self, key: &str, value: &str, lease: Duration) -> RedisResult<bool> {
         let set: Option<String> = self.call(&["SET", key, value, "NX", "PX", &millis(lease)]).await?;
         Ok(set.is_some())
@@ -295,9 +300,9 @@ impl Redis {
     }
 }
 
-/// An answer, for people.
+/// A reply as text for timelines.
 #[must_use]
-pub fn shown(value: &Value) -> String {
+pub fn display_value(value: &Value) -> String {
     match value {
         Value::Nil => "nil".to_owned(),
         Value::Int(number) => number.to_string(),
@@ -307,18 +312,18 @@ pub fn shown(value: &Value) -> String {
             Ok(text) if text.chars().all(|c| !c.is_control()) => format!("\"{text}\""),
             _ => format!("{} bytes", bytes.len()),
         },
-        Value::Array(list) => format!("[{}]", list.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        Value::Array(list) => format!("[{}]", list.iter().map(display_value).collect::<Vec<_>>().join(", ")),
         other => format!("{other:?}"),
     }
 }
 
-/// A span in whole milliseconds, as commands want it.
+/// A duration in whole milliseconds, as an argument.
 #[must_use]
 pub fn millis(span: Duration) -> String {
     span.as_millis().to_string()
 }
 
-/// A recipe that is used against its rules.
+/// The error of a recipe that its caller misuses.
 #[must_use]
 pub fn misuse(what: &'static str) -> RedisError {
     (ErrorKind::Client, what).into()

@@ -1,4 +1,4 @@
-//! The page about all recipes, and its pictures: the same, to the last byte, whenever it is written.
+//! The page about all recipes, with its pictures. Its output is deterministic, to the last byte.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,50 +10,50 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::explorer::{Check, Fault, Scenario, Subject};
-use crate::recipes::leasehold::{OWN, Own, unaltered};
-use crate::recipes::{Named, ROWS, Row, Variant};
+use crate::recipes::leasehold::{OWN, Own, unmodified};
+use crate::recipes::{KnownProblem, ROWS, Row, Variant, articles};
 use crate::timeline;
-use crate::verdict::{Finding, Verdict, examine};
+use crate::verdict::{Finding, Verdict, explore_scenarios};
 
-/// Rows explored at the same time.
+/// Number of threads.
 const WORKERS: usize = 2;
 
-/// The page itself.
+/// The page.
 const PAGE: &str = "recipes.md";
 
-/// The files of the report, by their path below `docs`.
+/// The files of the report, by path below `docs`.
 pub type Files = BTreeMap<String, String>;
 
-/// What all explorations came to.
+/// The results of all explorations.
 pub struct Verdicts {
-    /// Of each variant of each recipe, in the order of the table.
+    /// One for each variant of each recipe, in the order of the catalogue.
     pub published: Vec<(&'static Row, &'static Variant, Verdict)>,
-    /// Of leasehold's own locks.
+    /// One for each of leasehold's locks.
     pub own: Vec<(Own, Verdict)>,
 }
 
-/// Explores everything. `say` hears how far it is.
-pub fn examine_all(say: impl Fn(usize, usize) + Sync) -> Verdicts {
+/// Explores all recipes. `progress` receives how many are done, and of how many.
+pub fn explore_all(progress: impl Fn(usize, usize) + Sync) -> Verdicts {
     let rows = ROWS.iter().flat_map(|row| row.variants.iter().map(move |variant| (row, variant)));
     let rows: Vec<_> = rows.collect();
     let published = rows.iter().map(|(row, variant)| (row.subject(variant), row.scenarios()));
-    let jobs: Vec<_> = published.chain(OWN.map(|own| (own.subject(unaltered), own.scenarios()))).collect();
-    let mut verdicts = all(&jobs, say).into_iter();
+    let jobs: Vec<_> = published.chain(OWN.map(|own| (own.subject(unmodified), own.scenarios()))).collect();
+    let mut verdicts = all(&jobs, progress).into_iter();
     let published =
         rows.into_iter().zip(&mut verdicts).map(|((row, variant), verdict)| (row, variant, verdict));
     Verdicts { published: published.collect(), own: OWN.into_iter().zip(verdicts).collect() }
 }
 
-fn all(jobs: &[(Subject, Vec<Scenario>)], say: impl Fn(usize, usize) + Sync) -> Vec<Verdict> {
+fn all(jobs: &[(Subject, Vec<Scenario>)], progress: impl Fn(usize, usize) + Sync) -> Vec<Verdict> {
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let verdicts = Mutex::new(vec![Verdict::default(); jobs.len()]);
     let work = || {
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some((subject, scenarios)) = jobs.get(number) else { return };
-            let verdict = examine(subject, scenarios);
-            verdicts.lock().expect("nobody panicked")[number] = verdict;
-            say(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+            let verdict = explore_scenarios(subject, scenarios);
+            verdicts.lock().expect("no thread panicked")[number] = verdict;
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
         }
     };
     thread::scope(|scope| {
@@ -61,10 +61,10 @@ fn all(jobs: &[(Subject, Vec<Scenario>)], say: impl Fn(usize, usize) + Sync) -> 
             scope.spawn(work);
         }
     });
-    verdicts.into_inner().expect("nobody panicked")
+    verdicts.into_inner().expect("no thread panicked")
 }
 
-/// Writes it down.
+/// Renders the page and its pictures.
 #[must_use]
 pub fn files(verdicts: &Verdicts) -> Files {
     let mut page = Page::default();
@@ -77,8 +77,8 @@ pub fn files(verdicts: &Verdicts) -> Files {
     page.files()
 }
 
-/// Writes them below this folder, and takes away the pictures of the page that is there which this one does not have. What
-/// else is there stays, since the folder may be anybody's.
+/// Writes the files below this folder. Pictures of the previous page that the new one lacks are deleted; all other files stay,
+/// since the folder may contain anything.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub fn write(files: &Files, docs: &Path) -> io::Result<()> {
     files.iter().try_for_each(|(path, text)| fs::write(docs.join(path), text))
 }
 
-/// The pictures that a page shows, by their path beside it: those that lie where this report puts its own.
+/// The pictures that a page links to, if they lie in the report's own folder.
 fn pictures_of(page: &str) -> impl Iterator<Item = String> {
     let links = page.split("](recipes/").skip(1).filter_map(|rest| rest.split_once(')'));
     let names = links.map(|(name, _)| name).filter(|name| name.ends_with(".svg") && !name.contains('/'));
@@ -108,51 +108,62 @@ fn unless_missing<T>(done: io::Result<T>) -> io::Result<Option<T>> {
 
 #[derive(Default)]
 struct Page {
-    /// The table's lines.
+    /// The lines of the table.
     table: String,
     sections: String,
-    /// What was found that nobody had told of: what breaks, and where.
-    untold: BTreeMap<(Check, Fault), Vec<String>>,
-    /// What was told of, and is not so.
-    unfound: String,
+    /// Violations that no article mentions, with links.
+    unpublished: BTreeMap<(Check, Fault), Vec<String>>,
+    /// Known problems that no schedule shows.
+    not_reproduced: String,
     pictures: Files,
 }
 
 const HEAD: &str = "# The published recipes, and what breaks them
 
-This page is written by `cargo run --release -p recipes -- report`, which runs every recipe as it was published, on a real
-Redis, in every interleaving of the steps of two and of three clients. Any of them may be late before any of its steps. Of two
-clients each tries twice, one may die between two steps, and time may pass twice; of three each tries once, and time may pass once. All
-may die at any moment. Time passes by setting the keys' expiry, not by sleeping. The search goes by length, so every picture is a
-shortest schedule, and each was run once more straight through on an empty server, with the same outcome. How to look at one:
+`cargo run --release -p recipes -- report` writes this page. It runs every recipe as it was published, on a real Redis, in every
+interleaving of the steps of two and of three clients. A client may be delayed before any of its steps. With two clients,
+each makes two attempts, one may crash between two steps, and time may advance twice. With three clients, each makes one attempt and
+time may advance once. All clients may crash at any moment. Time advances by changing the keys' expiry; nothing sleeps. The search
+is breadth-first, so every picture is a shortest schedule. Each was confirmed by a second run from an empty server.
 
 ```sh
-cargo run --release -p recipes -- list
+cargo run --release -p recipes -- list                  # every recipe, its known problem, and what to use instead
+cargo run --release -p recipes -- list --articles       # from the words of an article to the recipe, in English and Chinese
 cargo run --release -p recipes -- run set-nx-px         # a few clients, step by step, on a Redis of its own
 cargo run --release -p recipes -- explore timestamp-getset --getset-nil failed
 ```
 
-What they cost under load is in [recipes-under-load.md](recipes-under-load.md).
+[recipes-under-load.md](recipes-under-load.md) has the cost under load. 中文指南：[zh-CN/recipes.md](zh-CN/recipes.md)。
 
-`✓` holds in every schedule. `✗` breaks, and nothing else had to break before. `~` breaks only after something else has. A letter
-says what has to be wrong for it: `c` clocks that differ by more than a lease, `r` a master that restarts without its data,
-`j` a master whose clock jumps, `o` two clients that give the same owner.
+## Which recipe an article means
+
+";
+
+const TABLE: &str = "
+## What breaks
+
+`✓` holds in every schedule. `✗` breaks, as the first thing in its schedule. `~` breaks only after another check has broken. A
+letter names the fault that it needs: `c` the clients' clocks differ by more than a lease, `r` a master restarts without its data,
+`j` a master's clock jumps, `o` two clients use the same owner name.
+
+| | one holder | notices expiry | free after crash | frees only own | can release | no stale lock | notified | fencing |
+|---|---|---|---|---|---|---|---|---|
 ";
 
 const MEANING: &str = "
-What the columns mean:
+The columns:
 
-- **one holder**: two clients are never in the critical section while the leases of both run. A lease counts from when its
-  holder began to ask for it.
-- **knows its end**: whoever is still in the critical section after its lease knows that by its own clock, before another one is
-  in. Even then it may be stopped before its next write, which only fencing tokens can tell.
-- **free again**: when all clients have died, and the longest lease has passed, the lock can be had.
-- **own only**: no step of one client frees what another one holds, or has begun to hold.
-- **can release**: whoever releases before its lease has passed finds its lock.
-- **nothing left**: when nobody has died and all are through, the lock can be had.
-- **gets word**: nobody waits for word while nobody holds, nobody has died, and nobody is about to do anything. Most recipes don't
-  wait, and ask again and again.
-- **fencing**: holders get numbers, and each is higher than all before it.
+- **one holder**: two clients are never in the critical section while the leases of both run. A lease counts from the start of
+  the attempt that acquired it.
+- **notices expiry**: a client that is in the critical section after its lease has expired notices that by its own clock before
+  another client enters. It may still be paused just before its next write; only fencing tokens help against that.
+- **free after crash**: when all clients have crashed and the longest lease has expired, the lock can be acquired.
+- **frees only own**: no step of one client frees a lock that another client holds or is certain to acquire.
+- **can release**: a release before the lease has expired succeeds.
+- **no stale lock**: when no client has crashed and all have finished, the lock can be acquired.
+- **notified**: no client waits for a notification while the lock is free, no client has crashed, and no other client is about to
+  act. Most recipes do not wait; they poll.
+- **fencing**: each holder gets a number that is higher than all before it.
 ";
 
 impl Page {
@@ -161,29 +172,28 @@ impl Page {
         for (_, variant, verdict) in verdicts {
             self.line(&name(row, variant), verdict, false, row.waits);
         }
-        let _ = writeln!(self.sections, "\n## `{}`\n\n- Takes it: {}.", row.id, row.acquire);
-        let _ = writeln!(self.sections, "- Frees it: {}.", row.release);
-        let known: Vec<_> = row.known.iter().map(|named| named.trouble).chain(told(row.remark)).collect();
-        let known = if known.is_empty() { "nothing".to_owned() } else { known.join("; ") };
-        let _ = writeln!(self.sections, "- What is told of it: {known}.");
-        let _ = writeln!(self.sections, "- Instead: {}.", row.answer);
+        let _ = writeln!(self.sections, "\n## `{}`\n\n- Acquires: {}.", row.id, row.acquire);
+        let _ = writeln!(self.sections, "- Releases: {}.", row.release);
+        let _ = writeln!(self.sections, "- Known problem: {}.", row.problems());
+        let _ = writeln!(self.sections, "- Use: {}.", row.instead);
         for (_, variant, verdict) in verdicts {
             let own: Vec<_> = verdict.findings.iter().filter(|found| is_new(found, variant, usual)).collect();
-            if !variant.switches.is_empty() {
+            if variant.switches.is_empty() {
+                let holds = holding(verdict, row.waits);
+                let _ = writeln!(self.sections, "- Holds: {holds}.\n- {}.", coverage(verdict));
+            } else {
                 let same = if own.is_empty() {
-                    "; it breaks what the usual way breaks, and nothing else"
+                    ". It breaks the same checks as the usual variant, and no other"
                 } else {
                     ""
                 };
                 let _ = writeln!(
                     self.sections,
-                    "\n### With `{}`\n\n{}{same}.",
+                    "\n### `{}` with `{}`\n\n{}{same}.",
+                    row.id,
                     variant.switches,
-                    looked(verdict)
+                    coverage(verdict)
                 );
-            } else {
-                let holds = holding(verdict, row.waits);
-                let _ = writeln!(self.sections, "- What holds: {holds}.\n- {}.", looked(verdict));
             }
             for finding in own {
                 self.finding(row, variant, finding);
@@ -196,29 +206,24 @@ impl Page {
         let file = picture_of(row, variant, finding);
         let check = finding.check();
         let title = format!("{}: {check}?", name(row, variant));
-        let why = match (finding.violation.follows, finding.fault) {
-            (Some(first), Fault::None) => format!("breaks after this one: {first}"),
-            (Some(first), fault) => format!("breaks {fault}, after this one: {first}"),
-            (None, Fault::None) => "breaks".to_owned(),
-            (None, fault) => format!("breaks {fault}"),
-        };
-        let _ = writeln!(self.sections, "\n**{check}** {why}.\n\n![{title}]({file})");
+        let why = broken(finding);
+        let _ = writeln!(self.sections, "\n**{check}**: {why}.\n\n![{title}]({file})");
         self.pictures.insert(file, timeline::svg(&title, &finding.violation));
     }
 
-    /// What was told, beside what was found.
+    /// Compares the known problems with the violations found.
     fn compare(&mut self, row: &Row, variant: &Variant, verdict: &Verdict, usual: &Verdict) {
         let known = row.known(variant);
-        for named in &known {
-            if !verdict.findings.iter().any(|finding| shows(finding, named)) {
-                let _ = writeln!(self.unfound, "- `{}`: {}.", name(row, variant), named.trouble);
+        for problem in &known {
+            if !verdict.findings.iter().any(|finding| shows(finding, problem)) {
+                let _ = writeln!(self.not_reproduced, "- `{}`: {}.", name(row, variant), problem.problem);
             }
         }
         for finding in verdict.findings.iter().filter(|finding| finding.is_root()) {
-            let is_told = known.iter().any(|named| shows(finding, named));
-            if !is_told && is_new(finding, variant, usual) {
+            let is_known = known.iter().any(|problem| shows(finding, problem));
+            if !is_known && is_new(finding, variant, usual) {
                 let link = format!("[`{}`]({})", name(row, variant), picture_of(row, variant, finding));
-                self.untold.entry((finding.check(), finding.fault)).or_default().push(link);
+                self.unpublished.entry((finding.check(), finding.fault)).or_default().push(link);
             }
         }
     }
@@ -226,7 +231,7 @@ impl Page {
     fn own(&mut self, own: Own, verdict: &Verdict) {
         let Own { id, title, waits, .. } = own;
         self.line(&format!("leasehold, {title}"), verdict, true, waits);
-        let _ = writeln!(self.sections, "\n## `{id}`: leasehold's {title}\n\n{}.", looked(verdict));
+        let _ = writeln!(self.sections, "\n## `{id}`: leasehold's {title}\n\n{}.", coverage(verdict));
         for finding in &verdict.findings {
             let _ = writeln!(self.sections, "\n```text\n{}```", timeline::text(&finding.violation));
         }
@@ -238,8 +243,8 @@ impl Page {
         for check in Check::ALL {
             let marks: Vec<_> = verdict.of(check).map(mark).collect();
             let cell = match (check, marks.is_empty()) {
-                (Check::Fenced, true) if !is_fenced => "none".to_owned(),
-                (Check::Woken, true) if !waits => "asks".to_owned(),
+                (Check::TokensIncrease, true) if !is_fenced => "none".to_owned(),
+                (Check::WaitersWoken, true) if !waits => "polls".to_owned(),
                 (_, true) => "✓".to_owned(),
                 _ => marks.join(" "),
             };
@@ -249,21 +254,17 @@ impl Page {
     }
 
     fn files(self) -> Files {
-        let mut page = HEAD.to_owned();
-        page += "\n| | one holder | knows its end | free again | own only | can release | nothing left | gets word | fencing |\n";
-        page += "|---|---|---|---|---|---|---|---|---|\n";
-        page += &self.table;
-        page += MEANING;
-        page += "\n## What was found that is not told of them\n\n";
-        for ((check, fault), links) in &self.untold {
-            let when = if *fault == Fault::None { String::new() } else { format!(", {fault}") };
+        let mut page = [HEAD, &articles::table(), TABLE, &self.table, MEANING].concat();
+        page += "\n## Violations that the articles do not mention\n\n";
+        for ((check, fault), links) in &self.unpublished {
+            let when = if *fault == Fault::None { String::new() } else { format!(" {fault}") };
             let _ = writeln!(page, "- *{check}* breaks{when}: {}.", links.join(", "));
         }
-        page += "\n## What is told of them and was not found\n\n";
-        page += if self.unfound.is_empty() {
-            "Nothing: every trouble that a schedule can show was found.\n"
+        page += "\n## Known problems that no schedule shows\n\n";
+        page += if self.not_reproduced.is_empty() {
+            "None: the exploration found every known problem that a schedule can show.\n"
         } else {
-            &self.unfound
+            &self.not_reproduced
         };
         page += &self.sections;
         let mut files = self.pictures;
@@ -272,21 +273,25 @@ impl Page {
     }
 }
 
+/// What a violation needs: `breaks if a master's clock jumps, after "at most one holder" has broken`.
+#[must_use]
+pub fn broken(finding: &Finding) -> String {
+    let when = if finding.fault == Fault::None { String::new() } else { format!(" {}", finding.fault) };
+    let after = finding.violation.follows.map(|first| format!(", after \"{first}\" has broken"));
+    format!("breaks{when}{}", after.unwrap_or_default())
+}
+
 fn name(row: &Row, variant: &Variant) -> String {
     format!("{} {}", row.id, variant.switches).trim_end().to_owned()
 }
 
-fn told(remark: &str) -> Option<&str> {
-    Some(remark).filter(|remark| !remark.is_empty())
-}
-
-/// Whether a variant's finding is not the usual way's as well.
+/// Whether the usual variant lacks this finding.
 fn is_new(finding: &Finding, variant: &Variant, usual: &Verdict) -> bool {
     variant.switches.is_empty() || !usual.findings.iter().any(|known| known.brief() == finding.brief())
 }
 
-fn shows(finding: &Finding, named: &Named) -> bool {
-    finding.check() == named.check && finding.fault == named.fault
+fn shows(finding: &Finding, known: &KnownProblem) -> bool {
+    finding.check() == known.check && finding.fault == known.fault
 }
 
 fn mark(finding: &Finding) -> String {
@@ -302,12 +307,14 @@ fn mark(finding: &Finding) -> String {
 }
 
 fn holding(verdict: &Verdict, waits: bool) -> String {
-    let applies = |check: &Check| *check != Check::Fenced && (waits || *check != Check::Woken);
+    let applies = |check: &Check| *check != Check::TokensIncrease && (waits || *check != Check::WaitersWoken);
     let holds = Check::ALL.into_iter().filter(applies).filter(|check| verdict.of(*check).next().is_none());
-    holds.map(|check| check.to_string()).collect::<Vec<_>>().join("; ")
+    let holds: Vec<_> = holds.map(|check| check.to_string()).collect();
+    if holds.is_empty() { "none of the checks".to_owned() } else { holds.join("; ") }
 }
 
-fn looked(verdict: &Verdict) -> String {
+/// How much of the state space was explored.
+fn coverage(verdict: &Verdict) -> String {
     match verdict.bound {
         None => format!("Every interleaving was run: {} states", verdict.states),
         Some(bound) => {
@@ -334,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_of_the_page_before_are_taken_away_and_nothing_else_is() {
+    fn write_deletes_stale_pictures_of_the_previous_page_and_no_other_file() {
         let folder = tempfile::tempdir().unwrap();
         let docs = folder.path();
         let report = |pictures: &[&str]| {
@@ -357,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pictures_in_the_report_s_own_folder_are_taken_for_its_own() {
+    fn only_pictures_in_the_report_s_own_folder_count_as_its_own() {
         let page = "![a](recipes/a.svg) ![b](recipes/../b.svg) [c](recipes/c.md) ![d](other/d.svg)";
         assert_eq!(pictures_of(page).collect::<Vec<_>>(), ["recipes/a.svg"]);
     }

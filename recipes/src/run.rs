@@ -1,4 +1,4 @@
-//! A few clients of one recipe at once, on a real Redis and by real clocks, shown as they go.
+//! A few concurrent clients of one recipe on a real Redis, with every step printed.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use leasehold_testkit::Server;
 use crate::args;
 use crate::explorer::Fault;
 use crate::real::{Process, RealClient, TraceEvent, Watch};
-use crate::recipe::{AnyRecipe, Role, Terms, lock, unlock_within};
+use crate::recipe::{AnyRecipe, LockOptions, Role, lock, unlock_within};
 use crate::recipes::{self, Row};
-use crate::redis::{Note, Redis, shown};
+use crate::redis::{Note, Redis, display_value};
 
-/// Whatever goes wrong, told at the command line.
+/// A result whose error is printed at the command line.
 pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The recipe of that name, or which there are.
+/// The recipe of that name.
 ///
 /// # Errors
 ///
-/// There is none of that name.
+/// An unknown name; the message lists all names.
 pub fn find(id: &str) -> Outcome<&'static Row> {
     recipes::find(id).ok_or_else(|| {
         let names: Vec<_> = recipes::ROWS.iter().map(|row| row.id).collect();
-        format!("no recipe is called '{id}'; there are {}", names.join(", ")).into()
+        format!("no recipe is called '{id}'; the recipes are {}", names.join(", ")).into()
     })
 }
 
-/// Servers for this recipe, and where they are. They end with what is returned.
+/// Starts this many servers, and returns them with their addresses. They exit when they are dropped.
 #[must_use]
 pub fn servers(nodes: usize) -> (Vec<Server>, Vec<String>) {
     let servers: Vec<_> = (0..nodes).map(|_| Server::on_socket()).collect();
@@ -37,20 +37,20 @@ pub fn servers(nodes: usize) -> (Vec<Server>, Vec<String>) {
     (servers, urls)
 }
 
-/// What a run has come to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Clients that got the lock.
-    pub got: u32,
-    /// The most that were in the critical section at once, readers counted as one.
+    /// Number of clients that acquired the lock.
+    pub acquired: u32,
+    /// Maximum number of clients in the critical section at once. All readers count as one.
     pub most_inside: u32,
 }
 
-/// Runs it.
+/// Runs the clients.
 ///
 /// # Errors
 ///
-/// A name that there is not, an address that can't be used, a server that fails.
+/// An unknown recipe, an invalid address, or a server that fails.
 pub async fn run(args: &args::Run) -> Outcome<Summary> {
     let row = find(&args.which.id)?;
     let (_servers, urls) = match &args.url {
@@ -68,20 +68,22 @@ pub async fn run(args: &args::Run) -> Outcome<Summary> {
             let name = char::from(b'A' + number % 26);
             let redis = Redis::new(Arc::new(RealClient::new(process.clone(), Some(printer(name, start)))));
             let role = if row.has_readers && number < args.readers { Role::Reader } else { Role::Writer };
-            let mut terms = Terms { role, lease: Duration::from_secs(args.lease), ..Terms::default() };
-            // Whoever shares an owner's name is let in: here nobody does.
-            terms.owner = row.faults.contains(&Fault::SameOwner).then(|| format!("owner-{name}"));
-            args.which.set(&mut terms);
-            let recipe = (row.make)(redis.clone(), terms);
-            let visit = Visit { patience: args.patience(), work: Duration::from_millis(args.work_ms), role };
+            let mut options =
+                LockOptions { role, lease: Duration::from_secs(args.lease), ..LockOptions::default() };
+            // Clients with the same owner name would share the lock.
+            options.owner = row.faults.contains(&Fault::SameOwner).then(|| format!("owner-{name}"));
+            args.which.set(&mut options);
+            let recipe = (row.make)(redis.clone(), options);
+            let visit =
+                Visit { retry_policy: args.retry_policy(), work: Duration::from_millis(args.work_ms), role };
             tokio::spawn(visit.go(redis, recipe, inside.clone()))
         })
         .collect();
-    let mut got = 0;
+    let mut acquired = 0;
     for client in clients {
-        got += u32::from(client.await??);
+        acquired += u32::from(client.await??);
     }
-    Ok(Summary { got, most_inside: inside.most.load(Ordering::SeqCst) })
+    Ok(Summary { acquired, most_inside: inside.most.load(Ordering::SeqCst) })
 }
 
 #[derive(Default)]
@@ -91,15 +93,15 @@ struct Inside {
 }
 
 struct Visit {
-    patience: crate::recipe::Patience,
+    retry_policy: crate::recipe::RetryPolicy,
     work: Duration,
     role: Role,
 }
 
 impl Visit {
     async fn go(self, redis: Redis, mut recipe: Box<dyn AnyRecipe>, inside: Arc<Inside>) -> Outcome<bool> {
-        let Some(hold) = lock(&redis, &mut *recipe, self.patience).await? else { return Ok(false) };
-        redis.note(Note::Holds(hold));
+        let Some(hold) = lock(&redis, &mut *recipe, self.retry_policy).await? else { return Ok(false) };
+        redis.note(Note::Acquired(hold));
         let counts = u32::from(self.role == Role::Writer);
         let now = inside.now.fetch_add(counts, Ordering::SeqCst) + counts;
         inside.most.fetch_max(now.max(1), Ordering::SeqCst);
@@ -115,13 +117,11 @@ fn printer(name: char, start: Instant) -> Watch {
     Box::new(move |told| {
         let ms = start.elapsed().as_millis();
         let line = match told {
-            TraceEvent::Step(said, Ok(answer)) => format!("{said} → {}", shown(answer)),
-            TraceEvent::Step(said, Err(error)) => format!("{said} → failed: {error}"),
-            TraceEvent::Note(Note::Holds(_)) => "▸ holds the lock".to_owned(),
-            TraceEvent::Note(Note::Released(true)) => "▸ has released it".to_owned(),
-            TraceEvent::Note(Note::Released(false)) => {
-                "▸ could not release: it was not its own any more".to_owned()
-            }
+            TraceEvent::Step(said, Ok(answer)) => format!("{said} → {}", display_value(answer)),
+            TraceEvent::Step(said, Err(error)) => format!("{said} → error: {error}"),
+            TraceEvent::Note(Note::Acquired(_)) => "▸ holds the lock".to_owned(),
+            TraceEvent::Note(Note::Released(true)) => "▸ has released the lock".to_owned(),
+            TraceEvent::Note(Note::Released(false)) => "▸ cannot release: not its lock any more".to_owned(),
             TraceEvent::Note(_) => return,
         };
         println!("{ms:>6} ms  {name}  {line}");

@@ -1,11 +1,12 @@
-//! The flash sale: a web service that takes a lock for each sale, and what each way to lock costs when a thousand
-//! customers come at once.
+//! The flash sale: a web service that acquires a lock for each sale, and the cost of each lock under 1,000 concurrent
+//! clients.
 
 pub mod ab;
-pub mod contest;
+pub mod chart;
 pub mod driver;
-pub mod picture;
+pub mod measure;
 pub mod service;
+pub mod summary;
 
 use std::fmt;
 use std::time::Duration;
@@ -18,26 +19,26 @@ use crate::recipe::AnyRecipe;
 use crate::redis::Redis;
 use crate::run::{Outcome, find};
 
-/// How long a customer waits at most, as `ab` has it.
-pub const CUSTOMER_LIMIT: Duration = Duration::from_secs(30);
+/// How long a request waits for the lock at most: the default timeout of `ab`.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For how long some policies are busy before they rest.
+/// For how long some policies poll before they sleep.
 const BUSY: Duration = Duration::from_millis(600);
 
-/// What a request does while somebody else has the lock: one of the published policies, or what the recipe itself says.
+/// What a request does while the lock is held: one of the published policies, or the recipe's own way to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Retry {
-    /// Try again at once for 600 ms, then let others run before each try
+    /// Retry at once for 600 ms, then yield before each attempt
     SpinThenYield,
-    /// Let others run before each try for 600 ms, then sleep 200 ms
+    /// Yield before each attempt for 600 ms, then sleep 200 ms
     YieldThenSleep,
     /// Sleep 200 ms
     Sleep200ms,
     /// Sleep 2 s
     Sleep2s,
-    /// Let others run before each try
+    /// Yield before each attempt
     Yield,
-    /// Wait for word that it is free: hash-pubsub, which does so unless it is told to do something else
+    /// Wait for a notification: hash-pubsub only, and its default
     Listen,
 }
 
@@ -46,33 +47,32 @@ impl Retry {
     pub const POLICIES: [Self; 5] =
         [Self::SpinThenYield, Self::YieldThenSleep, Self::Sleep200ms, Self::Sleep2s, Self::Yield];
 
-    /// After a try that failed, `waited` after the first one.
+    /// Pauses after a failed attempt, `waited` after the first one.
     async fn pause(self, redis: &Redis, recipe: &mut dyn AnyRecipe, waited: Duration) -> RedisResult<()> {
         let is_busy = waited < BUSY;
         let pause = match self {
-            Self::Listen => return listen(recipe, CUSTOMER_LIMIT.saturating_sub(waited)).await,
+            Self::Listen => return listen(recipe, REQUEST_TIMEOUT.saturating_sub(waited)).await,
             Self::SpinThenYield if is_busy => return Ok(()),
             Self::SpinThenYield | Self::Yield => Duration::ZERO,
             Self::YieldThenSleep if is_busy => Duration::ZERO,
             Self::YieldThenSleep | Self::Sleep200ms => Duration::from_millis(200),
             Self::Sleep2s => Duration::from_secs(2),
         };
-        redis.sleep(pause + lateness(pause)).await
+        redis.sleep(pause + jitter(pause)).await
     }
 }
 
 async fn listen(recipe: &mut dyn AnyRecipe, limit: Duration) -> RedisResult<()> {
     match timeout(limit, recipe.wait(Duration::ZERO)).await {
-        Ok(heard) => heard.map(drop),
-        // The holder's lease may last longer than the customer's patience.
+        Ok(message) => message.map(drop),
+        // The holder's lease may last longer than the customer's retry_policy.
         Err(_) => Ok(()),
     }
 }
 
-/// How much too late a sleeper wakes: at random, up to a tenth. Threads, which the policies were published for, come apart by
-/// themselves; on an event loop all who sleep from the same millisecond on would wake in the same millisecond for ever, and but
-/// one of them get the lock.
-fn lateness(pause: Duration) -> Duration {
+/// A random delay of up to a tenth of the pause. The policies were published for threads, whose wake-ups spread by themselves. On
+/// an event loop all tasks that began to sleep in the same millisecond would wake in the same millisecond again and again.
+fn jitter(pause: Duration) -> Duration {
     let part = u32::try_from(getrandom::u64().unwrap_or(0) % 1_000).unwrap_or(0);
     pause / 10 * part / 1_000
 }
@@ -90,28 +90,28 @@ impl fmt::Display for Retry {
     }
 }
 
-/// Who takes part: how the service locks.
+/// The lock of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A published recipe, with a policy.
     Recipe {
         /// Its name.
         id: &'static str,
-        /// What it does while somebody else has the lock.
+        /// What it does while the lock is held.
         retry: Retry,
     },
     /// leasehold's mutex.
     Leasehold,
-    /// No lock: what is sold twice has to be seen.
+    /// No lock: shows that overselling is detected.
     Nothing,
 }
 
 impl Contender {
-    /// Those of this name: a recipe once with each of these ways to wait, or with all that suit it.
+    /// The contenders of this name: a recipe once with each of these policies, or with all that it supports.
     ///
     /// # Errors
     ///
-    /// There is none of that name, or it tells nobody what one of them would listen to.
+    /// An unknown name, or a policy that the recipe does not support.
     pub fn named(name: &str, retries: &[Retry]) -> Outcome<Vec<Self>> {
         let row = match name {
             "leasehold" => return Ok(vec![Self::Leasehold]),
@@ -119,7 +119,7 @@ impl Contender {
             id => find(id)?,
         };
         if retries.contains(&Retry::Listen) && !row.waits {
-            return Err(format!("{name} tells nobody that it is free: choose another --retry").into());
+            return Err(format!("{name} has no notification to wait for: choose another --retry").into());
         }
         let retries = match retries {
             [] if row.waits => &[Retry::Listen],
@@ -140,10 +140,10 @@ impl fmt::Display for Contender {
     }
 }
 
-/// Lets this process have as many files as it may have at all: a thousand connections need more than most shells allow.
+/// Raises the limit of open files to its maximum: 1,000 connections need more than most shells allow.
 pub fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Where it can't be raised, connections fail and say so.
+    // If it cannot be raised, connections fail with an error of their own.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

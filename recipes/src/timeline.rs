@@ -1,27 +1,30 @@
-//! A schedule, as people read it: a column for each client.
+//! A schedule as text or as a picture, with one column for each client.
 
 use std::fmt::Write as _;
 
 use crate::explorer::{Check, Event, NAMES, Violation};
 use crate::recipe::Role;
 
-/// How wide a column of text is.
+/// Width of a text column, in characters.
 const WIDTH: usize = 40;
 
-/// What the schedule has come to, in a sentence.
+/// Marks the step that breaks the check.
+const FATAL: &str = "✗ ";
+
+/// The result of the schedule, in a sentence.
 #[must_use]
 pub fn ending(check: Check) -> &'static str {
     match check {
-        Check::OneHolder => "Two clients hold it at once, and the leases of both run.",
-        Check::KnowsItsEnd => {
-            "One client's lease has passed, it does not know that, and another one is in the critical section with it."
+        Check::OneHolder => "Two clients hold the lock, and the leases of both run.",
+        Check::DetectsExpiry => {
+            "A holder whose lease has expired does not notice it, and another client is in the critical section."
         }
-        Check::FreeAgain => "It stays locked, though nobody is left.",
-        Check::FreesOnlyOwn => "That freed what another client holds: somebody else gets it at once.",
-        Check::CanRelease => "Its lease still runs, and what it holds can't be released.",
-        Check::NothingLeft => "Nobody holds it, nobody has died, and nobody can have it.",
-        Check::Woken => "Nobody holds it, and yet somebody waits for word.",
-        Check::Fenced => "The token does not rise.",
+        Check::FreeAgain => "The lock stays locked although every client has crashed.",
+        Check::FreesOnlyOwn => "The step freed another client's lock: a new client acquires it at once.",
+        Check::CanRelease => "The holder's lease still runs, but its release fails.",
+        Check::NoStaleLock => "No client holds the lock and none has crashed, but it cannot be acquired.",
+        Check::WaitersWoken => "The lock is free, but a client still waits for a notification.",
+        Check::TokensIncrease => "The fencing token does not increase.",
     }
 }
 
@@ -33,28 +36,29 @@ fn columns(events: &[Event]) -> Vec<usize> {
     who
 }
 
-/// A client's name, and what it came for where that differs.
+/// A client's name, with its role where the roles differ.
 fn head(violation: &Violation, who: usize) -> String {
     let name = NAMES[who];
     match violation.roles.get(who) {
-        None => format!("{name}, who comes to see"),
-        Some(_) if !violation.roles.contains(&Role::Reader) => name.to_owned(),
-        Some(Role::Reader) => format!("{name}, a reader"),
-        Some(Role::Writer) => format!("{name}, a writer"),
+        None => format!("client {name}, the probe"),
+        Some(_) if !violation.roles.contains(&Role::Reader) => format!("client {name}"),
+        Some(Role::Reader) => format!("client {name}, a reader"),
+        Some(Role::Writer) => format!("client {name}, a writer"),
     }
 }
 
-/// What stands in a client's column, line by line.
-fn lines(event: &Event) -> Vec<String> {
-    let said = match &event.reply {
-        Some(reply) => format!("{} → {}", shortened(&event.said), shortened(reply)),
-        None => event.said.clone(),
+/// An event's lines in its client's column.
+fn lines(event: &Event, is_fatal: bool) -> Vec<String> {
+    let mark = if is_fatal { FATAL } else { "" };
+    let action = match &event.reply {
+        Some(reply) => format!("{mark}{} → {}", shortened(&event.action), shortened(reply)),
+        None => format!("{mark}{}", event.action),
     };
     let notes = event.notes.iter().map(|note| format!("▸ {note}"));
-    wrapped(&said).into_iter().chain(notes).collect()
+    wrapped(&action).into_iter().chain(notes).collect()
 }
 
-/// Long words tell people nothing.
+/// Cuts words that are too long for a column.
 fn shortened(text: &str) -> String {
     let words = text.split(' ').map(|word| match word.char_indices().nth(22) {
         Some((cut, _)) => format!("{}…", &word[..cut]),
@@ -78,7 +82,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
-/// As text, to be read in a terminal.
+/// The schedule as text for a terminal. `✗` marks the step that breaks the check.
 #[must_use]
 pub fn text(violation: &Violation) -> String {
     let columns = columns(&violation.events);
@@ -89,12 +93,14 @@ pub fn text(violation: &Violation) -> String {
     };
     let heads: Vec<_> = columns.iter().map(|who| head(violation, *who)).collect();
     let _ = writeln!(out, "{}", row(&heads.iter().map(String::as_str).collect::<Vec<_>>()));
-    for event in &violation.events {
+    for (number, event) in violation.events.iter().enumerate() {
+        let is_fatal = number == violation.fatal;
         let Some(who) = event.who else {
-            let _ = writeln!(out, "    ··· {} ···", event.said);
+            let mark = if is_fatal { FATAL } else { "" };
+            let _ = writeln!(out, "    ··· {mark}{} ···", event.action);
             continue;
         };
-        for line in lines(event) {
+        for line in lines(event, is_fatal) {
             let cells: Vec<_> =
                 columns.iter().map(|column| if *column == who { &*line } else { "" }).collect();
             let _ = writeln!(out, "{}", row(&cells));
@@ -108,80 +114,99 @@ const COLUMN: usize = 300;
 const LINE: usize = 18;
 const MARGIN: usize = 16;
 
-/// As a picture.
+/// The schedule as an SVG picture. The step that breaks the check is red.
 #[must_use]
 pub fn svg(title: &str, violation: &Violation) -> String {
     let columns = columns(&violation.events);
-    // Narrow schedules leave room for their titles.
+    // A title needs the width of two columns.
     let width = 2 * MARGIN + COLUMN * columns.len().max(2);
-    let mut body = String::new();
-    let mut y = MARGIN + LINE;
-    let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{y}\" class=\"title\">{}</text>", escaped(title));
-    y += LINE + 8;
-    let top = y;
+    let mut picture = Picture { body: String::new(), y: MARGIN + LINE, width };
+    picture.text(MARGIN, "title", title);
+    picture.y += LINE + 8;
+    let top = picture.y;
     for (column, who) in columns.iter().enumerate() {
-        let x = MARGIN + column * COLUMN;
-        let name = head(violation, *who);
-        let _ = writeln!(body, "<text x=\"{x}\" y=\"{y}\" class=\"who\">{name}</text>");
+        picture.text(MARGIN + column * COLUMN, "client", &head(violation, *who));
     }
-    y += 8;
-    for event in &violation.events {
-        y += 6;
-        match event.who {
-            None => {
-                y += LINE;
-                let wide = width - 2 * MARGIN;
-                let (box_y, middle) = (y - 14, width / 2);
-                let _ = writeln!(
-                    body,
-                    "<rect x=\"{MARGIN}\" y=\"{box_y}\" width=\"{wide}\" height=\"{LINE}\" class=\"world\"/>"
-                );
-                let said = escaped(&event.said);
-                let _ = writeln!(body, "<text x=\"{middle}\" y=\"{y}\" text-anchor=\"middle\">{said}</text>");
-            }
-            Some(who) => {
-                let column = columns.iter().position(|known| *known == who).unwrap_or(0);
-                let x = MARGIN + column * COLUMN;
-                for line in lines(event) {
-                    y += LINE;
-                    let class = class_of(&line);
-                    let _ = writeln!(
-                        body,
-                        "<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{}</text>",
-                        escaped(&line)
-                    );
-                }
-            }
-        }
+    picture.y += 8;
+    for (number, event) in violation.events.iter().enumerate() {
+        picture.event(event, number == violation.fatal, &columns);
     }
-    let bottom = y + 8;
+    let bottom = picture.y + 8;
     for column in 0..columns.len() {
         let x = MARGIN + column * COLUMN - 6;
-        let _ = writeln!(body, "<line x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>");
+        let _ = writeln!(picture.body, "<line x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>");
     }
-    y = bottom;
-    let words = ending(violation.check);
-    for part in wrapped_to(words, width / 8) {
-        y += LINE;
-        let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{y}\" class=\"end\">{}</text>", escaped(&part));
+    picture.y = bottom;
+    for part in wrapped_to(ending(violation.check), width / 8) {
+        picture.y += LINE;
+        picture.text(MARGIN, "fatal", &part);
     }
-    let height = y + MARGIN;
+    let (height, body) = (picture.y + MARGIN, picture.body);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
          <style>text{{font:12px ui-monospace,monospace;fill:#1c2733}}.title{{font-weight:bold;font-size:13px}}\
-         .who{{font-weight:bold}}.note{{fill:#0a6b3d;font-weight:bold}}.bad,.end{{fill:#b3261e;font-weight:bold}}\
-         .world{{fill:#f1ead8}}line{{stroke:#9aa5b1}}.page{{fill:#fff}}</style>\n\
+         .client{{font-weight:bold}}.note{{fill:#0a6b3d;font-weight:bold}}.fatal,.bad{{fill:#b3261e;font-weight:bold}}\
+         .environment{{fill:#f1ead8}}.fatalbox{{fill:#fbe3e1}}line{{stroke:#9aa5b1}}.page{{fill:#fff}}</style>\n\
          <rect width=\"{width}\" height=\"{height}\" class=\"page\"/>\n{body}</svg>\n"
     )
 }
 
+/// A picture that grows downwards.
+struct Picture {
+    body: String,
+    /// The baseline of the last line.
+    y: usize,
+    width: usize,
+}
+
+impl Picture {
+    fn text(&mut self, x: usize, class: &str, text: &str) {
+        let (y, text) = (self.y, escaped(text));
+        let _ = writeln!(self.body, "<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>");
+    }
+
+    /// A background behind the line at `y`.
+    fn background(&mut self, x: usize, width: usize, class: &str) {
+        let y = self.y - 14;
+        let _ = writeln!(
+            self.body,
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{LINE}\" class=\"{class}\"/>"
+        );
+    }
+
+    fn event(&mut self, event: &Event, is_fatal: bool, columns: &[usize]) {
+        self.y += 6;
+        let Some(who) = event.who else {
+            self.y += LINE;
+            let (class, text_class) =
+                if is_fatal { ("fatalbox", "fatal") } else { ("environment", "action") };
+            self.background(MARGIN, self.width - 2 * MARGIN, class);
+            let (y, middle, action) = (self.y, self.width / 2, escaped(&event.action));
+            let _ = writeln!(
+                self.body,
+                "<text x=\"{middle}\" y=\"{y}\" text-anchor=\"middle\" class=\"{text_class}\">{action}</text>"
+            );
+            return;
+        };
+        let column = columns.iter().position(|known| *known == who).unwrap_or(0);
+        let x = MARGIN + column * COLUMN;
+        for line in lines(event, is_fatal) {
+            self.y += LINE;
+            if is_fatal {
+                self.background(x - 3, COLUMN - 6, "fatalbox");
+            }
+            self.text(x, if is_fatal { "fatal" } else { class_of(&line) }, &line);
+        }
+    }
+}
+
 fn class_of(line: &str) -> &'static str {
-    if line.contains("could not") || line.contains("does not get") || line.starts_with("dies") {
+    if line.contains("cannot release") || line.contains("does not acquire") || line.starts_with("crashes") {
         "bad"
     } else if line.starts_with('▸') {
         "note"
     } else {
-        "said"
+        "action"
     }
 }
 
@@ -198,7 +223,7 @@ fn wrapped_to(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// As a page that needs nothing else.
+/// Several pictures as one HTML page without external files.
 #[must_use]
 pub fn html(title: &str, pictures: &[String]) -> String {
     let title = escaped(title);
@@ -211,4 +236,40 @@ pub fn html(title: &str, pictures: &[String]) -> String {
 
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_step_that_breaks_the_check_is_marked_and_red() {
+        let event = |who, action: &str| Event {
+            who,
+            action: action.to_owned(),
+            reply: Some("1".to_owned()),
+            notes: Vec::new(),
+        };
+        let violation = Violation {
+            check: Check::FreesOnlyOwn,
+            roles: vec![Role::Writer; 2],
+            events: vec![
+                event(Some(0), "SETNX lock 1"),
+                event(Some(1), "DEL lock"),
+                event(Some(3), "GET lock"),
+            ],
+            fatal: 1,
+            follows: None,
+            is_confirmed: true,
+        };
+        let text = text(&violation);
+        assert!(text.contains("✗ DEL lock → 1") && text.matches('✗').count() == 1, "{text}");
+        let svg = svg("a title", &violation);
+        let red: Vec<_> = svg.lines().filter(|line| line.contains("class=\"fatal\"")).collect();
+        assert_eq!(red.len(), 2, "{red:?}");
+        assert!(red[0].contains("DEL lock") && red[1].contains("freed another client"), "{red:?}");
+        for name in ["client A", "client B", "client Z, the probe"] {
+            assert!(svg.contains(name), "{svg}");
+        }
+    }
 }

@@ -1,30 +1,30 @@
-//! What all explorations of one recipe come to.
+//! The combined result of all explorations of one recipe.
 
 use crate::explorer::{Check, Fault, Sandbox, Scenario, Subject, Violation, explore};
 
-/// What is broken, and what has to be wrong for that.
+/// A check that breaks, and the fault that it needs.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What is broken, and how.
+    /// The schedule that breaks it.
     pub violation: Violation,
-    /// What has to be wrong.
+    /// The fault that it needs.
     pub fault: Fault,
 }
 
 impl Finding {
-    /// What is broken.
+    /// The check.
     #[must_use]
     pub fn check(&self) -> Check {
         self.violation.check
     }
 
-    /// Whether it is broken by nothing else that was broken before.
+    /// Whether no other check broke earlier in the same schedule.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.violation.follows.is_none()
     }
 
-    /// In a few words, for tables and tests: `~` before what only follows from another trouble.
+    /// A short form for tables and tests: `~` marks the consequence of another violation.
     #[must_use]
     pub fn brief(&self) -> String {
         let mark = if self.is_root() { "" } else { "~" };
@@ -35,19 +35,19 @@ impl Finding {
     }
 }
 
-/// What all explorations of one recipe come to.
+/// The combined result of all explorations of one recipe.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// The shortest way to break each check that does not hold: without anything wrong, or with what has to be wrong.
+    /// A shortest schedule for each check that breaks, with the fault that it needs.
     pub findings: Vec<Finding>,
-    /// How many states were looked at.
+    /// Number of states visited.
     pub states: usize,
-    /// Where there were too many: all schedules up to this many events were run.
+    /// All schedules of up to this many events were run. None: all schedules were run.
     pub bound: Option<usize>,
 }
 
 impl Verdict {
-    /// What breaks this check, the worst first: what needs nothing else to be wrong.
+    /// What breaks this check. A violation without a fault comes first.
     pub fn of(&self, check: Check) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(move |finding| finding.check() == check)
     }
@@ -55,7 +55,7 @@ impl Verdict {
 
 /// Runs every interleaving of every scenario.
 #[must_use]
-pub fn examine(subject: &Subject, scenarios: &[Scenario]) -> Verdict {
+pub fn explore_scenarios(subject: &Subject, scenarios: &[Scenario]) -> Verdict {
     let mut sandbox = Sandbox::new(subject.nodes);
     let mut verdict = Verdict::default();
     let mut all: Vec<Finding> = Vec::new();
@@ -66,7 +66,7 @@ pub fn examine(subject: &Subject, scenarios: &[Scenario]) -> Verdict {
         let fault = scenario.fault;
         all.extend(found.violations.into_values().map(|violation| Finding { violation, fault }));
     }
-    // The plainest first: nothing else broken, nothing wrong, and short.
+    // The most telling first: no fault, no consequence of another violation, and short.
     all.sort_by_key(|finding| {
         (finding.check(), finding.fault, !finding.is_root(), finding.violation.events.len())
     });

@@ -1,4 +1,4 @@
-//! A process of this program, to which lines are said and which answers in lines.
+//! A child process of this program that exchanges lines with its parent.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::timeout;
 
 use crate::run::Outcome;
 
-/// Whoever takes longer for one answer has failed.
+/// A child that takes longer for one line has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// The process. It ends with this value.
+/// The child process, killed when this value is dropped.
 pub(crate) struct Worker {
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
@@ -20,23 +20,24 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts it.
+    /// Starts the process.
     pub(crate) fn start(command: &mut Command) -> Outcome<Self> {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut process = command.spawn()?;
-        let stdin = process.stdin.take().ok_or("the process hears nothing")?;
-        let stdout = process.stdout.take().ok_or("the process says nothing")?;
+        let stdin = process.stdin.take().ok_or("the process has no standard input")?;
+        let stdout = process.stdout.take().ok_or("the process has no standard output")?;
         Ok(Self { stdin, lines: BufReader::new(stdout).lines(), _process: process })
     }
 
-    /// Says a line to it.
-    pub(crate) async fn tell(&mut self, line: &str) -> Outcome<()> {
+    /// Writes a line to its standard input.
+    pub(crate) async fn write_line(&mut self, line: &str) -> Outcome<()> {
         Ok(self.stdin.write_all(format!("{line}\n").as_bytes()).await?)
     }
 
-    /// Its next line.
-    pub(crate) async fn hear(&mut self) -> Outcome<String> {
-        let line = timeout(LIMIT, self.lines.next_line()).await.map_err(|_| "a process says nothing")??;
+    /// Reads a line from its standard output.
+    pub(crate) async fn read_line(&mut self) -> Outcome<String> {
+        let line =
+            timeout(LIMIT, self.lines.next_line()).await.map_err(|_| "a process does not respond")??;
         line.ok_or_else(|| "a process has ended".into())
     }
 }

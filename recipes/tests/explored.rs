@@ -1,43 +1,43 @@
-//! Each trouble is found in the recipes that have it, and in no other.
+//! The exploration finds every known problem, in the recipes that have it and in no other.
 
 use std::path::Path;
 use std::sync::LazyLock;
 
 use recipes::explorer::Check;
-use recipes::recipes::leasehold::{OWN, releasing_anything, repeating_tokens, telling_nobody};
+use recipes::recipes::leasehold::{OWN, publishing_to_wrong_channel, releasing_any_holder, repeating_tokens};
 use recipes::recipes::{ROWS, Row, Variant};
-use recipes::report::{self, Verdicts, examine_all};
-use recipes::verdict::{Finding, Verdict, examine};
+use recipes::report::{self, Verdicts, explore_all};
+use recipes::verdict::{Finding, Verdict, explore_scenarios};
 
-/// All tests look at the same exploration.
-static VERDICTS: LazyLock<Verdicts> = LazyLock::new(|| examine_all(|_, _| {}));
+/// All tests share one exploration.
+static VERDICTS: LazyLock<Verdicts> = LazyLock::new(|| explore_all(|_, _| {}));
 
-/// Of a recipe in its usual way, or with these switches.
+/// The verdict of a recipe's variant.
 fn verdict(id: &str, switches: &str) -> &'static Verdict {
     let is_it = |row: &Row, variant: &Variant| row.id == id && variant.switches == switches;
     let found = VERDICTS.published.iter().find(|(row, variant, _)| is_it(row, variant));
     &found.unwrap_or_else(|| panic!("there is no {id} {switches}")).2
 }
 
-/// What breaks: a check's name, what has to be wrong for it, and `~` where it follows from another one.
+/// What breaks: the check, the fault that it needs, and `~` for a consequence of another violation.
 const EXPECTED: &[(&str, &[&str])] = &[
     ("exists-set", &["OneHolder", "FreeAgain", "~FreesOnlyOwn", "~CanRelease"]),
     ("setnx", &["FreeAgain"]),
-    ("setnx-expire", &["~OneHolder", "KnowsItsEnd", "FreeAgain", "FreesOnlyOwn", "~CanRelease"]),
+    ("setnx-expire", &["~OneHolder", "DetectsExpiry", "FreeAgain", "FreesOnlyOwn", "~CanRelease"]),
     (
         "timestamp-del",
-        &["~OneHolder", "KnowsItsEnd", "FreeAgain ClocksDiffer", "FreesOnlyOwn", "~CanRelease"],
+        &["~OneHolder", "DetectsExpiry", "FreeAgain ClocksDiffer", "FreesOnlyOwn", "~CanRelease"],
     ),
     (
         "timestamp-getset",
         &[
             "~OneHolder",
             "OneHolder ClocksDiffer",
-            "KnowsItsEnd",
+            "DetectsExpiry",
             "FreeAgain ClocksDiffer",
             "FreesOnlyOwn",
             "CanRelease",
-            "NothingLeft",
+            "NoStaleLock",
         ],
     ),
     (
@@ -45,22 +45,24 @@ const EXPECTED: &[(&str, &[&str])] = &[
         &[
             "~OneHolder",
             "OneHolder ClocksDiffer",
-            "KnowsItsEnd",
+            "DetectsExpiry",
             "FreeAgain ClocksDiffer",
             "FreesOnlyOwn",
             "~CanRelease",
             "CanRelease ClocksDiffer",
         ],
     ),
-    ("lua-setnx-expire", &["~OneHolder", "KnowsItsEnd", "FreesOnlyOwn", "~CanRelease"]),
-    ("lua-setnx-token", &["KnowsItsEnd"]),
-    ("set-nx-px", &["KnowsItsEnd"]),
+    ("set-nx-ex", &["~OneHolder", "DetectsExpiry", "FreesOnlyOwn", "~CanRelease"]),
+    ("set-nx-px-get-del", &["~OneHolder", "DetectsExpiry", "FreesOnlyOwn", "~CanRelease"]),
+    ("lua-setnx-expire", &["~OneHolder", "DetectsExpiry", "FreesOnlyOwn", "~CanRelease"]),
+    ("lua-setnx-token", &["DetectsExpiry"]),
+    ("set-nx-px", &["DetectsExpiry"]),
     (
         "reentrant-hash",
-        &["OneHolder SameOwner", "KnowsItsEnd", "FreesOnlyOwn SameOwner", "CanRelease SameOwner"],
+        &["OneHolder SameOwner", "DetectsExpiry", "FreesOnlyOwn SameOwner", "CanRelease SameOwner"],
     ),
-    ("local-count", &["KnowsItsEnd"]),
-    ("hash-pubsub", &["KnowsItsEnd"]),
+    ("local-count", &["DetectsExpiry"]),
+    ("hash-pubsub", &["DetectsExpiry"]),
     (
         "redlock",
         &[
@@ -70,12 +72,12 @@ const EXPECTED: &[(&str, &[&str])] = &[
             "FreesOnlyOwn MasterJumps",
         ],
     ),
-    ("rw-two-keys", &["OneHolder", "KnowsItsEnd", "FreesOnlyOwn", "CanRelease"]),
-    ("rw-hash", &["~OneHolder", "OneHolder ClocksDiffer", "KnowsItsEnd", "FreesOnlyOwn", "CanRelease"]),
+    ("rw-two-keys", &["OneHolder", "DetectsExpiry", "FreesOnlyOwn", "CanRelease"]),
+    ("rw-hash", &["~OneHolder", "OneHolder ClocksDiffer", "DetectsExpiry", "FreesOnlyOwn", "CanRelease"]),
 ];
 
 #[test]
-fn each_recipe_breaks_what_it_is_known_to_break_and_nothing_else() {
+fn each_recipe_breaks_exactly_the_expected_checks() {
     for (id, expected) in EXPECTED {
         let found: Vec<_> = verdict(id, "").findings.iter().map(Finding::brief).collect();
         assert_eq!(found, *expected, "{id}");
@@ -83,18 +85,18 @@ fn each_recipe_breaks_what_it_is_known_to_break_and_nothing_else() {
 }
 
 #[test]
-fn the_table_of_the_test_has_every_recipe() {
+fn expectations_cover_every_recipe() {
     let ids: Vec<_> = EXPECTED.iter().map(|(id, _)| *id).collect();
     let rows: Vec<_> = ROWS.iter().map(|row| row.id).collect();
     assert_eq!(ids, rows);
 }
 
 #[test]
-fn every_trouble_that_is_told_is_found_and_confirmed_on_servers_that_nobody_puts_back() {
+fn every_known_problem_is_found_and_every_violation_is_confirmed_without_restored_state() {
     for (row, variant, verdict) in &VERDICTS.published {
-        for named in row.known(variant) {
-            let shows = |found: &Finding| found.check() == named.check && found.fault == named.fault;
-            assert!(verdict.findings.iter().any(shows), "{} {}: {}", row.id, variant.switches, named.trouble);
+        for known in row.known(variant) {
+            let shows = |found: &Finding| found.check() == known.check && found.fault == known.fault;
+            assert!(verdict.findings.iter().any(shows), "{} {}: {}", row.id, variant.switches, known.problem);
         }
         for finding in &verdict.findings {
             assert!(finding.violation.is_confirmed, "{} {}: {finding:?}", row.id, variant.switches);
@@ -103,46 +105,46 @@ fn every_trouble_that_is_told_is_found_and_confirmed_on_servers_that_nobody_puts
 }
 
 #[test]
-fn a_getset_that_finds_nothing_and_is_taken_for_failure_locks_everybody_out() {
+fn getset_nil_taken_for_failure_leaves_a_lock_without_a_holder() {
     let is_broken =
-        |switches| verdict("timestamp-getset-expire", switches).of(Check::NothingLeft).any(Finding::is_root);
+        |switches| verdict("timestamp-getset-expire", switches).of(Check::NoStaleLock).any(Finding::is_root);
     assert!(is_broken("--getset-nil failed"));
     assert!(!is_broken(""));
 }
 
 #[test]
-fn nothing_breaks_leasehold_s_own_locks() {
+fn every_check_holds_for_leasehold_s_own_locks() {
     for (own, verdict) in &VERDICTS.own {
         assert!(verdict.findings.is_empty(), "{}: {:#?}", own.id, verdict.findings);
-        assert_eq!(verdict.bound, None, "{} was not looked at as a whole", own.id);
+        assert_eq!(verdict.bound, None, "{} was not explored completely", own.id);
     }
 }
 
 #[test]
-fn a_release_of_leasehold_s_that_does_not_compare_is_caught() {
+fn a_leasehold_release_without_comparison_is_caught() {
     for own in OWN.iter().filter(|own| own.id == "leasehold-try" || own.id == "leasehold-mutex") {
-        let verdict = examine(&own.subject(releasing_anything), &own.scenarios());
+        let verdict = explore_scenarios(&own.subject(releasing_any_holder), &own.scenarios());
         assert!(verdict.of(Check::FreesOnlyOwn).any(Finding::is_root), "{}", own.id);
     }
 }
 
 #[test]
-fn a_grant_of_leasehold_s_that_is_told_to_nobody_is_caught() {
+fn a_leasehold_grant_published_to_the_wrong_channel_is_caught() {
     let own = OWN[0];
-    let verdict = examine(&own.subject(telling_nobody), &own.scenarios());
-    assert!(verdict.of(Check::Woken).any(Finding::is_root));
+    let verdict = explore_scenarios(&own.subject(publishing_to_wrong_channel), &own.scenarios());
+    assert!(verdict.of(Check::WaitersWoken).any(Finding::is_root));
 }
 
 #[test]
-fn a_token_of_leasehold_s_that_does_not_rise_is_caught() {
+fn a_leasehold_token_that_does_not_increase_is_caught() {
     for own in OWN.iter().filter(|own| own.id == "leasehold-try" || own.id == "leasehold-mutex") {
-        let verdict = examine(&own.subject(repeating_tokens), &own.scenarios());
-        assert!(verdict.of(Check::Fenced).any(Finding::is_root), "{}", own.id);
+        let verdict = explore_scenarios(&own.subject(repeating_tokens), &own.scenarios());
+        assert!(verdict.of(Check::TokensIncrease).any(Finding::is_root), "{}", own.id);
     }
 }
 
 #[test]
-fn the_committed_report_is_what_the_explorer_finds() {
+fn the_committed_report_equals_a_fresh_one() {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let fresh = report::files(&VERDICTS);
     let folder = tempfile::tempdir().unwrap();

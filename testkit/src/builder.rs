@@ -1,4 +1,4 @@
-//! What a server is to be, and its configuration file.
+//! The options of a server, and its configuration file.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use crate::port::Port;
 use crate::program::Flavor;
 use crate::server::{Ready, Server};
 
-/// How often a start is tried on another port.
+/// Maximum number of ports to try.
 const ATTEMPTS: usize = 10;
 
-/// What a server is to be, before it starts.
-#[must_use = "it starts with start()"]
+/// The options of a server.
+#[must_use = "the server starts with start()"]
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     pub(crate) flavor: Flavor,
@@ -36,8 +36,8 @@ impl Builder {
         self
     }
 
-    /// Speaks nothing but TLS on its port and with other servers, with this certificate, and knows clients by this
-    /// authority. It asks clients for no certificate, unless the setting `tls-auth-clients` says `yes`.
+    /// Uses only TLS on its port and towards other servers, with this certificate, and verifies clients by this authority. It
+    /// requests no client certificate unless the setting `tls-auth-clients` is `yes`.
     pub fn tls(mut self, pair: &Pair, authority: &Path) -> Self {
         self.has_tls = true;
         self.setting("tls-cert-file", &quoted(&pair.certificate))
@@ -46,26 +46,26 @@ impl Builder {
             .setting("tls-auth-clients", "no")
     }
 
-    /// Asks for this password, also from its replicas, and gives it to its master.
+    /// Requires this password from clients and replicas, and sends it to its master.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
     }
 
-    /// Is a Sentinel.
+    /// Runs as a Sentinel.
     pub(crate) fn sentinel(mut self) -> Self {
         self.is_sentinel = true;
         self
     }
 
-    /// Adds a line to its configuration file, where the last one of a name counts. The value is written as in that
-    /// file: `("save", "60 1")`.
+    /// Adds a line to its configuration file, in which the last line of a name counts. The value has the syntax of that file:
+    /// `("save", "60 1")`.
     pub fn setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Starts it and waits until it answers.
+    /// Starts the server and waits until it responds.
     pub fn start(self) -> Server {
         self.start_on(Port::claim)
     }
@@ -75,7 +75,7 @@ impl Builder {
             let mut server = self.prepare((!self.on_socket).then(&mut claim));
             match server.try_start(Ready::Answers) {
                 Ok(()) => return server,
-                // Another program took the port meanwhile.
+                // Another program has taken the port meanwhile.
                 Err(log) if log.contains("Address already in use") => {}
                 Err(log) => panic!("{:?} does not start:\n{log}", self.flavor),
             }
@@ -83,7 +83,7 @@ impl Builder {
         panic!("{:?} found no port in {ATTEMPTS} attempts", self.flavor);
     }
 
-    /// Everything but the process.
+    /// Creates everything but the process.
     fn prepare(&self, port: Option<Port>) -> Server {
         let folder = tempfile::Builder::new().prefix("server-").tempdir().expect("a temporary folder");
         let number = port.as_ref().map_or(0, Port::number);
@@ -98,7 +98,7 @@ impl Builder {
         }
         if let Some(password) = &self.password {
             lines += &format!("requirepass {password}\n");
-            // Sentinels ask each other for it; servers ask their replicas.
+            // Sentinels authenticate each other with it; replicas authenticate with their master.
             let name = if self.is_sentinel { "sentinel sentinel-pass" } else { "masterauth" };
             lines += &format!("{name} {password}\n");
         }
@@ -110,7 +110,7 @@ impl Builder {
     }
 }
 
-/// A path as a configuration file wants it, spaces and all.
+/// A path in the syntax of a configuration file, which may contain spaces.
 fn quoted(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_another_program_takes_before_the_server_does_is_given_up_for_another() {
+    fn start_moves_to_another_port_if_another_program_takes_the_first_one() {
         let mut intruder = None;
         let server = Server::builder().start_on(|| {
             let port = Port::claim();

@@ -1,6 +1,6 @@
-//! Certificates for servers and clients of one test: good ones, and those that must be refused.
+//! Certificates for the servers and clients of one test, valid and invalid ones.
 //!
-//! They are PEM files in a temporary folder, as servers and clients want them named.
+//! They are PEM files in a temporary folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// What the good ones are for.
+/// The subject names of valid server certificates.
 const NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// A certificate and its private key.
@@ -23,23 +23,23 @@ pub struct Pair {
     pub key: PathBuf,
 }
 
-/// An authority and what it has signed. The files live as long as this value.
+/// An authority with the certificates that it has signed. Dropping this value deletes the files.
 pub struct Certificates {
-    /// The authority's certificate. A second `Certificates` has one that knows nothing of these.
+    /// The authority's certificate. Another `Certificates` has another authority.
     pub authority: PathBuf,
-    /// A server's, for `localhost` and 127.0.0.1.
+    /// A server certificate for `localhost` and 127.0.0.1.
     pub server: Pair,
-    /// A server's, for another name.
+    /// A server certificate for another name.
     pub wrong_name: Pair,
-    /// A server's, for the right names, but of a time that is over.
+    /// An expired server certificate for the right names.
     pub expired: Pair,
-    /// A client's.
+    /// A client certificate.
     pub client: Pair,
     _folder: TempDir,
 }
 
 impl Certificates {
-    /// Makes all of them.
+    /// Creates the authority and all certificates.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it writes files")]
     pub fn new() -> Self {
@@ -49,7 +49,7 @@ impl Certificates {
         expired.not_before = date_time_ymd(2001, 1, 1);
         expired.not_after = date_time_ymd(2002, 1, 1);
         let mut server = params("a server", &NAMES, ExtendedKeyUsagePurpose::ServerAuth);
-        // The nodes of a cluster are clients of each other.
+        // Cluster nodes are also clients of each other.
         server.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         let wrong_name = params("another server", &["elsewhere.test"], ExtendedKeyUsagePurpose::ServerAuth);
         let client = params("a client", &[], ExtendedKeyUsagePurpose::ClientAuth);

@@ -1,7 +1,7 @@
-//! A cluster: three masters and a replica of each, formed by the commands that an administrator's tool sends.
+//! A cluster: three masters with a replica each, formed by the commands of `redis-cli --cluster create`.
 //!
-//! A node is named by its number, its place in [`Cluster::nodes`]. Slots are moved step by step, so that a test can
-//! stand in the middle.
+//! A node is identified by its index in [`Cluster::nodes`]. Slots migrate step by step, so that a test can run in the middle of a
+//! migration.
 
 mod view;
 
@@ -19,69 +19,69 @@ use view::{View, view};
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
-/// How soon a node that does not answer counts as down.
+/// After this time without a response a node counts as down.
 const NODE_TIMEOUT_MS: &str = "1000";
 
-/// When those who still do not know each other are told again.
+/// Interval at which CLUSTER MEET is repeated.
 const MEET_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long a replica that was told to take over goes on trying.
+/// Interval at which CLUSTER FAILOVER is repeated.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(5);
 
-/// How many keys are moved at once.
+/// Number of keys per MIGRATE.
 const BATCH: &str = "100";
 
-/// A cluster, ended with the test.
+/// A cluster, killed when this value is dropped.
 pub struct Cluster {
     /// The nodes: at first three masters, then a replica of each in the same order.
     pub nodes: Vec<Server>,
-    /// What they call each other, in the same order.
+    /// Their node ids, in the same order.
     ids: Vec<String>,
 }
 
 impl Cluster {
-    /// Starts one with the program and the settings that are usual.
+    /// Starts a cluster with the default program and settings.
     #[must_use]
     pub fn start() -> Self {
         Self::of(&Server::builder())
     }
 
-    /// Starts one of servers of this kind, and waits until all nodes agree on it.
+    /// Starts a cluster of servers with these options, and waits until all nodes agree on it.
     #[must_use]
     pub fn of(node: &Builder) -> Self {
         let node = replicable(node)
             .setting("cluster-enabled", "yes")
             .setting("cluster-node-timeout", NODE_TIMEOUT_MS)
-            // A replica stands for election however long ago it heard from its master.
+            // A replica is eligible however long it has been disconnected from its master.
             .setting("cluster-replica-validity-factor", "0");
         let node = if node.has_tls { node.setting("tls-cluster", "yes") } else { node };
         let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| node.clone().start()).collect();
         let ids = nodes.iter().map(|node| node.query(&["CLUSTER", "MYID"]).expect("it answers"));
         let cluster = Self { ids: ids.collect(), nodes };
-        cluster.share_out_slots();
-        cluster.introduce();
+        cluster.assign_slots();
+        cluster.connect_nodes();
         cluster.attach_replicas();
         cluster
     }
 
-    fn share_out_slots(&self) {
+    fn assign_slots(&self) {
         for (epoch, node) in (1..).zip(&self.nodes) {
-            // Different from the beginning, or the nodes would first have to settle who gives way.
+            // Distinct epochs from the start: otherwise the nodes would first have to resolve the conflict.
             node.run(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
         }
         for (number, master) in self.nodes[..MASTERS].iter().enumerate() {
             let slots = number * SLOTS / MASTERS..(number + 1) * SLOTS / MASTERS;
             let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
-            // One by one, since Redis 6.2 knows no ranges.
+            // One by one, since Redis 6.2 has no ADDSLOTSRANGE.
             let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
             master.run(&words.collect::<Vec<_>>());
         }
     }
 
-    fn introduce(&self) {
+    fn connect_nodes(&self) {
         let mut met: Option<Instant> = None;
         self.wait_until("every node knows every other", || {
-            // On a busy machine one side may take longer to answer than the other waits, and is forgotten.
+            // On a busy machine a handshake may time out, and the node is forgotten.
             if met.is_none_or(|met| met.elapsed() > MEET_AGAIN) {
                 self.meet();
                 met = Some(Instant::now());
@@ -90,7 +90,7 @@ impl Cluster {
         });
     }
 
-    /// Tells every node about those that it does not know.
+    /// Sends CLUSTER MEET to every node for each node that it does not know.
     fn meet(&self) {
         for node in &self.nodes {
             let Some(view) = view(node) else { continue };
@@ -114,7 +114,7 @@ impl Cluster {
         self.wait_until("the cluster serves all slots", || self.is_ok());
     }
 
-    /// Where clients connect: `redis-cluster://host:port,host:port,…`, with the password and whether it is TLS.
+    /// The URL for clients, with password and TLS: `redis-cluster://host:port,host:port,…`.
     #[must_use]
     pub fn url(&self) -> String {
         let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
@@ -153,8 +153,8 @@ impl Cluster {
         found.expect("the master has no replica")
     }
 
-    /// Begins to move a slot to another master: from now on its present master answers ASK about keys that it does not
-    /// have, and the other one takes them after ASKING.
+    /// Begins to migrate a slot to another master. Its present master then replies ASK for keys that it lacks, and the other one
+    /// accepts these after ASKING.
     pub fn migrate_begin(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
         let slot = slot.to_string();
@@ -162,7 +162,7 @@ impl Cluster {
         self.nodes[from].run(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
     }
 
-    /// Moves all keys that the slot has now.
+    /// Migrates all present keys of the slot.
     pub fn migrate_keys(&self, slot: u16, to: usize) {
         let from = &self.nodes[self.owner_of(slot)];
         let port = self.nodes[to].port().to_string();
@@ -183,23 +183,23 @@ impl Cluster {
         }
     }
 
-    /// Ends the move: the slot is the other master's, and every node knows it.
+    /// Completes the migration: the slot belongs to the other master, and every node knows it.
     pub fn migrate_end(&self, slot: u16, to: usize) {
         let from = self.owner_of(slot);
         let id = &self.ids[to];
-        // The new owner first: were it last, a slot could for a moment be nobody's.
+        // The new owner first: in the other order the slot would have no owner for a moment.
         for node in [to, from] {
             self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", id]);
         }
         self.wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
     }
 
-    /// Has a master's replica take its place, and waits until every node knows. Which one that is.
+    /// Starts a planned failover, waits until every node knows the new master, and returns its index.
     pub fn fail_over(&self, of: usize) -> usize {
         let replica = self.ready_replica_of(of);
         let mut asked: Option<Instant> = None;
         self.wait_until("the replica becomes a master and every node knows", || {
-            // Masters that voted about this one just now refuse to, and the replica gives up without a word.
+            // Masters refuse a second vote within a short time, and the replica then gives up without an error.
             if asked.is_none_or(|asked| asked.elapsed() > MANUAL_FAILOVER) {
                 let _: RedisResult<()> = self.nodes[replica].query(&["CLUSTER", "FAILOVER"]);
                 asked = Some(Instant::now());
@@ -209,7 +209,7 @@ impl Cluster {
         replica
     }
 
-    /// Kills a master, and waits until its replica has taken its place and all slots are served. Which one that is.
+    /// Kills a master, waits until its replica has taken over and all slots are served, and returns its index.
     pub fn kill(&mut self, master: usize) -> usize {
         let replica = self.ready_replica_of(master);
         self.nodes[master].stop();
@@ -217,7 +217,7 @@ impl Cluster {
         replica
     }
 
-    /// Freezes a master, and waits for the same. Which one took its place.
+    /// Freezes a master, waits until its replica has taken over and all slots are served, and returns its index.
     pub fn freeze(&self, master: usize) -> usize {
         let replica = self.ready_replica_of(master);
         self.nodes[master].signal("STOP");
@@ -231,7 +231,7 @@ impl Cluster {
         });
     }
 
-    /// A replica that can take over. A master pays no attention to one that it does not know yet.
+    /// A replica that can take over: in sync, and known to every node.
     fn ready_replica_of(&self, master: usize) -> usize {
         let replica = self.replica_of(master);
         let (master_id, id) = (&self.ids[master], &self.ids[replica]);

@@ -1,11 +1,11 @@
-//! Real servers for the tests, the benchmarks and the recipes, each started for one of them and ended with it.
+//! Real servers for tests, benchmarks and recipes. Each is started for one of them and exits with it.
 //!
-//! What can't be started panics: a test without its server has failed. Every wait is bounded and panics too.
+//! Every failure to start panics, since a test without its server has failed. Every wait has a limit, and panics at it.
 //!
-//! The crate `redis-test` also starts servers. It is not used here, since it can't start one again on the same port
-//! and files, calls `openssl` and `redis-cli`, and has neither a choice of programs nor faults on the way.
+//! The crate `redis-test` also starts servers. It is not used here: it cannot restart a server on the same port and files, needs
+//! `openssl` and `redis-cli`, offers one program only, and injects no network faults.
 
-#![allow(clippy::missing_panics_doc, reason = "every function here panics where a server can't be had")]
+#![allow(clippy::missing_panics_doc, reason = "every function here panics if a server does not start")]
 
 mod builder;
 mod certificates;

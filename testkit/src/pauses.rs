@@ -1,14 +1,14 @@
-//! Machines that pause: a virtual one may stand still for seconds, and a test of deadlines then sees what nobody did.
+//! Detects pauses of the whole machine: a virtual machine may stall for seconds, and then a test of deadlines says nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether time still passes evenly.
+/// Interval of the watcher's sleeps, each of which it compares with the clock.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Watches for pauses of the whole machine for as long as it lives.
+/// Records pauses of the whole machine until it is dropped.
 pub struct Pauses {
     longest: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -16,7 +16,7 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Begins to watch.
+    /// Starts to record.
     #[must_use]
     pub fn watch() -> Self {
         let (longest, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -48,12 +48,12 @@ impl Drop for Pauses {
     }
 }
 
-/// Does this again while the machine pauses for longer than `allowed` in the midst of it, a few times; a failure in an
-/// attempt without a pause counts.
+/// Repeats a failed attempt, a few times, if the machine paused for longer than `allowed` meanwhile. A failure without such a
+/// pause is final.
 ///
 /// # Panics
 ///
-/// With what `attempt` said went wrong, or when the machine never runs for that long without a pause.
+/// With the attempt's error, or if the machine paused during every attempt.
 pub async fn undisturbed(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
     for _ in 0..6 {
         let pauses = Pauses::watch();
@@ -61,11 +61,14 @@ pub async fn undisturbed(allowed: Duration, mut attempt: impl AsyncFnMut() -> Re
             Ok(()) => return,
             Err(what) if pauses.longest() <= allowed => panic!("{what}"),
             Err(what) => {
-                eprintln!("the machine paused for {:?}, so this says nothing: {what}", pauses.longest());
+                eprintln!(
+                    "the machine paused for {:?}, so this failure does not count: {what}",
+                    pauses.longest()
+                );
             }
         }
     }
-    panic!("the machine pauses for longer than {allowed:?} all the time");
+    panic!("the machine paused for longer than {allowed:?} during every attempt");
 }
 
 #[cfg(test)]
@@ -74,7 +77,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "it went wrong")]
-    fn a_failure_without_a_pause_counts() {
+    fn a_failure_without_a_pause_is_final() {
         let attempt = async || Err("it went wrong".to_owned());
         let mut attempts = std::pin::pin!(undisturbed(Duration::from_secs(60), attempt));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());

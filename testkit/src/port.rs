@@ -1,25 +1,25 @@
-//! Ports of the loopback address that stay free for one server, also while it is stopped.
+//! Loopback ports that stay reserved for one server, also while it is stopped.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
-/// Below the ports that systems give to outgoing connections, so that none of those takes a stopped server's port.
+/// Below the ephemeral ports, so that no outgoing connection takes a stopped server's port.
 const FIRST: u16 = 12_000;
 const COUNT: u16 = 10_000;
 
-/// What Redis adds to the port of a cluster's node to get the one where nodes speak to each other.
+/// Offset of a cluster node's bus port.
 const CLUSTER_BUS: u16 = 10_000;
 
-/// A port that no other claim on this machine has, for as long as this value lives.
+/// A port that is reserved on this machine until this value is dropped.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
-    /// TCP is the server's. The same number's UDP, which no server uses, says to other tests that it is taken.
+    /// The UDP port of the same number, which no server uses: it marks the TCP port as reserved for other tests.
     _claim: UdpSocket,
 }
 
 impl Port {
-    /// Claims any port whose cluster bus is free as well.
+    /// Reserves a port whose cluster bus port is free too.
     #[must_use]
     pub fn claim() -> Self {
         let start = RandomState::new().hash_one(FIRST) % u64::from(COUNT);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claimed_port_is_not_claimed_again_until_it_is_given_up() {
+    fn a_claimed_port_is_reserved_until_it_is_dropped() {
         let port = Port::claim();
         let number = port.number();
         assert!(Port::try_claim(number).is_none());
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_not_claimed_while_another_program_listens_on_it_or_on_its_cluster_bus() {
+    fn a_port_with_a_listener_on_it_or_on_its_cluster_bus_is_not_claimed() {
         let number = Port::claim().number();
         for taken in [number, number + CLUSTER_BUS] {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, taken)).unwrap();

@@ -1,8 +1,8 @@
-//! A server's process, and the reaper that ends it when the test's own process can't.
+//! A server's process, and the reaper that kills it when the test's own process cannot.
 //!
-//! A test that is killed drops nothing, and its servers would outlive it. So beside each of them stands a shell that does
-//! nothing but read from the test's process: when that is gone, and with it the only writing end of the pipe, the shell
-//! kills the server and removes its folder.
+//! A killed test runs no destructor, so its servers would outlive it. Each server therefore has a shell beside it that reads from
+//! a pipe of the test's process. When that process is gone, the pipe closes, and the shell kills the server and removes its
+//! folder.
 
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -11,15 +11,15 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// First it is told the server's number, then nothing until the pipe is closed. A signal that goes to everybody, and that the
-/// test's process may not survive, must not end it.
+/// Reads the server's process id, then waits until the pipe closes. It ignores the signals that a terminal sends to all of its
+/// processes, since the test's process may die of them.
 const REAPER_SCRIPT: &str = "trap '' HUP INT TERM
 read -r server
 read -r end
 [ -n \"$server\" ] && kill -KILL \"$server\"
 rm -rf \"$0\"";
 
-/// A process that ends when this value is dropped, or when the process that has this value is gone.
+/// A process that is killed when this value is dropped, or when the process that owns this value is gone.
 pub(crate) struct Process {
     server: Child,
     /// None only while this value is dropped.
@@ -27,21 +27,21 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it. The folder is removed by the reaper only.
+    /// Starts the process. Only the reaper removes the folder.
     pub(crate) fn start(command: &mut Command, folder: &Path) -> io::Result<Self> {
-        // The reaper comes first, so that no server is without one for longer than it takes to name it.
+        // The reaper starts first, so that a server has one as soon as its process id is written.
         let mut reaper = ProcessReaper::start(folder)?;
         let server = command.spawn()?;
-        let told = reaper.hold(server.id());
+        let registered = reaper.register(server.id());
         let process = Self { server, reaper: Some(reaper) };
-        told.map(|()| process)
+        registered.map(|()| process)
     }
 
     pub(crate) fn id(&self) -> u32 {
         self.server.id()
     }
 
-    /// Whether it has ended by itself. Its number stays its own, since the reaper may have to kill it by that.
+    /// Whether the process has exited by itself. It is not reaped, so that its id stays its own while the reaper may kill by id.
     pub(crate) fn has_ended(&self) -> bool {
         let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(Pid::from_child(&self.server)), ended);
@@ -56,9 +56,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It fails only if the process has ended by itself.
+        // It fails only if the process has exited by itself.
         let _ = self.server.kill();
-        // Its number stays its own until it is waited for. After that nobody must be there who would kill by it.
+        // After the wait another process may get this id, so the reaper must be gone before.
         drop(self.reaper.take());
         let _ = self.server.wait();
     }
@@ -76,8 +76,8 @@ impl ProcessReaper {
         shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Self)
     }
 
-    /// Names the server that it is to end.
-    fn hold(&mut self, server: u32) -> io::Result<()> {
+    /// Names the server to kill.
+    fn register(&mut self, server: u32) -> io::Result<()> {
         let pipe = self.0.stdin.as_mut().expect("it is piped");
         writeln!(pipe, "{server}")
     }
@@ -85,7 +85,7 @@ impl ProcessReaper {
 
 impl Drop for ProcessReaper {
     fn drop(&mut self) {
-        // Not by closing the pipe: that is the sign to kill the server.
+        // Closing the pipe instead would make the shell kill the server.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -99,7 +99,7 @@ mod tests {
     use crate::wait::wait_until;
 
     #[test]
-    fn a_process_that_is_dropped_ends_with_its_reaper_and_the_folder_stays() {
+    fn dropping_a_process_kills_it_and_its_reaper_and_keeps_the_folder() {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(Command::new("sleep").arg("600"), folder.path()).unwrap();
         let both = [&process.server, &process.reaper.as_ref().unwrap().0].map(Pid::from_child);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_a_process_that_ended_by_itself_is_nobody_else_s_while_its_reaper_may_kill_by_it() {
+    fn an_exited_process_keeps_its_id_while_its_reaper_may_kill_by_it() {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(&mut Command::new("true"), folder.path()).unwrap();
         wait_until("it has ended", || process.has_ended());
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error() {
+    fn a_missing_program_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let started = Process::start(&mut Command::new("there/is/none"), folder.path());
         assert!(started.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));

@@ -1,16 +1,16 @@
-//! The programs that can be started, and where they are.
+//! The server programs and their paths.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Which server's program is run.
+/// A server program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flavor {
-    /// The `redis-server` on the PATH: Redis 7.0 on Debian 12, or what else the system has.
+    /// The `redis-server` on the PATH: Redis 7.0 on Debian 12, or the system's version.
     #[default]
     Redis7,
-    /// Redis 6.2, the oldest that is supported: no sharded pub/sub.
+    /// Redis 6.2, the oldest supported version: it has no sharded pub/sub.
     Redis62,
     /// Valkey 9.
     Valkey9,
@@ -36,7 +36,7 @@ impl Flavor {
     }
 }
 
-/// Where `scripts/test install` puts what the system does not have: a whole path in the variable, or `target/servers`.
+/// The folder of `scripts/test install`: the absolute path in `LEASEHOLD_SERVERS`, or `target/servers`.
 fn installed() -> PathBuf {
     env::var_os("LEASEHOLD_SERVERS").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("servers"),
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "redis-6.2/redis-server is missing: scripts/test install")]
-    fn a_program_that_is_missing_fails_with_what_installs_it() {
+    fn a_missing_program_panics_with_the_command_that_installs_it() {
         let folder = tempfile::tempdir().unwrap();
         Flavor::Redis62.program_in(folder.path());
     }

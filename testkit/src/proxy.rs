@@ -1,7 +1,7 @@
-//! A proxy on a free port in front of a server: the network's part in a test.
+//! A proxy on a free port in front of a server, which injects network faults.
 //!
-//! It delays, swallows, cuts and refuses. It passes bytes on as they are, and changes or reorders nothing. Only the
-//! choice of messages to swallow looks into them, so that does nothing to TLS.
+//! It delays, drops, disconnects and refuses. It never changes or reorders bytes. Only `swallow_messages` parses them, so that method
+//! has no effect on TLS.
 
 mod frames;
 mod link;
@@ -15,9 +15,9 @@ use std::time::Duration;
 use crate::port::Port;
 use crate::server::Server;
 
-use link::{Link, Way};
+use link::{Direction, Link};
 
-/// A proxy, ended with the test. At first it passes everything on at once.
+/// A proxy, which stops when it is dropped. Without further calls it forwards everything without delay.
 pub struct Proxy {
     port: Port,
     url: String,
@@ -26,17 +26,17 @@ pub struct Proxy {
     shared: Arc<Shared>,
 }
 
-/// What the proxy's threads know.
+/// The state shared by the proxy's threads.
 struct Shared {
-    /// Where new connections lead.
+    /// The server's port for new connections.
     server: AtomicU16,
-    requests: Arc<Way>,
-    replies: Arc<Way>,
+    requests: Arc<Direction>,
+    replies: Arc<Direction>,
     links: Mutex<Vec<Link>>,
 }
 
 impl Proxy {
-    /// Opens one in front of a server that has a port. The server may stop and start meanwhile.
+    /// Starts a proxy in front of a server that has a port. The server may stop and restart meanwhile.
     #[must_use]
     pub fn before(server: &Server) -> Self {
         let port = Port::claim();
@@ -58,45 +58,44 @@ impl Proxy {
         self.port.number()
     }
 
-    /// The server's address by way of this proxy, with the password.
+    /// The server's URL through this proxy, with the password.
     #[must_use]
     pub fn url(&self) -> String {
         self.url.clone()
     }
 
-    /// Delays what clients say from now on. Delays add no limit to how much is on the way, up to some megabytes.
+    /// Delays all requests from now on. A delay does not limit the bytes in flight, up to some megabytes.
     pub fn delay_requests(&self, delay: Duration) {
         self.shared.requests.set_delay(delay);
     }
 
-    /// Delays what the server says from now on.
+    /// Delays all replies from now on.
     pub fn delay_replies(&self, delay: Duration) {
         self.shared.replies.set_delay(delay);
     }
 
-    /// Whether what clients say is lost. Let it be followed by [`Proxy::cut`], since no client can go on from there.
+    /// Whether to drop all requests. Call [`Proxy::cut`] afterwards, since the byte stream has a gap.
     pub fn swallow_requests(&self, swallow: bool) {
         self.shared.requests.set_swallows(swallow);
     }
 
-    /// Whether what the server says is lost. Let it be followed by [`Proxy::cut`], since no client can go on from there.
+    /// Whether to drop all replies. Call [`Proxy::cut`] afterwards, since the byte stream has a gap.
     pub fn swallow_replies(&self, swallow: bool) {
         self.shared.replies.set_swallows(swallow);
     }
 
-    /// Loses the pushes and the pub/sub messages of the server that contain these bytes, and no other. None loses
-    /// nothing.
+    /// Drops the pushes and pub/sub messages of the server that contain these bytes. None drops nothing.
     pub fn swallow_messages(&self, with: Option<&[u8]>) {
         self.shared.replies.set_unwanted(with);
     }
 
-    /// How often something was swallowed so far: a message, or a piece of whatever size.
+    /// Number of messages and pieces dropped so far.
     #[must_use]
     pub fn swallowed(&self) -> usize {
         self.shared.requests.swallowed() + self.shared.replies.swallowed()
     }
 
-    /// How many connections there are.
+    /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         let mut links = lock(&self.shared.links);
@@ -104,20 +103,19 @@ impl Proxy {
         links.len()
     }
 
-    /// Closes all connections, to clients and to the server. What is on the way is lost.
+    /// Closes all connections to clients and to the server. Bytes in flight are lost.
     pub fn cut(&self) {
-        // Dropped outside of the lock, since it waits for their threads.
+        // The drop waits for their threads, so it happens outside of the mutex.
         let links = std::mem::take(&mut *lock(&self.shared.links));
         drop(links);
     }
 
-    /// New connections lead to another server from now on, as when a name or a virtual address moves. Those that are there
-    /// stay where they are.
+    /// Directs new connections to another server, like a DNS name or a virtual address that moves. Open connections stay.
     pub fn lead_to(&self, server: &Server) {
         self.shared.server.store(server.port(), Ordering::SeqCst);
     }
 
-    /// Whether new connections are refused, as by a host on which nobody listens.
+    /// Whether to refuse new connections.
     pub fn refuse(&self, refuse: bool) {
         let mut acceptor = lock(&self.acceptor);
         if refuse {
@@ -152,11 +150,11 @@ impl Acceptor {
                 if ends.load(Ordering::SeqCst) {
                     return;
                 }
-                // A client that is gone, or a server that is: then the client's connection is closed.
+                // If the server is gone, the client's connection is closed.
                 let Ok(client) = client else { continue };
                 let port = shared.server.load(Ordering::SeqCst);
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
-                // Locked before anything passes, so that whoever has heard from the server can be cut off.
+                // Locked before any byte passes, so that `cut` closes every connection that has received a reply.
                 let mut links = lock(&shared.links);
                 links.retain(|link| !link.is_over());
                 links.push(Link::start(&client, &server, &shared.requests, &shared.replies));
@@ -169,7 +167,7 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::SeqCst);
-        // It looks at that when a client comes.
+        // A connection wakes the thread, which then checks the flag.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -177,7 +175,7 @@ impl Drop for Acceptor {
     }
 }
 
-/// A test that failed elsewhere is no reason for another panic here.
+/// Ignores poisoning: the thread that panicked has reported the failure.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! One master, two replicas, and three sentinels that watch over them.
+//! One master, two replicas, and three sentinels that monitor them.
 //!
-//! Sentinels keep their own pace, as in production, save for how soon they miss a master: a demoted master that is not
-//! told otherwise hears of its demotion some ten seconds after a planned failover.
+//! Sentinels run with production intervals, except for `down-after-milliseconds`: after a planned failover, a demoted master learns of its
+//! demotion only some ten seconds later.
 
 use std::collections::HashMap;
 
@@ -14,32 +14,32 @@ use crate::wait::{wait_for, wait_until};
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 
-/// How soon a master that does not answer counts as down. Sentinels ask each second at most, and count from when they
-/// first heard of a master, so much less would make them replace one that they have only just been told of.
+/// After this time without a response a master counts as down. Sentinels poll once per second and count from their first contact, so
+/// a much lower value would make them replace a master that they have just discovered.
 const DOWN_AFTER_MS: &str = "2000";
 
-/// How long each step of a failover may take before it is begun anew.
+/// Timeout of each step of a failover, after which the failover restarts.
 const FAILOVER_TIMEOUT_MS: &str = "2000";
 
-/// A master, its replicas and their sentinels, ended with the test.
+/// A master, its replicas and their sentinels, killed when this value is dropped.
 pub struct Sentinels {
-    /// The servers. Which of them is the master is asked with [`Sentinels::master`].
+    /// The servers. [`Sentinels::master`] returns the master.
     pub servers: Vec<Server>,
     /// The sentinels.
     pub sentinels: Vec<Server>,
 }
 
 impl Sentinels {
-    /// What the sentinels call the master.
+    /// The master's name at the sentinels.
     pub const SERVICE: &str = "locks";
 
-    /// Starts all of them with the program and the settings that are usual.
+    /// Starts all of them with the default program and settings.
     #[must_use]
     pub fn start() -> Self {
         Self::of(&Server::builder(), &Server::builder())
     }
 
-    /// Starts servers of this kind and sentinels of that one, and waits until each knows all the others.
+    /// Starts servers and sentinels with these options, and waits until every sentinel knows all others.
     #[must_use]
     pub fn of(server: &Builder, sentinel: &Builder) -> Self {
         let mut servers = vec![replicable(server).start()];
@@ -48,7 +48,7 @@ impl Sentinels {
             let replica = replicable(server).setting("replicaof", &format!("127.0.0.1 {master}"));
             servers.push(replica.start());
         }
-        // Sentinels that find the replicas there need not wait for the next time they look.
+        // Sentinels that find all replicas at their start need not wait for their next poll.
         wait_until("the replicas follow their master", || is_followed(&servers[0], REPLICAS));
         let mut sentinel = sentinel.clone().sentinel();
         for (name, value) in [
@@ -63,7 +63,7 @@ impl Sentinels {
         }
         let sentinels: Vec<Server> = (0..SENTINELS).map(|_| sentinel.clone().start()).collect();
         for sentinel in &sentinels {
-            // After a stall of the machine they would do nothing for half a minute. Redis 6.2 can't be told.
+            // After a stall of the machine a sentinel does nothing for 30 s by default. Redis 6.2 has no such setting.
             let _ = sentinel.query::<()>(&["SENTINEL", "DEBUG", "TILT-PERIOD", "1000"]);
         }
         let all = Self { servers, sentinels };
@@ -73,8 +73,7 @@ impl Sentinels {
         all
     }
 
-    /// Where clients ask for this service: `redis-sentinel://host:port,host:port,host:port/service`, with the passwords
-    /// and whether it is TLS.
+    /// The URL of this service for clients, with passwords and TLS: `redis-sentinel://host:port,host:port,host:port/service`.
     #[must_use]
     pub fn url(&self, service: &str) -> String {
         let hosts: Vec<String> =
@@ -93,40 +92,40 @@ impl Sentinels {
         &self.servers[self.master_number()]
     }
 
-    /// Its place in `servers`.
+    /// The master's index in `servers`.
     #[must_use]
     pub fn master_number(&self) -> usize {
         wait_for(|| self.agreed_master()).expect("the sentinels do not agree on a master")
     }
 
-    /// Has a sentinel make another server the master, and waits until all say so. Which one that is.
+    /// Starts a planned failover, waits until all sentinels agree on the new master, and returns its index.
     ///
-    /// The old master goes on as a master for some seconds.
+    /// The old master remains a master for some seconds.
     pub fn fail_over(&self) -> usize {
         let old = self.master_number();
-        // Refused while the last failover is still being carried out.
+        // The sentinel refuses while the last failover is still in progress.
         wait_until("a sentinel begins the failover", || {
             self.sentinel().query::<()>(&["SENTINEL", "FAILOVER", Self::SERVICE]).is_ok()
         });
         self.await_failover(old)
     }
 
-    /// Kills the master, and waits until another server has become it. Which one that is.
+    /// Kills the master, waits until another server is the master, and returns its index.
     pub fn kill_master(&mut self) -> usize {
         let old = self.master_number();
         self.servers[old].stop();
         self.await_failover(old)
     }
 
-    /// Freezes the master, and waits until another server has become it. Which one that is. The old one, once told to go
-    /// on, believes for some seconds that it is the master.
+    /// Freezes the master, waits until another server is the master, and returns its index. Once resumed, the old one acts as a
+    /// master for some seconds.
     pub fn freeze_master(&self) -> usize {
         let old = self.master_number();
         self.servers[old].signal("STOP");
         self.await_failover(old)
     }
 
-    /// Waits until another server than this has become the master. Which one that is.
+    /// Waits until another server than this one is the master, and returns its index.
     pub fn await_failover(&self, old: usize) -> usize {
         wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
             .expect("no other server becomes the master")
@@ -146,18 +145,18 @@ impl Sentinels {
         number.filter(|_| named.iter().all(|port| *port == first))
     }
 
-    /// One that runs.
+    /// A running sentinel.
     fn sentinel(&self) -> &Server {
         self.sentinels.iter().find(|sentinel| sentinel.is_up()).expect("a sentinel runs")
     }
 }
 
-/// A server that starts to replicate at once instead of waiting for more replicas.
+/// A server that starts to replicate at once and does not wait for more replicas.
 pub(crate) fn replicable(server: &Builder) -> Builder {
     server.clone().setting("repl-diskless-sync", "yes").setting("repl-diskless-sync-delay", "0")
 }
 
-/// Whether this many replicas have all that the server has.
+/// Whether this many replicas are in sync with the server.
 pub(crate) fn is_followed(server: &Server, replicas: usize) -> bool {
     let info: RedisResult<redis::InfoDict> = server.query(&["INFO", "replication"]);
     info.is_ok_and(|info| {

@@ -1,7 +1,7 @@
 //! One server: its process, its folder and its addresses.
 //!
-//! Whatever it listens on besides, it also listens on a Unix socket in its folder. There it is asked whether it is
-//! ready, and there it gets the test's own commands: without TLS, and never another program that took its port.
+//! Every server also listens on a Unix socket in its folder. The test's own commands go there: they need no TLS, and never reach
+//! another program that has taken the port.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,42 +17,42 @@ use crate::port::Port;
 use crate::process::Process;
 use crate::wait::{LIMIT, wait_for};
 
-/// When a start is over.
+/// When a start has completed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ready {
     Answers,
     AnswersOrLoads,
 }
 
-/// A server of one test's own, ended with it, whatever state it is in.
+/// A server that one test owns and that is killed when this value is dropped.
 ///
-/// One in a `static` is never dropped, and ends only when the process that started it is gone: keep it in a local variable.
+/// Keep it in a local variable: a `static` is never dropped, so the server would exit only with the whole process.
 pub struct Server {
     /// None while it is stopped.
     process: Option<Process>,
-    /// Stopped by a signal: it is there, and says nothing.
+    /// Stopped by a signal: the process exists but does not respond.
     is_frozen: AtomicBool,
-    /// Kept while it is stopped, so that it can come back on it.
+    /// Reserved while it is stopped, so that it can restart on it.
     port: Option<Port>,
-    shape: Builder,
+    options: Builder,
     program: PathBuf,
     folder: TempDir,
 }
 
 impl Server {
-    /// What it is to be. Unless told otherwise: [`Flavor::Redis7`](crate::Flavor::Redis7), on a free port, without files that last.
+    /// Default options: [`Flavor::Redis7`](crate::Flavor::Redis7), a free port, no persistence.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Everything but the process.
-    pub(crate) fn stopped(shape: Builder, port: Option<Port>, folder: TempDir) -> Self {
+    /// Creates a server without its process.
+    pub(crate) fn stopped(options: Builder, port: Option<Port>, folder: TempDir) -> Self {
         Self {
             process: None,
             is_frozen: AtomicBool::new(false),
             port,
-            program: shape.flavor.program(),
-            shape,
+            program: options.flavor.program(),
+            options,
             folder,
         }
     }
@@ -72,7 +72,7 @@ impl Server {
     /// Its port on 127.0.0.1. Panics if it is on a socket only.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port.as_ref().expect("it is on a socket only").number()
+        self.port.as_ref().expect("the server has no port").number()
     }
 
     /// The path of its Unix socket. Every server has one.
@@ -87,32 +87,32 @@ impl Server {
         self.folder.path()
     }
 
-    /// What it has logged in all of its lives.
+    /// Its log, over all restarts.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Where clients connect, with the password: `redis://`, `rediss://` or `redis+unix://`.
+    /// Its URL for clients, with the password: `redis://`, `rediss://` or `redis+unix://`.
     #[must_use]
     pub fn url(&self) -> String {
         self.port.as_ref().map_or_else(|| self.socket_url(), |port| self.url_at(port.number()))
     }
 
-    /// The same, as if it were on this port.
+    /// Its URL with another port.
     pub(crate) fn url_at(&self, port: u16) -> String {
-        let scheme = if self.shape.has_tls { "rediss" } else { "redis" };
+        let scheme = if self.options.has_tls { "rediss" } else { "redis" };
         format!("{scheme}://{}127.0.0.1:{port}", self.login())
     }
 
-    /// The address of its Unix socket, with the password.
+    /// The URL of its Unix socket, with the password.
     #[must_use]
     pub fn socket_url(&self) -> String {
         let login = self.password().map_or(String::new(), |password| format!("?pass={password}"));
         format!("redis+unix://{}{login}", self.socket().display())
     }
 
-    /// A connection of the test's own, on the Unix socket. What takes too long on it is an error.
+    /// A connection for the test's own commands, on the Unix socket, with timeouts.
     #[must_use]
     pub fn admin(&self) -> Connection {
         self.connect().unwrap_or_else(|error| panic!("{}: {error}\n{}", self.url(), self.log()))
@@ -130,84 +130,84 @@ impl Server {
         self.query(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Runs one command and reads its answer.
+    /// Runs one command and returns its reply.
     ///
     /// # Errors
     ///
-    /// What the server says, a connection that can't be made or that breaks, an answer that is no `T`.
+    /// An error reply, a failed connection, or a reply that is not a `T`.
     pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, arguments) = words.split_first().expect("a command has a name");
         redis::cmd(name).arg(arguments).query(&mut self.connect()?)
     }
 
-    /// Its process. Panics while it is stopped.
+    /// Its process id. Panics while it is stopped.
     pub fn pid(&self) -> u32 {
-        self.process.as_ref().expect("it runs").id()
+        self.process.as_ref().expect("the server is running").id()
     }
 
-    /// Whether its process is there.
+    /// Whether its process is running.
     pub fn is_running(&self) -> bool {
         self.process.as_ref().is_some_and(|process| !process.has_ended())
     }
 
-    /// Whether it can be asked, as far as that is the test's doing: it is neither ended nor frozen.
+    /// Whether the test has neither stopped nor frozen it.
     pub(crate) fn is_up(&self) -> bool {
         self.process.is_some() && !self.is_frozen.load(Ordering::SeqCst)
     }
 
-    /// Whether it speaks TLS on its port.
+    /// Whether it uses TLS on its port.
     pub(crate) fn has_tls(&self) -> bool {
-        self.shape.has_tls
+        self.options.has_tls
     }
 
-    /// The password that it asks for.
+    /// The password that it requires.
     pub(crate) fn password(&self) -> Option<&str> {
-        self.shape.password.as_deref()
+        self.options.password.as_deref()
     }
 
-    /// What comes before the hosts in an address.
+    /// The part of a URL before its hosts.
     pub(crate) fn login(&self) -> String {
         self.password().map_or(String::new(), |password| format!(":{password}@"))
     }
 
-    /// Kills it at once: nothing is saved, no connection is closed politely.
+    /// Kills it at once: it saves nothing and closes no connection cleanly.
     pub fn stop(&mut self) {
         self.process = None;
         self.is_frozen.store(false, Ordering::SeqCst);
     }
 
-    /// Ends it as an administrator would: it saves what it is told to save.
+    /// Shuts it down as an administrator would: it saves as configured.
     pub fn shut_down(&mut self) {
         self.signal("TERM");
         let ended = wait_for(|| (!self.is_running()).then_some(()));
-        assert!(ended.is_some(), "it does not shut down:\n{}", self.log());
+        assert!(ended.is_some(), "the server does not shut down:\n{}", self.log());
         self.process = None;
     }
 
-    /// Starts it again on the same port, socket and files, and waits until it answers.
+    /// Restarts it on the same port, socket and files, and waits until it responds.
     pub fn start(&mut self) {
         self.restart(Ready::Answers);
     }
 
-    /// The same, but waits only until it answers that it is loading its files, or more than that.
+    /// Restarts it, and waits only until it responds or reports that it is loading its files.
     pub fn start_loading(&mut self) {
         self.restart(Ready::AnswersOrLoads);
     }
 
     fn restart(&mut self, ready: Ready) {
-        assert!(!self.is_running(), "it runs already");
+        assert!(!self.is_running(), "the server is already running");
         if let Err(log) = self.try_start(ready) {
-            panic!("{:?} does not start again:\n{log}", self.shape.flavor);
+            panic!("{:?} does not start again:\n{log}", self.options.flavor);
         }
     }
 
-    /// Starts the process and waits until it is ready. If it ends instead: what it logged.
+    /// Starts the process and waits until it is ready. An error is its log, if it exits instead.
     pub(crate) fn try_start(&mut self, ready: Ready) -> Result<(), String> {
         let log = File::options().create(true).append(true).open(self.folder.path().join("log"));
         let log = log.expect("the folder can be written to");
         let mut command = Command::new(&self.program);
         command.arg(self.folder.path().join("conf"));
-        if self.shape.is_sentinel {
+        if self.options.is_sentinel {
             command.arg("--sentinel");
         }
         command.stdout(log.try_clone().expect("a file")).stderr(log);
@@ -229,11 +229,11 @@ impl Server {
         match is_ready {
             Some(true) => Ok(()),
             Some(false) => Err(self.log()),
-            None => panic!("{:?} does not answer:\n{}", self.shape.flavor, self.log()),
+            None => panic!("{:?} does not answer:\n{}", self.options.flavor, self.log()),
         }
     }
 
-    /// Sends it a signal, by its short name: `STOP` freezes it, `CONT` lets it go on, `TERM` shuts it down.
+    /// Sends it a signal, by its short name: `STOP` freezes it, `CONT` resumes it, `TERM` shuts it down.
     pub fn signal(&self, signal: &str) {
         let signal = match signal {
             "STOP" => Signal::STOP,
@@ -241,7 +241,7 @@ impl Server {
             "TERM" => Signal::TERM,
             other => panic!("no test sends {other}"),
         };
-        self.process.as_ref().expect("it runs").signal(signal);
+        self.process.as_ref().expect("the server is running").signal(signal);
         if signal != Signal::TERM {
             self.is_frozen.store(signal == Signal::STOP, Ordering::SeqCst);
         }

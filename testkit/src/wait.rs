@@ -1,39 +1,39 @@
-//! Waiting for a condition, within bounds.
+//! Bounded waits for a condition.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a server may take for anything. Generous, since a busy machine is no fault of a test, and since a Sentinel
-/// that sees the machine stall may keep still for half a minute.
+/// Limit of every wait. It is generous since the machine may be busy, and since a Sentinel that detects a stall of the machine does
+/// nothing for half a minute.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Waits until it is so. `what` completes the sentence "it did not happen that".
+/// Waits until the condition holds. `what` names the condition in the panic's message.
 pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     wait_or_explain(what, is_so, String::new);
 }
 
-/// Waits until it is so, for tests that are async.
+/// Waits until the condition holds, in an async test.
 pub async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     while !is_so().await {
-        assert!(Instant::now() < give_up, "within {LIMIT:?} it did not become so");
+        assert!(Instant::now() < deadline, "the condition does not hold after {LIMIT:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// The same, and says what there was instead.
+/// Waits until the condition holds, and adds an explanation to the panic's message.
 pub(crate) fn wait_or_explain(what: &str, mut is_so: impl FnMut() -> bool, explain: impl FnOnce() -> String) {
     if wait_for(|| is_so().then_some(())).is_none() {
-        panic!("within {LIMIT:?} it did not happen that {what}\n{}", explain());
+        panic!("not reached within {LIMIT:?}: {what}\n{}", explain());
     }
 }
 
-/// Waits until there is something, and gives up with `None`.
+/// Waits until `look` returns a value. None: the limit has passed.
 pub(crate) fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let give_up = Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     loop {
         let found = look();
-        if found.is_some() || Instant::now() > give_up {
+        if found.is_some() || Instant::now() > deadline {
             return found;
         }
         thread::sleep(Duration::from_millis(3));

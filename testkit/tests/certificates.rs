@@ -1,4 +1,4 @@
-//! TLS: that a server takes the certificates, and that a client refuses those that are made to be refused.
+//! TLS: servers accept all certificates, and clients reject the invalid ones.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// Asks a server at this port of `localhost` over TLS, trusting an authority, with a client certificate if one is given.
+/// Sends PING over TLS to this port of `localhost`, with this authority and an optional client certificate.
 fn ping(port: u16, authority: &Path, client: Option<&Pair>) -> io::Result<String> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
@@ -37,7 +37,7 @@ fn ping(port: u16, authority: &Path, client: Option<&Pair>) -> io::Result<String
 }
 
 #[test]
-fn a_server_speaks_tls_with_its_certificate_and_nothing_else_on_its_port() {
+fn a_tls_server_rejects_plain_connections_on_its_port() {
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates.server, &certificates.authority).start();
     assert_eq!(server.url(), format!("rediss://127.0.0.1:{}", server.port()));
@@ -51,7 +51,7 @@ fn a_server_speaks_tls_with_its_certificate_and_nothing_else_on_its_port() {
 }
 
 #[test]
-fn a_proxy_passes_tls_on_and_its_address_says_so() {
+fn a_proxy_forwards_tls_and_has_a_tls_url() {
     let certificates = Certificates::new();
     let server = Server::builder().tls(&certificates.server, &certificates.authority).start();
     let proxy = Proxy::before(&server);
@@ -60,7 +60,7 @@ fn a_proxy_passes_tls_on_and_its_address_says_so() {
 }
 
 #[test]
-fn certificates_that_are_made_to_be_refused_are_refused_for_their_reason() {
+fn invalid_certificates_are_rejected_for_the_right_reason() {
     let certificates = Certificates::new();
     for (pair, reason) in
         [(&certificates.wrong_name, "not valid for name"), (&certificates.expired, "expired")]
@@ -69,26 +69,26 @@ fn certificates_that_are_made_to_be_refused_are_refused_for_their_reason() {
         let error = ping(server.port(), &certificates.authority, None).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
-    let strangers = Certificates::new();
+    let others = Certificates::new();
     let server = Server::builder().tls(&certificates.server, &certificates.authority).start();
-    let error = ping(server.port(), &strangers.authority, None).unwrap_err().to_string();
+    let error = ping(server.port(), &others.authority, None).unwrap_err().to_string();
     assert!(error.contains("BadSignature") || error.contains("UnknownIssuer"), "{error}");
 }
 
 #[test]
-fn a_server_that_wants_client_certificates_takes_the_client_s_only() {
+fn a_server_with_client_authentication_accepts_its_authority_s_clients_only() {
     let certificates = Certificates::new();
     let builder = Server::builder().tls(&certificates.server, &certificates.authority);
     let server = builder.setting("tls-auth-clients", "yes").start();
     let answer = ping(server.port(), &certificates.authority, Some(&certificates.client));
     assert_eq!(answer.unwrap(), "+PONG\r\n");
     assert!(ping(server.port(), &certificates.authority, None).is_err());
-    let strangers = Certificates::new();
-    assert!(ping(server.port(), &certificates.authority, Some(&strangers.client)).is_err());
+    let others = Certificates::new();
+    assert!(ping(server.port(), &certificates.authority, Some(&others.client)).is_err());
 }
 
 #[test]
-fn sentinels_and_their_servers_may_speak_tls() {
+fn sentinels_and_their_servers_support_tls() {
     let certificates = Certificates::new();
     let builder = Server::builder().tls(&certificates.server, &certificates.authority);
     let mut sentinels = Sentinels::of(&builder, &builder.clone().password("watcher"));
@@ -101,7 +101,7 @@ fn sentinels_and_their_servers_may_speak_tls() {
 }
 
 #[test]
-fn a_cluster_may_speak_tls() {
+fn a_cluster_supports_tls() {
     let certificates = Certificates::new();
     let builder = Server::builder().tls(&certificates.server, &certificates.authority);
     let cluster = Cluster::of(&builder);

@@ -1,4 +1,4 @@
-//! Clusters: that they serve all slots, move them step by step, and replace their masters.
+//! Clusters: they serve all slots, migrate them step by step, and fail over.
 
 use leasehold_testkit::{Cluster, Flavor, Server, wait_until};
 use redis::{ErrorKind, RedisResult, ServerErrorKind};
@@ -15,7 +15,7 @@ const MOVED: ErrorKind = ErrorKind::Server(ServerErrorKind::Moved);
 const ASK: ErrorKind = ErrorKind::Server(ServerErrorKind::Ask);
 
 #[test]
-fn every_flavor_forms_a_cluster_that_knows_where_a_key_belongs() {
+fn every_flavor_forms_a_cluster_that_redirects_to_the_owner_of_a_key() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::of(&Server::builder().flavor(flavor));
         for key in ["a", "b", "c", "{a}b"] {
@@ -32,7 +32,7 @@ fn every_flavor_forms_a_cluster_that_knows_where_a_key_belongs() {
 }
 
 #[test]
-fn a_slot_that_is_being_moved_asks_for_the_keys_that_are_gone_and_then_belongs_elsewhere() {
+fn a_migrating_slot_replies_ask_for_migrated_keys_and_moved_afterwards() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::of(&Server::builder().flavor(flavor).password("s3cret"));
         let (slot, from) = (cluster.slot_of("{a}"), cluster.node_of("{a}"));
@@ -55,7 +55,7 @@ fn a_slot_that_is_being_moved_asks_for_the_keys_that_are_gone_and_then_belongs_e
 }
 
 #[test]
-fn a_planned_failover_makes_the_replica_the_master_however_often() {
+fn repeated_planned_failovers_promote_the_replica() {
     let cluster = Cluster::start();
     let master = cluster.node_of("a");
     cluster.nodes[master].run(&["SET", "a", "1"]);
@@ -70,7 +70,7 @@ fn a_planned_failover_makes_the_replica_the_master_however_often() {
 }
 
 #[test]
-fn a_killed_master_is_replaced_by_its_replica_and_comes_back_as_its_replica() {
+fn a_killed_master_is_replaced_and_restarts_as_a_replica() {
     for flavor in Flavor::ALL {
         let mut cluster = Cluster::of(&Server::builder().flavor(flavor).password("s3cret"));
         let master = cluster.node_of("a");
@@ -87,7 +87,7 @@ fn a_killed_master_is_replaced_by_its_replica_and_comes_back_as_its_replica() {
 }
 
 #[test]
-fn a_frozen_master_is_replaced_by_its_replica_and_follows_it_when_it_goes_on() {
+fn a_frozen_master_is_replaced_and_resumes_as_a_replica() {
     let cluster = Cluster::start();
     let master = cluster.node_of("a");
     let replica = cluster.freeze(master);

@@ -1,4 +1,4 @@
-//! Servers end with the process that started them, however that one ends.
+//! Servers exit with the process that started them, however that process ends.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -9,21 +9,21 @@ use std::process::{Child, Command, Stdio};
 use leasehold_testkit::{LIMIT, Server, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Set in the process that plays the driver: this test, run once more.
-const DRIVER: &str = "LEASEHOLD_SERVERS_DRIVER";
+/// Set in the driver process, which is this test run once more.
+const DRIVER: &str = "LEASEHOLD_TESTKIT_DRIVER";
 
 #[test]
-fn a_driver_that_is_killed_or_terminated_leaves_no_server_behind() {
+fn no_server_survives_a_driver_that_is_killed_or_terminated() {
     if std::env::var_os(DRIVER).is_some() {
         drive();
     }
-    // Not INT, which whoever runs in the background of a shell may have been told to ignore.
+    // Not INT: a shell makes its background processes ignore it.
     for signal in [Signal::KILL, Signal::TERM] {
         let folder = tempfile::tempdir().unwrap();
         let mut driver = start_driver(folder.path());
         let mut witness = Witness::of(&mut driver);
-        // It answers only after the servers do.
-        witness.repeats("the servers run");
+        // It echoes only after the servers respond.
+        witness.echoes("the servers run");
         let sockets = sockets_in(folder.path());
         assert_eq!(sockets.len(), 2);
         let mut connections: Vec<_> = sockets.iter().map(|socket| connect(socket)).collect();
@@ -33,12 +33,12 @@ fn a_driver_that_is_killed_or_terminated_leaves_no_server_behind() {
             assert!(is_over(connection), "a server outlives its driver, which got {signal:?}");
         }
         wait_until("their folders are gone", || fs::read_dir(folder.path()).unwrap().next().is_none());
-        // It was started while the servers ran, and has nothing that would keep them.
-        witness.repeats("somebody else lives on");
+        // The witness started while the servers ran, and must not keep their pipes open.
+        witness.echoes("another process runs on");
     }
 }
 
-/// Two servers, one of them frozen and one started again; then another process, which lives on.
+/// Starts two servers, freezes one and restarts the other, then starts a process that runs on.
 fn drive() -> ! {
     let (frozen, mut restarted) = (Server::on_socket(), Server::on_port());
     frozen.signal("STOP");
@@ -46,32 +46,32 @@ fn drive() -> ! {
     restarted.start();
     let mut witness = Command::new("cat").spawn().unwrap();
     witness.wait().unwrap();
-    panic!("{:?} and {:?} outlived their time", frozen.folder(), restarted.folder());
+    panic!("{:?} and {:?} outlived the driver", frozen.folder(), restarted.folder());
 }
 
 fn start_driver(folder: &Path) -> Child {
     let mut driver = Command::new(std::env::current_exe().unwrap());
-    driver.args(["--exact", "a_driver_that_is_killed_or_terminated_leaves_no_server_behind", "--nocapture"]);
+    driver.args(["--exact", "no_server_survives_a_driver_that_is_killed_or_terminated", "--nocapture"]);
     driver.env(DRIVER, "1").env("TMPDIR", folder).stdin(Stdio::piped()).stdout(Stdio::piped());
     driver.spawn().unwrap()
 }
 
-/// The driver's other process, which repeats what it hears until nobody can say anything any more.
+/// The driver's other process, which echoes its input until that is closed.
 struct Witness {
-    ear: std::process::ChildStdin,
-    mouth: BufReader<std::process::ChildStdout>,
+    stdin: std::process::ChildStdin,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Witness {
     fn of(driver: &mut Child) -> Self {
-        Self { ear: driver.stdin.take().unwrap(), mouth: BufReader::new(driver.stdout.take().unwrap()) }
+        Self { stdin: driver.stdin.take().unwrap(), stdout: BufReader::new(driver.stdout.take().unwrap()) }
     }
 
-    /// Says this, and waits until it comes back.
-    fn repeats(&mut self, words: &str) {
-        writeln!(self.ear, "{words}").unwrap();
-        let heard = self.mouth.by_ref().lines().map(Result::unwrap).find(|line| line == words);
-        assert!(heard.is_some(), "it has ended before it said that {words}");
+    /// Writes this line, and waits for its echo.
+    fn echoes(&mut self, words: &str) {
+        writeln!(self.stdin, "{words}").unwrap();
+        let echo = self.stdout.by_ref().lines().map(Result::unwrap).find(|line| line == words);
+        assert!(echo.is_some(), "the witness exited before it echoed: {words}");
     }
 }
 
@@ -86,11 +86,11 @@ fn connect(socket: &Path) -> UnixStream {
     connection
 }
 
-/// Waits until the other side is gone, which has nothing to say.
+/// Waits until the server closes the connection.
 fn is_over(connection: &mut UnixStream) -> bool {
     match connection.read(&mut [0]) {
         Ok(count) => count == 0,
-        // A frozen server never took it from its queue.
+        // A frozen server never accepted it.
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     }
 }

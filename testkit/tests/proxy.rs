@@ -1,4 +1,4 @@
-//! The proxy: that it delays each way by as much as it is told, and loses what it is told to lose and nothing else.
+//! The proxy: it delays each direction by the given time, and drops only the given bytes.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use leasehold_testkit::{Proxy, Server, wait_until};
 use redis::{Commands as _, Connection, RedisResult};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn try_connect(proxy: &Proxy) -> RedisResult<Connection> {
-    let connection = redis::Client::open(proxy.url())?.get_connection_with_timeout(PATIENCE)?;
-    connection.set_read_timeout(Some(PATIENCE))?;
+    let connection = redis::Client::open(proxy.url())?.get_connection_with_timeout(TIMEOUT)?;
+    connection.set_read_timeout(Some(TIMEOUT))?;
     Ok(connection)
 }
 
@@ -18,7 +18,7 @@ fn ping(connection: &mut Connection) -> RedisResult<String> {
     redis::cmd("PING").query(connection)
 }
 
-/// The shortest of many round trips, so that what a busy machine adds to most of them does not count.
+/// The shortest of many round trips, which excludes the delays of a busy machine.
 fn round_trip(connection: &mut Connection) -> Duration {
     let trip = |_| {
         let began = Instant::now();
@@ -29,7 +29,7 @@ fn round_trip(connection: &mut Connection) -> Duration {
 }
 
 #[test]
-fn without_orders_everything_passes_both_ways() {
+fn by_default_everything_passes_in_both_directions() {
     let server = Server::builder().password("s3cret").start();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -42,7 +42,7 @@ fn without_orders_everything_passes_both_ways() {
 }
 
 #[test]
-fn each_way_is_delayed_by_what_was_asked_for_and_hardly_more() {
+fn each_direction_is_delayed_by_the_given_time_and_little_more() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -59,7 +59,7 @@ fn each_way_is_delayed_by_what_was_asked_for_and_hardly_more() {
 }
 
 #[test]
-fn delayed_pieces_travel_at_the_same_time() {
+fn delays_of_several_pieces_run_in_parallel() {
     const COUNT: i64 = 300;
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
@@ -79,7 +79,7 @@ fn delayed_pieces_travel_at_the_same_time() {
 }
 
 #[test]
-fn swallowed_replies_never_come_though_their_commands_are_carried_out() {
+fn swallowed_replies_are_lost_although_their_commands_are_executed() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -94,7 +94,7 @@ fn swallowed_replies_never_come_though_their_commands_are_carried_out() {
 }
 
 #[test]
-fn swallowed_requests_are_never_carried_out() {
+fn swallowed_requests_are_never_executed() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -106,7 +106,7 @@ fn swallowed_requests_are_never_carried_out() {
 }
 
 #[test]
-fn cut_connections_break_at_once_even_with_much_on_the_way_and_new_ones_are_fine() {
+fn cut_closes_connections_at_once_even_with_bytes_in_flight_and_new_ones_work() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connections: Vec<Connection> = (0..5).map(|_| try_connect(&proxy).unwrap()).collect();
@@ -124,7 +124,7 @@ fn cut_connections_break_at_once_even_with_much_on_the_way_and_new_ones_are_fine
 }
 
 #[test]
-fn refused_clients_hear_so_and_those_that_are_connected_stay() {
+fn refuse_rejects_new_connections_and_keeps_open_ones() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -143,15 +143,15 @@ fn refused_clients_hear_so_and_those_that_are_connected_stay() {
 }
 
 #[test]
-fn unwanted_messages_are_lost_and_their_neighbours_are_not() {
+fn swallow_messages_drops_matching_messages_only() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     for protocol in ["", "?protocol=resp3"] {
         let swallowed = proxy.swallowed();
         let client = redis::Client::open(format!("{}{protocol}", proxy.url())).unwrap();
-        let mut connection = client.get_connection_with_timeout(PATIENCE).unwrap();
+        let mut connection = client.get_connection_with_timeout(TIMEOUT).unwrap();
         let mut inbox = connection.as_pubsub();
-        inbox.set_read_timeout(Some(PATIENCE)).unwrap();
+        inbox.set_read_timeout(Some(TIMEOUT)).unwrap();
         inbox.subscribe("letters").unwrap();
         proxy.swallow_messages(Some(b"grant"));
         for letter in ["one", "a grant", "two", "granted", "three"] {
@@ -169,7 +169,7 @@ fn unwanted_messages_are_lost_and_their_neighbours_are_not() {
 }
 
 #[test]
-fn a_server_that_is_stopped_and_started_again_is_found_again() {
+fn a_restarted_server_is_reachable_through_the_proxy() {
     let mut server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();

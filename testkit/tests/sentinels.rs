@@ -19,7 +19,7 @@ fn master_by(sentinels: &Sentinels) -> u16 {
 }
 
 #[test]
-fn a_planned_failover_makes_a_replica_the_master_with_what_was_written() {
+fn a_planned_failover_promotes_a_replica_with_all_data() {
     let sentinels = Sentinels::start();
     let hosts: Vec<String> =
         sentinels.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
@@ -48,7 +48,7 @@ fn a_killed_master_is_replaced_with_every_flavor() {
 }
 
 #[test]
-fn a_frozen_master_is_replaced_and_takes_itself_for_the_master_when_it_goes_on() {
+fn a_frozen_master_is_replaced_and_resumes_as_a_master() {
     let sentinels = Sentinels::start();
     let old = sentinels.master_number();
     let new = sentinels.freeze_master();
@@ -60,7 +60,7 @@ fn a_frozen_master_is_replaced_and_takes_itself_for_the_master_when_it_goes_on()
 }
 
 #[test]
-fn servers_and_sentinels_may_each_want_a_password() {
+fn servers_and_sentinels_support_different_passwords() {
     let mut sentinels =
         Sentinels::of(&Server::builder().password("s3cret"), &Server::builder().password("watcher"));
     let url = sentinels.url("locks");

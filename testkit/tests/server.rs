@@ -42,7 +42,7 @@ fn a_server_on_a_socket_has_no_port() {
 }
 
 #[test]
-fn settings_and_the_password_reach_the_server_and_its_addresses() {
+fn settings_and_password_reach_the_server_and_its_urls() {
     let server = Server::builder().setting("maxmemory", "12mb").password("s3cret").start();
     assert_eq!(ping(&server.url()).unwrap(), "PONG");
     assert_eq!(ping(&server.socket_url()).unwrap(), "PONG");
@@ -54,12 +54,12 @@ fn settings_and_the_password_reach_the_server_and_its_addresses() {
 
 #[test]
 #[should_panic(expected = "no-such-setting")]
-fn a_setting_that_does_not_exist_fails_with_what_the_server_says() {
+fn an_unknown_setting_panics_with_the_server_s_error() {
     let _server = Server::builder().setting("no-such-setting", "1").start();
 }
 
 #[test]
-fn a_server_that_is_killed_comes_back_at_the_same_address_with_what_was_on_disk() {
+fn a_killed_server_restarts_on_the_same_address_with_its_files() {
     let with_log = |builder: Builder| builder.setting("appendonly", "yes").setting("appendfsync", "always");
     for flavor in Flavor::ALL {
         for builder in [Server::builder(), Server::builder().on_socket()] {
@@ -76,7 +76,7 @@ fn a_server_that_is_killed_comes_back_at_the_same_address_with_what_was_on_disk(
 }
 
 #[test]
-fn a_server_that_is_shut_down_saves_and_one_that_is_killed_does_not() {
+fn shut_down_saves_and_stop_does_not() {
     let mut server = Server::builder().setting("save", "3600 1").start();
     let _: () = server.admin().set("saved", 1).unwrap();
     server.shut_down();
@@ -89,7 +89,7 @@ fn a_server_that_is_shut_down_saves_and_one_that_is_killed_does_not() {
 }
 
 #[test]
-fn a_server_can_be_had_while_it_loads() {
+fn start_loading_returns_while_the_server_loads() {
     // Each key takes it 50 ms, and it hears its clients after each KiB.
     let builder = Server::builder().setting("save", "3600 1").setting("rdbcompression", "no");
     let builder = builder.setting("key-load-delay", "50000");
@@ -105,7 +105,7 @@ fn a_server_can_be_had_while_it_loads() {
 }
 
 #[test]
-fn a_frozen_server_is_silent_until_it_goes_on_and_can_be_ended() {
+fn a_frozen_server_responds_after_it_is_resumed_and_can_be_stopped() {
     let server = Server::on_port();
     server.signal("STOP");
     assert!(ping(&server.url()).is_err());
@@ -122,7 +122,7 @@ fn a_frozen_server_is_silent_until_it_goes_on_and_can_be_ended() {
 }
 
 #[test]
-fn many_servers_at_once_have_a_port_and_a_folder_each() {
+fn concurrent_servers_have_distinct_ports_and_folders() {
     let servers: Vec<Server> = std::thread::scope(|scope| {
         let starts: Vec<_> = (0..8).map(|_| scope.spawn(Server::on_port)).collect();
         starts.into_iter().map(|start| start.join().unwrap()).collect()

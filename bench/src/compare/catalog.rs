@@ -1,42 +1,42 @@
-//! Who takes part: every row of the tables, and what it promises.
+//! The catalog: every row of the tables and its features.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// What a row does for its users. Rows are compared with those that do the same.
+/// The features of a row. The verdict compares rows with the same features.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promises {
-    /// A lease is renewed while its holder lives, without the caller's doing.
+    /// The lease is renewed automatically while its holder lives.
     pub renews: bool,
-    /// Whoever waits is told, and does not ask again and again.
-    pub is_told: bool,
-    /// First come, first served.
-    pub is_fair: bool,
-    /// Every grant has a number that only rises.
+    /// A waiter is notified and does not poll.
+    pub has_push: bool,
+    /// FIFO order under contention.
+    pub is_fifo: bool,
+    /// Every grant has a fencing token.
     pub is_fenced: bool,
 }
 
 /// A row of the tables.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// Which peer it is, by the name that `bench/setup` gives it.
+    /// The peer program, as `bench/setup` names it.
     pub program: &'static str,
-    /// Which kind of lock, as the peer knows it.
+    /// The kind of lock, as the peer names it.
     pub lock: &'static str,
-    /// With the settings that suit it best.
+    /// Whether it has tuned settings.
     pub is_tuned: bool,
-    /// What it does for its users.
+    /// Its features.
     pub promises: Promises,
-    /// How it is set, for the readers of the tables.
+    /// Its settings, for the page.
     pub note: &'static str,
 }
 
-const ALL: Promises = Promises { renews: true, is_told: true, is_fair: true, is_fenced: true };
-const TOLD: Promises = Promises { renews: true, is_told: true, is_fair: false, is_fenced: false };
-const POLLS: Promises = Promises { renews: false, is_told: false, is_fair: false, is_fenced: false };
+const ALL: Promises = Promises { renews: true, has_push: true, is_fifo: true, is_fenced: true };
+const PUSH: Promises = Promises { renews: true, has_push: true, is_fifo: false, is_fenced: false };
+const POLLS: Promises = Promises { renews: false, has_push: false, is_fifo: false, is_fenced: false };
 const EXTENDS: Promises = Promises { renews: true, ..POLLS };
 
 const fn row(
@@ -50,7 +50,7 @@ const fn row(
 }
 
 const fn tuned(name: &'static str, program: &'static str, promises: Promises) -> Row {
-    let note = "asks again after about 5 ms";
+    let note = "retries after about 5 ms";
     Row { name, program, lock: "mutex", is_tuned: true, promises, note }
 }
 
@@ -58,18 +58,24 @@ const fn tuned(name: &'static str, program: &'static str, promises: Promises) ->
 pub const OWN: [&str; 2] = ["leasehold", "bounds"];
 
 /// leasehold's mutex.
-pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "as it comes");
+pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "default settings");
 
 /// The mutexes of the others, as they come.
 pub const MUTEXES: [Row; 8] = [
-    row("Redisson RLock", "redisson", "mutex", TOLD, "as it comes"),
-    row("Redisson RFairLock", "redisson", "fair", Promises { is_fair: true, ..TOLD }, "as it comes"),
-    row("Redisson RFencedLock", "redisson", "fenced", Promises { is_fenced: true, ..TOLD }, "as it comes"),
-    row("redsync", "redsync", "mutex", POLLS, "asks again after 50 to 250 ms, for as long as it takes"),
-    row("rueidislock", "rueidislock", "mutex", TOLD, "one key, no loop tracking, as its README shows"),
-    row("redlock", "redlock", "mutex", EXTENDS, "asks again after 0 to 400 ms, for as long as it takes"),
-    row("redis-py", "redis-py", "mutex", POLLS, "asks again after 100 ms"),
-    row("rslock", "rslock", "mutex", EXTENDS, "asks again after up to 200 ms"),
+    row("Redisson RLock", "redisson", "mutex", PUSH, "default settings"),
+    row("Redisson RFairLock", "redisson", "fair", Promises { is_fifo: true, ..PUSH }, "default settings"),
+    row(
+        "Redisson RFencedLock",
+        "redisson",
+        "fenced",
+        Promises { is_fenced: true, ..PUSH },
+        "default settings",
+    ),
+    row("redsync", "redsync", "mutex", POLLS, "retries after 50 to 250 ms, without a limit"),
+    row("rueidislock", "rueidislock", "mutex", PUSH, "one key, no loop tracking, as its README shows"),
+    row("redlock", "redlock", "mutex", EXTENDS, "retries after 0 to 400 ms, without a limit"),
+    row("redis-py", "redis-py", "mutex", POLLS, "retries after 100 ms"),
+    row("rslock", "rslock", "mutex", EXTENDS, "retries after up to 200 ms"),
 ];
 
 /// The same, set to ask again sooner.
@@ -85,7 +91,7 @@ pub const PINGS: Row = row("two PINGs", "bounds", "ping", POLLS, "no lock at all
 /// What a lock that nobody else wants takes at least.
 pub const SET: Row =
     row("SET NX PX, compare and delete", "bounds", "set", POLLS, "the commands of a lock, without a library");
-/// What a hand-over takes at least.
+/// What a hand-off takes at least.
 pub const PUBLISH: Row =
     row("PUBLISH to the next", "bounds", "publish", POLLS, "a ring of connections that pass a message on");
 /// What a lock within a process takes at least.
@@ -93,29 +99,29 @@ pub const LOCAL: Row = row("tokio Mutex", "bounds", "local", POLLS, "within the 
 
 /// Readers and writers.
 pub const READ_WRITE: [Row; 2] = [
-    row("leasehold RwLock", "leasehold", "read-write", ALL, "as it comes"),
-    row("Redisson RReadWriteLock", "redisson", "read-write", TOLD, "as it comes"),
+    row("leasehold RwLock", "leasehold", "read-write", ALL, "default settings"),
+    row("Redisson RReadWriteLock", "redisson", "read-write", PUSH, "default settings"),
 ];
 
 /// Semaphores.
 pub const SEMAPHORES: [Row; 2] = [
-    row("leasehold Semaphore", "leasehold", "semaphore", ALL, "as it comes"),
+    row("leasehold Semaphore", "leasehold", "semaphore", ALL, "default settings"),
     row(
         "Redisson RSemaphore",
         "redisson",
         "semaphore",
-        Promises { is_told: true, ..POLLS },
+        Promises { has_push: true, ..POLLS },
         "its permits have no lease: those of a dead holder are gone",
     ),
 ];
 
 /// Over a quorum of independent servers.
 pub const QUORUM: [Row; 5] = [
-    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fair: false, ..ALL }, "as it comes"),
+    row("leasehold redlock:", "leasehold", "mutex", Promises { is_fifo: false, ..ALL }, "default settings"),
     row("Redisson RedLock", "redisson", "mutex", EXTENDS, "deprecated by its authors, and still there"),
-    row("redsync", "redsync", "mutex", POLLS, "as it comes"),
-    row("redlock", "redlock", "mutex", EXTENDS, "as it comes"),
-    row("rslock", "rslock", "mutex", EXTENDS, "as it comes"),
+    row("redsync", "redsync", "mutex", POLLS, "default settings"),
+    row("redlock", "redlock", "mutex", EXTENDS, "default settings"),
+    row("rslock", "rslock", "mutex", EXTENDS, "default settings"),
 ];
 
 /// Locks on stores of other kinds, a class of their own.

@@ -197,7 +197,7 @@ impl Scale {
         let group = |clients: u32, processes: u32| {
             let mut rows = self.competing();
             // A thousand that poll take as long as all the rest, and nobody would want them.
-            rows.retain(|row| !self.is_quick || clients < 1_000 || row.promises.is_told);
+            rows.retain(|row| !self.is_quick || clients < 1_000 || row.promises.has_push);
             let rows = catalog::with(&[catalog::PUBLISH], rows);
             let who = if processes > 1 { "processes" } else { "clients" };
             let cell = |hold: u64| {

@@ -2,32 +2,32 @@
 
 use crate::show;
 
-/// Which way is good.
+/// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Better {
-    /// As low as can be.
+    /// Lower.
     Low,
-    /// As high as can be.
+    /// Higher.
     High,
-    /// It says something about the row, and neither is better.
+    /// Neither: it only describes the row.
     Neither,
 }
 
-/// How a figure is written.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Microseconds.
     Time,
     /// Seconds.
     Seconds,
-    /// So many in a second.
+    /// Per second.
     Rate,
     /// A number with this many decimals.
     Number(usize),
 }
 
 impl Unit {
-    /// A figure as people read it.
+    /// The figure as text.
     #[must_use]
     pub(super) fn show(self, value: f64) -> String {
         match self {
@@ -59,11 +59,11 @@ pub(super) struct Column {
     pub(super) figure: &'static str,
     /// Its heading.
     pub(super) title: &'static str,
-    /// How it is written.
+    /// Its unit.
     pub(super) unit: Unit,
-    /// Which way is good.
+    /// Which direction is better.
     pub(super) better: Better,
-    /// With its spread, and its ratio to the lower bound.
+    /// Whether it has a spread and a ratio to the lower bound.
     pub(super) is_chief: bool,
 }
 
@@ -75,7 +75,7 @@ const fn chief(column: Column) -> Column {
     Column { is_chief: true, ..column }
 }
 
-/// Where some wait, a low median may say only that the others wait for longer.
+/// Under contention a low median may only mean that other clients wait longer.
 const fn neutral(column: Column) -> Column {
     Column { better: Better::Neither, ..column }
 }
@@ -83,13 +83,13 @@ const fn neutral(column: Column) -> Column {
 const RATE: Column = column("rate", "acquisitions/s", Unit::Rate, Better::High);
 const PAIR: Column = column("pair_p50", "lock + release p50", Unit::Time, Better::Low);
 const PAIR_P99: Column = column("pair_p99", "p99", Unit::Time, Better::Low);
-const HAND_OVER: Column = column("handover_p50", "hand-over p50", Unit::Time, Better::Low);
-const HAND_OVER_P99: Column = column("handover_p99", "p99", Unit::Time, Better::Low);
-const HAND_OVER_MAX: Column = column("handover_max", "max", Unit::Time, Better::Neither);
+const HANDOFF: Column = column("handover_p50", "hand-off p50", Unit::Time, Better::Low);
+const HANDOFF_P99: Column = column("handover_p99", "p99", Unit::Time, Better::Low);
+const HANDOFF_MAX: Column = column("handover_max", "max", Unit::Time, Better::Neither);
 const LONGEST: Column = column("wait_max", "longest wait", Unit::Time, Better::Low);
 const JAIN: Column = column("jain", "Jain", Unit::Number(3), Better::High);
-const LEAST: Column = column("least", "least served", Unit::Number(0), Better::Neither);
-const MOST: Column = column("most", "most", Unit::Number(0), Better::Neither);
+const LEAST: Column = column("least", "fewest acquisitions", Unit::Number(0), Better::Neither);
+const MOST: Column = column("most acquisitions", "most acquisitions", Unit::Number(0), Better::Neither);
 const SENT: Column = column("sent", "commands", Unit::Number(1), Better::Low);
 const BYTES: Column = column("bytes", "bytes", Unit::Number(0), Better::Low);
 const SERVER: Column = column("server_us", "server's CPU", Unit::Time, Better::Low);
@@ -103,9 +103,9 @@ pub(super) fn of(scenario: &str) -> Vec<Column> {
         "b" => vec![chief(RATE), PAIR, PAIR_P99, SENT, BYTES, SERVER, CLIENT],
         "c" => vec![
             chief(RATE),
-            chief(HAND_OVER),
-            HAND_OVER_P99,
-            HAND_OVER_MAX,
+            chief(HANDOFF),
+            HANDOFF_P99,
+            HANDOFF_MAX,
             LONGEST,
             JAIN,
             LEAST,
@@ -117,7 +117,7 @@ pub(super) fn of(scenario: &str) -> Vec<Column> {
         ],
         "d" => vec![chief(RATE), LONGEST, JAIN, LEAST, MOST, SENT, BYTES, SERVER, CLIENT],
         "e" => vec![
-            chief(column("takeover", "until the next has it", Unit::Seconds, Better::Low)),
+            chief(column("takeover", "until the next holder", Unit::Seconds, Better::Low)),
             column("of_ttl", "of the ttl", Unit::Number(2), Better::Neither),
         ],
         "f" => vec![
@@ -126,13 +126,13 @@ pub(super) fn of(scenario: &str) -> Vec<Column> {
             column("calls_per_second", "commands/s, with scripts'", Unit::Number(0), Better::Low),
             column("bytes_per_second", "bytes/s", Unit::Number(0), Better::Low),
             column("lost", "lost", Unit::Number(0), Better::Low),
-            column("taking", "taking them all", Unit::Seconds, Better::Neither),
+            column("taking", "time to acquire all", Unit::Seconds, Better::Neither),
         ],
         "g" | "h" => {
             vec![chief(RATE), neutral(PAIR), LONGEST, JAIN, LEAST, MOST, SENT, BYTES, SERVER, CLIENT]
         }
         _ => {
-            vec![chief(RATE), neutral(PAIR), neutral(PAIR_P99), HAND_OVER, LONGEST, JAIN, SENT, BYTES, SERVER]
+            vec![chief(RATE), neutral(PAIR), neutral(PAIR_P99), HANDOFF, LONGEST, JAIN, SENT, BYTES, SERVER]
         }
     }
 }
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_written_as_people_read_them() {
-        let shown = [
+    fn figures_have_readable_units_and_digit_groups() {
+        let texts = [
             Unit::Time.show(29.34),
             Unit::Seconds.show(3.25),
             Unit::Rate.show(1_234_567.8),
@@ -151,6 +151,6 @@ mod tests {
             Unit::Number(2).show(0.5),
             Unit::Number(0).show(-1_000.0),
         ];
-        assert_eq!(shown, ["29.34 µs", "3.25 s", "1,234,568", "999", "0.50", "-1,000"]);
+        assert_eq!(texts, ["29.34 µs", "3.25 s", "1,234,568", "999", "0.50", "-1,000"]);
     }
 }

@@ -1,29 +1,40 @@
-//! Which pictures there are.
+//! The charts of the page.
 
 use crate::compare::results::{Cell, Results, RowResult};
 
 use super::Pictures;
 use super::columns::Unit;
-use super::plot::{Line, bars, lines};
+use super::plot::{Best, Line, bars, lines};
 
-/// What is drawn over the number of clients in (c).
+/// The figures of scenario (c) that are drawn over the number of clients.
 const OVER_CLIENTS: [(&str, &str); 4] = [
     ("rate", "acquisitions per second"),
-    ("wait_max", "longest wait in µs"),
+    ("wait_max", "longest wait, µs"),
     ("sent", "commands per acquisition"),
     ("jain", "Jain's fairness index"),
 ];
 
-/// The pictures of these results.
+/// The number of clients with a bar chart of their own.
+const CROWD: u32 = 1_000;
+
+/// The charts of these results.
 pub(super) fn draw(results: &Results) -> Pictures {
     let mut pictures = Pictures::new();
     if let Some(cell) = results.cells.iter().find(|cell| cell.scenario == "a") {
-        pictures.push(("a-pair.svg".into(), chart(cell, "lock + release, p50", "pair_p50", Unit::Time)));
+        let title = "Uncontended lock + release, median";
+        let picture = chart(cell, title, "µs, lower is better", "pair_p50", Unit::Time, Best::Lowest);
+        pictures.push(("a-pair.svg".into(), picture));
     }
     for hold in [0, 1, 10] {
         let series = format!("clients, hold {hold} ms");
         let cells: Vec<&Cell> = results.cells.iter().filter(|cell| cell.series == series).collect();
-        // A line has two ends.
+        if let Some(cell) = cells.iter().find(|cell| cell.size == CROWD) {
+            let title = format!("One lock, {CROWD} clients, hold {hold} ms: acquisitions per second");
+            let picture =
+                chart(cell, &title, "acquisitions/s, higher is better", "rate", Unit::Rate, Best::Highest);
+            pictures.push((format!("c-rate-{CROWD}-clients-{hold}ms.svg"), picture));
+        }
+        // A line needs two points.
         if cells.len() < 2 {
             continue;
         }
@@ -32,14 +43,15 @@ pub(super) fn draw(results: &Results) -> Pictures {
             if hold != 1 && (figure == "jain" || figure == "sent") {
                 continue;
             }
-            let title = format!("one lock, hold {hold} ms: {what}");
-            let picture = lines(&title, "clients", &of_rows(&cells, figure));
+            let title = format!("One lock, hold {hold} ms: {what}");
+            let picture = lines(&title, "clients (logarithmic)", what, &of_rows(&cells, figure));
             pictures.push((format!("c-{figure}-{hold}ms.svg"), picture));
         }
     }
     if let Some(cell) = results.cells.iter().find(|cell| cell.scenario == "e") {
-        let title = "a killed holder: seconds until the next has the lock";
-        pictures.push(("e-takeover.svg".into(), chart(cell, title, "takeover", Unit::Seconds)));
+        let title = "A killed holder: time until the next client has the lock";
+        let picture = chart(cell, title, "seconds, lower is better", "takeover", Unit::Seconds, Best::Lowest);
+        pictures.push(("e-takeover.svg".into(), picture));
     }
     pictures
 }
@@ -48,7 +60,7 @@ fn is_drawn(row: &RowResult) -> bool {
     !row.row.ends_with("tuned")
 }
 
-/// A line for each row as it comes, ours first.
+/// A line for each row with default settings, leasehold's first.
 fn of_rows(cells: &[&Cell], figure: &str) -> Vec<Line> {
     let mut rows: Vec<&RowResult> = cells[0].rows.iter().filter(|row| is_drawn(row)).collect();
     rows.sort_by_key(|row| !row.row.starts_with("leasehold"));
@@ -62,11 +74,12 @@ fn of_rows(cells: &[&Cell], figure: &str) -> Vec<Line> {
     rows.into_iter().map(line).collect()
 }
 
-fn chart(cell: &Cell, title: &str, figure: &str, unit: Unit) -> String {
+fn chart(cell: &Cell, title: &str, across: &str, figure: &str, unit: Unit, best: Best) -> String {
     let all: Vec<(String, f64, String)> = cell
         .rows
         .iter()
+        .filter(|row| !row.is_broken())
         .filter_map(|row| row.median(figure).map(|value| (row.row.clone(), value, unit.show(value))))
         .collect();
-    bars(title, &all)
+    bars(title, across, best, &all)
 }

@@ -8,32 +8,31 @@ use crate::compare::results::{Cell, Presence, Results, RowResult};
 use super::columns::{Column, of};
 use super::verdict::known;
 
-/// Who takes part, and who does what.
+/// The libraries and their features.
 pub(super) fn participants(results: &Results) -> String {
-    let mut page = String::from(
-        "\n## Who takes part, and who does what\n\n| program | library | runs on |\n|---|---|---|\n",
-    );
+    let mut page =
+        String::from("\n## Libraries and features\n\n| program | library | runs on |\n|---|---|---|\n");
     for (program, presence) in &results.peers {
         let _ = match presence {
             Presence::There(hello) => writeln!(page, "| {program} | {} | {} |", hello.library, hello.runtime),
             Presence::Missing { missing } => writeln!(page, "| {program} | *missing: {}* | |", flat(missing)),
         };
     }
-    page += "\n| row | renews by itself | waiters are told | first come, first served | fencing tokens | how it is set |\n\
+    page += "\n| row | automatic renewal | push to waiters | FIFO | fencing tokens | settings |\n\
              |---|---|---|---|---|---|\n";
     for row in catalog::all() {
         if row.program == "bounds" {
             continue;
         }
         let promises = row.promises;
-        let marks = [promises.renews, promises.is_told, promises.is_fair, promises.is_fenced]
+        let marks = [promises.renews, promises.has_push, promises.is_fifo, promises.is_fenced]
             .map(|promised| if promised { "yes" } else { "" });
         let _ = writeln!(page, "| {} | {} | {} |", row.name, marks.join(" | "), row.note);
     }
     page
 }
 
-/// A table for each cell of a scenario.
+/// One table for each cell of a scenario.
 pub(super) fn scenario(results: &Results, letter: &str) -> String {
     let columns = of(letter);
     let cells = results.cells.iter().filter(|cell| cell.scenario == letter);
@@ -72,7 +71,7 @@ fn line(row: &RowResult, bound: Option<&RowResult>, columns: &[Column]) -> Strin
     line + "\n"
 }
 
-/// On one line, and without what ends a table's field.
+/// As one line, with `|` escaped.
 fn flat(why: &str) -> String {
     why.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }

@@ -1,4 +1,4 @@
-//! Where leasehold is not the best: found by comparing, not by choosing.
+//! Finds every figure in which leasehold is not the best.
 
 use crate::compare::catalog::{self, Promises, Row};
 use crate::compare::results::{Cell, Results, RowResult};
@@ -6,11 +6,11 @@ use crate::compare::store::Kind;
 
 use super::columns::{Better, Column, of};
 
-/// So far behind the first of its class leasehold may be.
+/// Tolerated ratio to the best lock with the same features.
 const CLASS: f64 = 1.1;
-/// So far from the lower bound.
+/// Tolerated ratio to the lower bound.
 const BOUND: f64 = 1.3;
-/// The promise that costs something also where nobody waits.
+/// The feature that costs time even without contention.
 pub(super) const TOKENS: &str = "fencing tokens";
 
 /// One column of one cell in which leasehold is behind.
@@ -22,26 +22,26 @@ pub(super) struct Behind {
     pub(super) column: &'static str,
     /// leasehold's figure.
     pub(super) own: String,
-    /// Who is better, and the figure.
+    /// The better row and its figure.
     pub(super) other: String,
-    /// How many times worse leasehold is.
+    /// By which factor leasehold is worse.
     pub(super) ratio: f64,
-    /// What leasehold's row promises there, and the other does not.
+    /// Features of leasehold's row that the other row lacks.
     pub(super) leaves_out: Vec<&'static str>,
 }
 
-/// What leasehold is behind of.
+/// All figures in which leasehold is behind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Verdict {
-    /// The best of those that do the same: they renew, whoever waits is told, and the first to come is the first served.
+    /// Against the best lock with the same features: renewal, push, FIFO.
     pub(super) class: Vec<Behind>,
-    /// The best of all others, whatever they leave out.
+    /// Against the best of all other locks.
     pub(super) others: Vec<Behind>,
-    /// The lower bound.
+    /// Against the lower bound.
     pub(super) bound: Vec<Behind>,
 }
 
-/// Compares everywhere.
+/// Compares every column of every cell.
 #[must_use]
 pub(super) fn verdict(results: &Results) -> Verdict {
     let mut verdict = Verdict::default();
@@ -60,7 +60,7 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
     let (mut class, mut others): (Option<Rival<'_>>, Option<Rival<'_>>) = (None, None);
     for row in &cell.rows {
         let (Some(known), Some(figure)) = (known(row), row.median(column.figure)) else { continue };
-        // On other stores they pay for other promises.
+        // Locks on other stores pay for other guarantees.
         if row.row == own.0.row || row.is_broken() || Kind::of(known.program).is_some() {
             continue;
         }
@@ -70,8 +70,8 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
             }
             continue;
         }
-        let does_the_same = is_of_class(known.promises, cell);
-        let place = if does_the_same { &mut class } else { &mut others };
+        let has_same_features = is_of_class(known.promises, cell);
+        let place = if has_same_features { &mut class } else { &mut others };
         if place.is_none_or(|(_, best)| is_better(column, figure, best)) {
             *place = Some((row, figure));
         }
@@ -83,13 +83,13 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
     }
 }
 
-/// Whether it does what leasehold does, as far as the cell asks for it. To be first come, first served costs nothing where
-/// nobody waits; of readers and writers, and of semaphores, there is only one other; and over a quorum no order is promised.
+/// Whether the lock has the same features as leasehold, as far as they matter in this cell. FIFO order costs nothing without
+/// contention, only one other library has read-write locks and semaphores, and a quorum promises no order.
 fn is_of_class(promises: Promises, cell: &Cell) -> bool {
     match cell.scenario.as_str() {
-        "g" | "h" => promises.is_told,
-        "i" => promises.renews && (promises.is_told || !cell.is_contended),
-        _ => promises.is_told && promises.renews && (promises.is_fair || !cell.is_contended),
+        "g" | "h" => promises.has_push,
+        "i" => promises.renews && (promises.has_push || !cell.is_contended),
+        _ => promises.has_push && promises.renews && (promises.is_fifo || !cell.is_contended),
     }
 }
 
@@ -100,12 +100,12 @@ fn promises(row: &RowResult) -> Promises {
     known(row).map(|row| row.promises).unwrap_or_default()
 }
 
-/// What one promises and the other does not, in the words of the page.
+/// The features that the first has and the second lacks, as the page names them.
 fn leaves_out(own: Promises, other: Promises) -> Vec<&'static str> {
     let promises = [
         ("renewal", own.renews, other.renews),
-        ("being told", own.is_told, other.is_told),
-        ("a queue", own.is_fair, other.is_fair),
+        ("push", own.has_push, other.has_push),
+        ("FIFO", own.is_fifo, other.is_fifo),
         (TOKENS, own.is_fenced, other.is_fenced),
     ];
     promises.into_iter().filter(|(_, own, other)| *own && !other).map(|(what, ..)| what).collect()
@@ -114,7 +114,7 @@ fn leaves_out(own: Promises, other: Promises) -> Vec<&'static str> {
 fn note(list: &mut Vec<Behind>, cell: &Cell, column: Column, own: Rival<'_>, rival: Rival<'_>, limit: f64) {
     let (figure, best) = (own.1, rival.1);
     let ratio = if column.better == Better::Low { figure / best } else { best / figure };
-    // Nothing lost against nothing lost is neither better nor worse.
+    // Zero against zero has no ratio.
     if ratio.is_nan() || ratio <= limit {
         return;
     }
@@ -132,7 +132,7 @@ fn is_better(column: Column, figure: f64, best: f64) -> bool {
     if column.better == Better::Low { figure < best } else { figure > best }
 }
 
-/// What the catalog knows of it.
+/// Its entry in the catalog.
 pub(super) fn known(row: &RowResult) -> Option<Row> {
     catalog::all().into_iter().chain(catalog::QUORUM).find(|known| known.name == row.row)
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_a_tenth_better_and_does_the_same_is_named() {
+    fn the_best_row_of_each_class_beyond_the_tolerance_is_listed() {
         let found = of_rows(vec![
             row("leasehold", 100.0, 0.0),
             row("Redisson RFairLock", 120.0, 0.0),
@@ -167,11 +167,11 @@ mod tests {
         assert_eq!(named(&found.others), ["redsync: 300"]);
         assert_eq!(named(&found.bound), ["PUBLISH to the next: 131"]);
         assert_eq!(found.class[0].leaves_out, [TOKENS]);
-        assert_eq!(found.others[0].leaves_out, ["renewal", "being told", "a queue", TOKENS]);
+        assert_eq!(found.others[0].leaves_out, ["renewal", "push", "FIFO", TOKENS]);
     }
 
     #[test]
-    fn over_a_quorum_whoever_polls_is_of_the_class_only_where_nobody_waits() {
+    fn over_a_quorum_a_polling_lock_has_the_same_features_only_without_contention() {
         let behind = |is_contended| {
             let rows = vec![row("leasehold redlock:", 100.0, 0.0), row("rslock", 120.0, 0.0)];
             let cell = Cell { scenario: "i".into(), is_contended, rows, ..Cell::default() };
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_behind_a_lock_that_is_broken_or_hardly_better() {
+    fn broken_locks_and_small_differences_are_not_listed() {
         let rows = vec![
             row("leasehold", 100.0, 0.0),
             row("Redisson RFairLock", 900.0, 1.0),

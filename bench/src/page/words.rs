@@ -1,4 +1,4 @@
-//! The page's sentences.
+//! The sentences of the page.
 
 use std::fmt::Write as _;
 
@@ -6,62 +6,66 @@ use crate::compare::results::Results;
 
 use super::verdict::{Behind, TOKENS, Verdict};
 
-/// What a scenario is about.
-pub(super) struct About {
+/// Title and description of a scenario.
+pub(super) struct Section {
     pub(super) letter: &'static str,
     pub(super) title: &'static str,
     pub(super) about: &'static str,
 }
 
-const fn about(letter: &'static str, title: &'static str, about: &'static str) -> About {
-    About { letter, title, about }
+const fn section(letter: &'static str, title: &'static str, about: &'static str) -> Section {
+    Section { letter, title, about }
 }
 
 /// Every scenario, in the order of the page.
-pub(super) const SCENARIOS: [About; 10] = [
-    about("a", "A lock that nobody else wants", "Lock and release, one after the other, by one client."),
-    about("b", "Many locks at once", "Tasks of one process over one client, each with a lock of its own."),
-    about(
+pub(super) const SCENARIOS: [Section; 10] = [
+    section("a", "An uncontended lock", "One client locks and releases, one after the other."),
+    section(
+        "b",
+        "Many locks at once",
+        "The tasks of one process share a client. Each has a lock of its own.",
+    ),
+    section(
         "c",
         "Many clients, one lock",
-        "Each waits for the same lock, holds it, gives it back, and asks again. *Clients* have connections of their own, the \
-         fewest that their library allows, in one process; *processes* have one client each. *Hand-over* is from the moment when \
-         the holder begins to release until somebody who waited is inside. Jain's index is told as a part of what so many \
-         turns allow: 2,600 of a thousand clients can't be shared out evenly.",
+        "Each client acquires the same lock, holds it, releases it, and starts again. *Clients* share one process and have connections \
+         of their own, as few as their library allows; *processes* have one client each. *Hand-off* is the time from the start of \
+         a release until a waiter is in the critical section. Jain's fairness index is given relative to its maximum for this number of \
+         acquisitions, since 1,000 clients cannot share 2,600 acquisitions evenly.",
     ),
-    about(
+    section(
         "d",
         "Many tasks of one client, one lock",
-        "A thousand tasks, or threads, of one process over one client.",
+        "1,000 tasks or threads of one process share a client.",
     ),
-    about(
+    section(
         "e",
         "A holder is killed",
-        "Its process is ended at once, half a second after it took the lock, while another one waits. On Redis the lock is the \
-         next one's when the lease has run out; nobody can know any sooner.",
+        "The holder's process is killed half a second after it has acquired the lock, while another client waits. On Redis the lock \
+         passes to the waiter when the lease expires; the server cannot know of the crash earlier.",
     ),
-    about(
+    section(
         "f",
-        "Leases that nobody touches",
-        "So many held leases of one client, only of libraries that renew by themselves. Once, since it takes its time.",
+        "Idle leases",
+        "One client holds this many leases. Only libraries that renew automatically take part. One run, since it takes long.",
     ),
-    about("g", "Readers and writers", "Nine of ten turns only read."),
-    about("h", "A semaphore", "Ten permits: ten inside, and a hundred who wait."),
-    about("i", "A quorum of independent servers", "Redlock: more than half of the servers have to agree."),
-    about("j", "A slow network", "A proxy in front of the server adds to every round trip."),
+    section("g", "Readers and writers", "Nine of ten acquisitions are for reading."),
+    section("h", "A semaphore", "Ten permits, and a hundred waiters."),
+    section("i", "A quorum of independent servers", "Redlock: a majority of the servers grants the lock."),
+    section("j", "A slow network", "A proxy in front of the server adds latency to every round trip."),
 ];
 
-/// What it is, how it was made, and how to make it again.
+/// The head of the page: the machine, the method, and the commands to repeat it.
 pub(super) fn opening(results: &Results) -> String {
     let machine = &results.machine;
     let quick = if results.is_quick { " --quick" } else { "" };
     let mut page = format!(
         "# Benchmarks\n\n\
-         The same work by every lock library, side by side in one run. This page is written by the benchmark; do not edit it.\n\n    \
+         Every lock library does the same work, side by side in one run. The benchmark writes this page; do not edit it.\n\n    \
          bench/setup\n    \
          cargo run --release -p leasehold-bench -- compare{quick}\n    \
          cargo run --release -p leasehold-bench -- report\n\n\
-         {} with {} cores, {}, {}, on {}; {:.0} minutes. Figures of machines differ, ratios less: compare within a table.\n",
+         {} with {} cores, {}, {}, on {}; {:.0} minutes. Absolute figures depend on the machine, ratios less: compare within a table.\n",
         machine.processor,
         machine.cores,
         machine.kernel,
@@ -70,51 +74,51 @@ pub(super) fn opening(results: &Results) -> String {
         results.minutes.ceil(),
     );
     if results.is_quick {
-        page += "\n**This was a quick run: a first look, with short rounds and few of them.**\n";
+        page += "\n**This was a quick run, with few and short rounds.**\n";
     }
-    page += "\n- Every library runs in a process of its own, on a server of its own, and takes its turn: one row, the next, and when all \
-             had their round, again. Figures are medians over the rounds; the lowest and the highest stand in parentheses, and the \
-             ratio to the lower bound, which is the first row where there is one, behind them.\n\
-             - The driver tells a peer only when to begin and to end. Latencies are taken by the peers themselves, on the clock that all \
-             processes of the machine share, and nothing goes through a pipe meanwhile.\n\
-             - Every critical section is checked, twice: no two may overlap, and a counter that it increments must not lose a count. A lock \
-             that fails is *broken*, however fast.\n\
-             - Commands are what clients send for each acquisition, without those that scripts call. Bytes are both ways. A server's CPU is \
-             that of its main thread.\n\
+    page += "\n- Every library has a process and a server of its own. In each round all rows run one after the other. A figure is the median over \
+             the rounds, with the lowest and the highest in parentheses, then the ratio to the lower bound. The lower bound, if a table has \
+             one, is its first row.\n\
+             - The peers measure latencies themselves, on the machine's common clock. During a measurement nothing passes between \
+             the driver and the peers.\n\
+             - Two checks cover every critical section: no two may overlap, and a counter that each increments must not lose a count. A lock \
+             that fails is marked *broken*.\n\
+             - *Commands* counts what clients send per acquisition, without the commands inside scripts. *Bytes* counts both directions. A server's \
+             CPU is that of its main thread.\n\
              - Every lease has the same ttl.\n";
     let _ = writeln!(
         page,
-        "- Before and after each run a fixed piece of work says whether the machine was as fast as at its best. {} runs were thrown \
-         away and done again since it was not; {} were kept all the same, since it went on.",
+        "- Before and after each run, a fixed calibration workload measures whether the machine is at its best speed. {} runs at a lower speed \
+         were discarded and repeated; {} were kept because the lower speed persisted.",
         results.discarded, results.disturbed
     );
     page
 }
 
-/// Where leasehold is not the best.
+/// The list of all figures in which leasehold is not the best.
 pub(super) fn verdict(verdict: &Verdict) -> String {
     let mut page = String::from("\n## Where leasehold is not the best\n");
     let without_tokens = verdict.class.iter().filter(|behind| behind.leaves_out.contains(&TOKENS)).count();
     let class = format!(
-        "More than a tenth behind the first of those that do the same: they renew, tell whoever waits, and where clients compete serve \
-         the first to come first; over a quorum, where no order is promised, they renew, and tell whoever waits if clients compete. \
-         {without_tokens} of these {} are behind a lock that gives no fencing tokens, which have to outlive their lock:",
+        "Rows where leasehold is more than 10 % behind the best lock with the same features: renewal, push to waiters, and under contention \
+         FIFO order. Over a quorum, which promises no order, the features are renewal and, under contention, push. In {without_tokens} of \
+         these {} rows the better lock has no fencing tokens, whose counter must outlive the lock:",
         verdict.class.len()
     );
     let parts = [
         (
             class.as_str(),
-            "Nowhere is it more than a tenth behind the first of those that do the same.",
+            "In no row is leasehold more than 10 % behind the best lock with the same features.",
             &verdict.class,
         ),
         (
-            "More than a tenth behind the first of the others, which leave something of that out:",
-            "Nowhere is it more than a tenth behind the first of the others.",
+            "Rows where leasehold is more than 10 % behind the best lock that lacks some of these features:",
+            "In no row is leasehold more than 10 % behind a lock that lacks some of these features.",
             &verdict.others,
         ),
         (
-            "More than 1.3 times away from a lower bound:",
-            "Nowhere is it more than 1.3 times away from a lower bound.",
+            "Rows where leasehold is more than 1.3 times away from the lower bound:",
+            "In no row is leasehold more than 1.3 times away from the lower bound.",
             &verdict.bound,
         ),
     ];
@@ -126,7 +130,7 @@ pub(super) fn verdict(verdict: &Verdict) -> String {
 
 fn table(list: &[Behind]) -> String {
     let mut page = String::from(
-        "| where | column | leasehold | who | times | which leaves out |\n|---|---|--:|--:|--:|---|\n",
+        "| scenario | column | leasehold | best other | ratio | features that it lacks |\n|---|---|--:|--:|--:|---|\n",
     );
     for behind in list {
         let Behind { place, column, own, other, ratio, leaves_out } = behind;
@@ -137,7 +141,7 @@ fn table(list: &[Behind]) -> String {
     page
 }
 
-/// The day of a moment, as 2026-11-21.
+/// The date of a Unix time, as 2026-11-21.
 fn date(seconds: u64) -> String {
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years that begin in March end with the leap day.
     let days = seconds / 86_400 + 719_468;
@@ -155,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_those_of_the_calendar() {
+    fn unix_times_become_calendar_dates() {
         let days = [0, 951_782_400, 1_709_164_800, 1_735_689_599, 1_795_219_200];
         let dates = ["1970-01-01", "2000-02-29", "2024-02-29", "2024-12-31", "2026-11-21"];
         assert_eq!(days.map(date), dates);

@@ -1,7 +1,7 @@
-//! What clients and stores say to each other.
+//! The commands, replies and pushes that clients and stores exchange.
 //!
-//! Every command names the acquisition that it is about, so every one may be repeated: after a lost
-//! reply, on another connection, twice.
+//! Every command carries its acquisition id and is idempotent: a client may resend it after a lost reply or on another
+//! connection.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -14,15 +14,15 @@ use crate::token::{Token, TokenRange};
 /// One command about one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Take a lease, or a place in the queue for one. Shared, since a waiter says it again and again.
+    /// Acquire a lease, or enqueue. Shared, because a waiter resends it.
     Acquire(Arc<Acquire>),
-    /// Keep a lease, or claim a pushed one.
+    /// Extend a lease, or claim a pushed one.
     Renew(Renew),
-    /// Give back a lease or a place in the queue.
+    /// Release a lease or leave the queue.
     Release(Release),
-    /// Say who holds and who waits.
+    /// List the holders and the waiters.
     Inspect,
-    /// Take the resource away from whoever holds it.
+    /// Revoke all leases of the resource.
     ForceRelease,
 }
 
@@ -32,35 +32,35 @@ impl From<Acquire> for Command {
     }
 }
 
-/// Take a lease, or a place in the queue for one.
+/// Acquires a lease, or enqueues the attempt.
 ///
-/// Sent again with the same acquisition it changes nothing but this: a waiter's deadline starts
-/// anew, and the waiter counts as heard from. That is how a waiter re-checks.
+/// A repeat with the same acquisition id only restarts the waiter's deadline and marks its client as alive. A waiter
+/// re-checks that way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acquire {
     /// This attempt.
     pub acquisition: Acquisition,
-    /// Who will hold; the acquisition itself where none is named.
+    /// The owner of the lease; without one, the acquisition owns itself.
     pub owner: Option<Owner>,
-    /// How much weight the resource bears; the same from everyone who uses it at one time.
+    /// Total weight of the resource. All concurrent users must pass the same value.
     pub capacity: u32,
-    /// How much of the capacity this holder takes.
+    /// Weight of this lease.
     pub weight: u32,
-    /// How long the lease runs without renewal.
+    /// Lifetime of the lease without renewal.
     pub ttl: Duration,
-    /// How many tokens to set aside beyond the grant's own.
+    /// Number of tokens to reserve beyond the grant's own.
     pub reserve: u32,
-    /// Whether to queue when it can't be had at once.
+    /// Enqueue if the lease is not available at once.
     pub wait: Option<WaitFor>,
-    /// The lease that this one takes the place of, in one step: that of the same client with this sequence number,
-    /// neither of them with a named owner. What it weighs counts as free, and the attempt stands before all who wait.
+    /// Sequence number of the same client's lease that this one replaces in one step. Neither may have a named owner. The
+    /// replaced weight counts as free, and the attempt goes ahead of all waiters.
     pub replaces: Option<u64>,
-    /// What others are shown about this holder or waiter. Its meaning is the caller's.
+    /// Opaque text that `Inspect` shows for this holder or waiter.
     pub metadata: Arc<str>,
 }
 
 impl Acquire {
-    /// All of a resource that bears one holder, without a place in the queue and anything special: what others differ from.
+    /// An exclusive attempt that does not wait; a base for struct update syntax.
     #[must_use]
     pub fn exclusive(acquisition: Acquisition, ttl: Duration) -> Self {
         Self {
@@ -77,40 +77,40 @@ impl Acquire {
     }
 }
 
-/// How to wait.
+/// Queue parameters of a waiting attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitFor {
-    /// How long the place in the queue is kept without a sign of life.
+    /// Lifetime of the queue entry without a re-check.
     pub entry_ttl: Duration,
-    /// The longest queue to join: with this many waiters in it the answer is `QueueFull`.
+    /// Maximum queue length: with this many waiters the reply is `QueueFull`.
     pub max_queue: u32,
 }
 
-/// Keep a lease, or claim a pushed one.
+/// Extends a lease, or claims a pushed one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renew {
-    /// The attempt that was granted.
+    /// The granted attempt.
     pub acquisition: Acquisition,
-    /// How long the lease runs from now.
+    /// New lifetime, from the time the store runs the command.
     pub ttl: Duration,
-    /// How many further tokens to set aside.
+    /// Number of further tokens to reserve.
     pub reserve: u32,
 }
 
-/// Give back a lease or a place in the queue.
+/// Releases a lease or a queue entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
-    /// Keep the resource taken until this long after the grant, though nobody holds it any more.
+    /// Retain the lease, without a holder, until this long after the grant.
     pub min_hold: Duration,
-    /// An `Acquire` of this attempt may still be under way: leave a tombstone for this long, so that it
-    /// answers `Cancelled` instead of taking a lease that nobody holds. Zero leaves none.
+    /// Lifetime of a tombstone; zero leaves none. Needed if an `Acquire` of this attempt may still be in flight: it then
+    /// gets `Cancelled` instead of a lease without a holder.
     pub tombstone: Duration,
 }
 
 impl Release {
-    /// At once, of an attempt whose every `Acquire` was answered.
+    /// A release without minimum hold and tombstone, for an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
         Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO }
@@ -120,71 +120,71 @@ impl Release {
 /// A store's answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The store's clock when it decided.
+    /// The store's clock when it ran the command.
     pub at: StoreTime,
-    /// What it decided.
+    /// The result.
     pub reply: Reply,
 }
 
-/// What a store decided.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// To `Acquire`: the lease is held.
     Granted(Grant),
-    /// To `Acquire` with `wait`: the attempt has a place in the queue.
+    /// To `Acquire` with `wait`: the attempt is queued.
     Queued(Queued),
-    /// To `Acquire` without `wait`: somebody else holds it or stands before.
+    /// To `Acquire` without `wait`: the lock is held, or other attempts are queued.
     Busy,
-    /// To `Acquire`: the attempt was given back before this command arrived.
+    /// To `Acquire`: the attempt was released before this command arrived.
     Cancelled,
-    /// To `Acquire` with `wait`: the queue is as long as the command allows.
+    /// To `Acquire` with `wait`: the queue has `max_queue` entries.
     QueueFull,
-    /// To `Acquire`, from one of several stores that vote: until then it may have forgotten what it granted.
+    /// To `Acquire`, from a quorum node: the node may have lost leases and does not vote until then.
     Abstains(StoreTime),
-    /// To `Acquire`: it contradicts how the resource is used.
+    /// To `Acquire`: the parameters contradict the resource's current use.
     Refused(Refusal),
-    /// To `Renew`: the lease runs on.
+    /// To `Renew`: the lease is extended.
     Renewed {
-        /// From the store's `at`.
+        /// Remaining lifetime, from the store's `at`.
         valid_for: Duration,
-        /// The tokens set aside, where some were asked for.
+        /// The reserved tokens, if any were requested.
         tokens: Option<TokenRange>,
-        /// Somebody waits for the resource.
+        /// Whether another client waits for the resource.
         contended: bool,
     },
-    /// To `Release`: it is given back.
+    /// To `Release`: done.
     Released,
-    /// To `Renew` or `Release`: the attempt has neither a lease nor a place.
+    /// To `Renew` or `Release`: the attempt has neither a lease nor a queue entry.
     NotHeld,
     /// To `Inspect`.
     View(View),
-    /// To `ForceRelease`: from whom it was taken.
+    /// To `ForceRelease`: the revoked leases.
     Forced(Vec<Holder>),
 }
 
-/// A lease as it is given.
+/// A granted lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Its token and those set aside.
+    /// The lease's token, followed by the reserved ones.
     pub tokens: TokenRange,
-    /// How long it runs from the store's `at`.
+    /// Lifetime, from the store's `at`.
     pub valid_for: Duration,
 }
 
-/// A place in the queue.
+/// A queue position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// Nobody stands before this attempt.
+    /// Whether this attempt is the first in the queue.
     pub is_head: bool,
-    /// When to look again, if nothing is heard until then: for the head, when the first of the present leases ends;
-    /// for others a while later, in case that the head is gone too.
+    /// When to re-check if no push arrives: for the head, when the first current lease expires; for followers somewhat
+    /// later, in case the head is gone too.
     pub repoll_at: StoreTime,
 }
 
-/// What the first in the queue needs to know.
+/// Sent to the first waiter in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadHint {
-    /// When the first of the present leases ends unless it is renewed: the time to look again.
+    /// When the first current lease expires unless renewed: the time to re-check.
     pub repoll_at: StoreTime,
 }
 
@@ -194,13 +194,13 @@ impl From<HeadHint> for Queued {
     }
 }
 
-/// Why an `Acquire` contradicts how the resource is used.
+/// Why an `Acquire` was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The weight is zero or more than the capacity.
     Weight {
-        /// The capacity asked with.
+        /// The requested capacity.
         capacity: u32,
     },
     /// The resource is in use with another capacity.
@@ -208,71 +208,70 @@ pub enum Refusal {
         /// The capacity in use.
         in_use: u32,
     },
-    /// The owner holds it with less weight, or the lease to be replaced weighs less, and waiting for the rest could
-    /// mean to wait for itself.
+    /// The owner's current lease, or the lease to replace, has less weight, and waiting for the rest could deadlock.
     HeavierReentry {
         /// The weight it holds.
         held: u32,
     },
-    /// The lease that it was to take the place of is not held.
+    /// The lease to replace is not held.
     NotHeld,
 }
 
-/// Something a store tells a client unasked.
+/// An unsolicited message from a store to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// The attempt that it is about; its client is the addressee.
+    /// The attempt concerned; its client is the recipient.
     pub acquisition: Acquisition,
-    /// The store's clock when it was decided.
+    /// The store's clock when the event happened.
     pub at: StoreTime,
     /// What happened.
     pub kind: PushKind,
 }
 
 impl Push {
-    /// The addressee.
+    /// The recipient.
     #[must_use]
     pub const fn to(&self) -> ClientId {
         self.acquisition.client
     }
 }
 
-/// What a push tells.
+/// The event that a push reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushKind {
-    /// The waiter holds the lease now, for a claim window. A renewal makes it full length.
+    /// The waiter holds the lease for a claim window. A renewal extends it to the full ttl.
     Granted(Grant),
-    /// The waiter is the first in the queue now.
+    /// The waiter is now the first in the queue.
     Next(HeadHint),
-    /// The lease was taken away.
+    /// The lease was revoked.
     Revoked,
-    /// Somebody waits for the lease, whose holder has set tokens aside to hand it on among its own.
+    /// Another client waits for a lease whose holder reserved tokens for local hand-offs.
     Contended,
 }
 
-/// Who holds and who waits.
+/// Holders and waiters of a resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// How much weight the resource bears; zero when it is unknown to the store.
+    /// Total weight; zero if the store does not know the resource.
     pub capacity: u32,
-    /// How much of it is taken.
+    /// Weight in use.
     pub in_use: u32,
-    /// The last token given or set aside.
+    /// The last token granted or reserved.
     pub last_token: Option<Token>,
-    /// In the order of their tokens.
+    /// Ordered by token.
     pub holders: Vec<Holder>,
-    /// In the order of the queue.
+    /// In queue order.
     pub waiters: Vec<QueueEntry>,
 }
 
-/// One lease as others see it.
+/// A lease, as `Inspect` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The attempt that was granted.
     pub acquisition: Acquisition,
-    /// The owner, where one was named.
+    /// The named owner, if any.
     pub owner: Option<Owner>,
-    /// How much of the capacity it takes.
+    /// Weight of the lease.
     pub weight: u32,
     /// Its token.
     pub token: Token,
@@ -280,26 +279,25 @@ pub struct Holder {
     pub granted_at: StoreTime,
     /// Until when, unless it is renewed.
     pub expires_at: StoreTime,
-    /// Nobody holds it any more: it only keeps others out until then.
+    /// The lease was released and only retained until `expires_at`.
     pub retained: bool,
-    /// What the holder said about itself.
+    /// The holder's metadata.
     pub metadata: Arc<str>,
 }
 
-/// One place in the queue as others see it.
+/// A queue entry, as `Inspect` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueEntry {
     /// The attempt.
     pub acquisition: Acquisition,
-    /// How much of the capacity it wants.
+    /// Requested weight.
     pub weight: u32,
     /// Since when.
     pub since: StoreTime,
-    /// When the place is given up without a sign of life.
+    /// When the entry expires without a re-check.
     pub deadline: StoreTime,
-    /// It was absent or asleep when its turn came: it keeps its place, and is passed over until it is
-    /// heard from.
+    /// The waiter was unreachable when it was next. It keeps its place and is skipped until its client sends a command.
     pub skipped: bool,
-    /// What the waiter said about itself.
+    /// The waiter's metadata.
     pub metadata: Arc<str>,
 }

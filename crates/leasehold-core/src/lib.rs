@@ -1,17 +1,15 @@
-//! The pure heart of leasehold: what a lock *is*, without saying where it is kept.
+//! The core of leasehold: the lock rules and the client state machines, independent of any store.
 //!
 //! - [`model`]: the server's side of every lock kind, one weighted FIFO lease table per resource.
-//!   It is the in-memory store, the transition function of the embedded store, and the oracle that
-//!   every other store is compared with.
-//! - [`AcquireMachine`]: the client's side of one attempt to lock.
-//! - [`LeaseMachine`]: the client's side of one held lease: when to renew it, and when to stop
-//!   believing in it.
-//! - [`Round`]: several stores that vote, and what their answers come to.
+//!   It is the in-memory store, the transition function of the embedded store, and the reference that
+//!   every other store is tested against.
+//! - [`AcquireMachine`]: one attempt to lock.
+//! - [`LeaseMachine`]: one held lease: when to renew it, and until when to trust it.
+//! - [`Round`]: one quorum vote of several nodes.
 //!
 //! Inputs of a machine are `handle_*`, its outputs are `poll_*`, and the time is an argument.
 //!
-//! What is deliberately absent: clocks, sockets, tasks, threads, random numbers and any kind of IO.
-//! Nothing here can block, fail on its own or behave differently twice.
+//! The crate has no clocks, sockets, tasks, threads, random numbers or IO: it never blocks and is deterministic.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -27,7 +25,7 @@ mod name;
 mod time;
 mod token;
 
-pub use client::attempt::{AcquireMachine, Failure, Outcome, WaitPolicy};
+pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitPolicy};
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};
 pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, quorum_of};

@@ -3,23 +3,22 @@
 //! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
 //! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_all`] several by an attempt
 //! each; [`Table`] keeps a resource in memory; [`Rows`] is what another store implements instead. What all commands share
-//! is here, and what each of them does in `acquire.rs`, `release.rs` and `inspect.rs`.
+//! is here; the commands are in `acquire.rs`, `release.rs` and `inspect.rs`.
 //!
 //! The rules, each of them a property in `tests/model/`:
 //!
-//! - **Order.** Nobody overtakes a waiter that is there, except an owner that re-enters, and a holder that waits for
-//!   more: only one that has more than half of the capacity may, so that no two can wait for each other.
-//! - **Own expiry.** Each lease, each place in the queue and each tombstone ends at its own time. That is
-//!   decided by comparing times, by whichever command comes next, so the table needs no timer.
-//! - **Who is there.** A client that is absent, or that let a claim window lapse, is *parked*: all its entries keep their
-//!   places and are passed over until it is heard from. That is a property of the client, and costs the same however
-//!   many entries it has. Its attempt that is asking just now is not passed over, since the answer reaches it.
-//! - **Who looks.** The head is told when the present lease ends, and looks then. The others look a little later, so that a
-//!   head that is gone together with the holder delays them by a bounded time.
+//! - **Order.** No attempt overtakes a reachable waiter, except an owner that re-enters and a holder that upgrades. Only a
+//!   holder of more than half of the capacity may wait for an upgrade, so that two upgrades cannot deadlock.
+//! - **Own expiry.** Each lease, queue entry and tombstone has its own expiry. The next command compares times, so the
+//!   table needs no timer.
+//! - **Parking.** A client that is unreachable, or that let a claim window lapse, is *parked*: its entries keep their places
+//!   and are skipped until it sends a command. Parking is a property of the client and has constant cost. The attempt that
+//!   is sending the current command is not skipped, because the answer reaches it.
+//! - **Polling.** The head learns when the current lease expires and re-checks then. The followers re-check a little later, so
+//!   that a head that died together with the holder delays them by a bounded time.
 //! - **Claim windows.** A lease granted to a waiter is short until the waiter renews it once.
-//! - **Repeats.** A command that is applied twice leaves what it left the first time.
-//! - **Nothing for ever.** A table that nobody needs is removed, its last token included once the
-//!   wall clock has passed it.
+//! - **Idempotence.** A repeated command leaves the same state as the first.
+//! - **Cleanup.** An unused table is removed, including its last token once the wall clock has passed it.
 //!
 //! ```
 //! use leasehold_core::model::{Table, CommandContext, apply};
@@ -61,31 +60,29 @@ pub use acquire_all::apply_all;
 pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
 
-/// How long a lease that was granted to a waiter runs before the waiter must have been heard from.
-/// What a frozen process costs those behind it, once.
+/// Lifetime of a lease granted to a waiter, until the waiter claims it by a renewal. A frozen client delays the waiters
+/// behind it by this, once.
 pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 
-/// How long the last token is remembered after its last use, so that a wall clock which is stepped
-/// back by less than this can't make a token fall.
+/// How long the last token is kept after its last use: a wall clock step back by less than this cannot lower tokens.
 pub const TOKEN_RETENTION: Duration = Duration::from_secs(3600);
 
-/// Within this time after the lease's end, and after the head's time to look, every other waiter looks.
+/// Followers spread their re-checks over this time after the head's.
 const REPOLL_JITTER_MICROS: u64 = 1_500_000;
 
-/// How far apart the looks at one resource are on average, however many clients wait for it and however many places each
-/// of them has: at most 40 a second.
+/// Average spacing of re-checks at one resource, whatever the number of clients and of their waiters: at most 40 a second.
 const REPOLL_SPACING: Duration = Duration::from_millis(25);
 
-/// Where the queue begins for all who do not hold: places below it are for holders that wait for more.
+/// First place of ordinary waiters; lower places are for holders that wait for an upgrade.
 const FIRST_WAITER_PLACE: u64 = 1 << 40;
 
-/// The world around one command: the time, who is there, and where pushes go.
+/// Environment of one command: clocks, reachability of clients, and the pushes to send.
 pub struct CommandContext<'a> {
     /// The store's clocks.
     pub now: Now,
-    /// Whether this client could receive a push now.
+    /// Whether a client can receive a push now.
     pub is_reachable: &'a mut dyn FnMut(ClientId) -> bool,
-    /// Receives what others are to be told once the command has taken effect.
+    /// Collects the pushes to send once the command is committed.
     pub pushes: &'a mut Vec<Push>,
 }
 
@@ -93,7 +90,7 @@ pub struct CommandContext<'a> {
 ///
 /// # Errors
 ///
-/// The store's, from [`Rows`]. The command must then be rolled back as a whole, and `turn.pushes` dropped.
+/// The store's errors, from [`Rows`]. The caller must then roll the command back and drop `context.pushes`.
 pub fn apply<R: Rows>(
     rows: &mut R,
     context: CommandContext<'_>,
@@ -102,7 +99,7 @@ pub fn apply<R: Rows>(
     step(rows, context, command).map(|(answer, _)| answer)
 }
 
-/// As [`apply`]. Also says whether the table had heard of the attempt before.
+/// As [`apply`]. Also returns whether the attempt was already known.
 fn step<R: Rows>(
     rows: &mut R,
     context: CommandContext<'_>,
@@ -125,8 +122,7 @@ fn step<R: Rows>(
     Ok((Answer { at, reply }, is_known))
 }
 
-/// Lets time pass for a resource that nobody asks about: what has expired is removed, and whoever is
-/// next is granted. Says whether anything of the resource is left.
+/// Removes what has expired from an idle resource, and grants to the next waiter. Returns whether anything is left.
 ///
 /// # Errors
 ///
@@ -138,20 +134,20 @@ pub fn sweep<R: Rows>(rows: &mut R, context: CommandContext<'_>) -> Result<bool,
     step.end()
 }
 
-/// One command under way.
+/// One command in progress.
 struct Step<'r, 't, R: Rows> {
     rows: &'r mut R,
     context: CommandContext<'t>,
     header: Header,
-    /// As it was stored, to save the write when nothing changed.
+    /// The stored header, to skip the write if nothing changed.
     before: Option<Header>,
-    /// Whose `Acquire` this is. The answer reaches it, whether or not a push would.
+    /// The attempt whose `Acquire` this is. The answer reaches it even if a push would not.
     requester: Option<Acquisition>,
-    /// Its client was found absent in this step. (Before the step it was heard from.)
+    /// Its client was parked in this step.
     is_requester_parked: bool,
-    /// The table had heard of that attempt before.
+    /// The table already knew that attempt.
     is_known: bool,
-    /// Somebody joined or left the queue, or the leases that its head waits for ended earlier.
+    /// The queue changed, or the leases that its head waits for expire at another time.
     queue_moved: bool,
 }
 
@@ -171,7 +167,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         })
     }
 
-    /// Tells a holder that is wanted now and a new head that it is one, and stores what is worth keeping.
+    /// Notifies a newly contended holder and a new head, and stores the header.
     fn end(mut self) -> Result<bool, R::Error> {
         let was_awaited = self.before.as_ref().is_some_and(Header::has_ready_waiter);
         if !was_awaited && self.header.has_ready_waiter() {
@@ -214,8 +210,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             }
             self.remove_lease(&lease)?;
             if !lease.claimed {
-                // It was pushed the lease and said nothing: asleep, or the push was lost. Either way its
-                // other entries would cost the queue a claim window each.
+                // The push was lost or the client is frozen. Its other entries would cost a claim window each.
                 self.set_parked(lease.acquisition.client, true)?;
             }
         }
@@ -236,7 +231,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
-    /// A client that takes or keeps something is awake: its entries are no longer passed over.
+    /// Unparks the sender of an `Acquire` or `Renew`.
     fn mark_client_alive(&mut self, command: &Command) -> Result<(), R::Error> {
         let sender = match command {
             Command::Acquire(acquire) => {
@@ -258,7 +253,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     fn grant(&mut self) -> Result<(), R::Error> {
         while let Some(waiter) = self.next_candidate()? {
             let Some((fits, held)) = self.fits_waiter(&waiter)? else {
-                // It is told to ask again, and then learns that what it was to take the place of is gone.
+                // The waiter re-checks and learns that the lease to replace is gone.
                 self.remove_waiter(&waiter)?;
                 self.push(waiter.acquisition, PushKind::Revoked);
                 continue;
@@ -278,8 +273,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
-    /// The waiter that is next: the first that is not passed over. The attempt that asks is not, if it can have what it
-    /// waits for now.
+    /// The next waiter: the first that is not parked, or the parked requester if it is earlier and fits.
     fn next_candidate(&mut self) -> Result<Option<Waiter>, R::Error> {
         let first = self.first_ready()?;
         if let Some(requester) = self.requester.filter(|_| self.is_requester_parked)
@@ -292,8 +286,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(first)
     }
 
-    /// Whether what the waiter adds to what it holds already fits, and that. None if what it was to take the place of is
-    /// gone.
+    /// Whether the waiter's additional weight fits, and its current lease. None if the lease to replace is gone.
     fn fits_waiter(&mut self, waiter: &Waiter) -> Result<Option<(bool, Option<Lease>)>, R::Error> {
         let Some(held) = self.current_lease(waiter)? else { return Ok(None) };
         let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
@@ -304,8 +297,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if self.header.has_ready_waiter() { self.rows.first_ready_waiter() } else { Ok(None) }
     }
 
-    /// What a waiter holds of the resource already, if anything. None if it was to take the place of a lease that is
-    /// gone.
+    /// The waiter's current lease of the resource, if any. None if the lease to replace is gone.
     fn current_lease(&mut self, waiter: &Waiter) -> Result<Option<Option<Lease>>, R::Error> {
         match waiter.replaces {
             None => Ok(Some(self.held_by(waiter.owner.as_ref())?)),
@@ -338,7 +330,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(Grant { tokens, valid_for })
     }
 
-    /// A grant that is answered need not be pushed as well.
+    /// Removes a pending push of a grant that the answer reports.
     fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
         let index = self.context.pushes.iter().position(|push| push.acquisition == acquisition)?;
         match self.context.pushes[index].kind {
@@ -350,14 +342,13 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         }
     }
 
-    /// Ends a lease whose place another takes. If it was granted just now, nobody needs to hear of it any more.
+    /// Removes a replaced lease, and its pending grant push.
     fn remove_replaced(&mut self, held: &Lease) -> Result<(), R::Error> {
         self.take_back_grant(held.acquisition);
         self.remove_lease(held)
     }
 
-    /// A holder that is alone hands on to its own only with tokens that it has set aside, and those come after its
-    /// lease's own. Others have no use for the news.
+    /// Pushes `Contended` to a sole holder that reserved tokens, since only such a holder hands off locally.
     fn notify_holder(&mut self) -> Result<(), R::Error> {
         if self.header.leases == 1
             && let Some(lease) = self.rows.first_expiring_lease()?
@@ -400,18 +391,18 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(self.rows.lease(acquisition)?.filter(|lease| !lease.retained))
     }
 
-    /// When the lease was granted; now, where the clock has been set back to before that.
+    /// Grant time of the lease; now, if the clock was set back to before it.
     fn hold_start(&self, lease: &Lease) -> StoreTime {
         lease.granted_at.min(self.now())
     }
 
-    /// The lease that another attempt of its client can take the place of.
+    /// The lease of this client that an attempt can replace.
     fn replaceable(&mut self, client: ClientId, sequence: u64) -> Result<Option<Lease>, R::Error> {
         let lease = self.held_lease(Acquisition { client, sequence })?;
         Ok(lease.filter(|lease| lease.owner.is_none()))
     }
 
-    /// The live lease of a named owner that a further acquisition joins.
+    /// The heaviest live lease of a named owner.
     fn held_by(&mut self, owner: Option<&Owner>) -> Result<Option<Lease>, R::Error> {
         match owner {
             Some(owner) if self.header.leases > 0 => {
@@ -440,7 +431,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
-    /// The weight that a named owner holds: that of its heaviest lease, however many it has.
+    /// Weight of a named owner: that of its heaviest lease.
     fn weight_of(&mut self, owner: Option<&Owner>) -> Result<u32, R::Error> {
         match owner {
             None => Ok(0),
@@ -480,7 +471,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     fn remember_token(&mut self, last: u64) {
         self.header.last_token = last;
-        // Forgetting the last token is safe once the wall clock has passed it, and not before.
+        // The last token may be dropped once the wall clock has passed it.
         let passed = StoreTime::from_micros(last) + Duration::from_micros(1);
         self.header.remember_until = passed.max(self.context.now.wall + TOKEN_RETENTION);
     }
@@ -489,7 +480,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         self.header.next_expiry = self.header.next_expiry.min(expiry);
     }
 
-    /// A lease that it waits for ends at another time than it was told.
+    /// Makes the head be notified again: a lease that it waits for expires at another time.
     fn invalidate_head_hint(&mut self) {
         self.header.head = 0;
         self.queue_moved = true;

@@ -157,7 +157,7 @@ mod tests {
     use alloc::string::String;
 
     #[test]
-    fn names_are_refused_when_empty_long_or_with_control_characters() {
+    fn empty_long_and_control_character_names_are_refused() {
         assert_eq!(Name::new(""), Err(NameError::Empty));
         let long: String = core::iter::repeat_n('x', 513).collect();
         assert_eq!(Name::new(&long), Err(NameError::TooLong { bytes: 513 }));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_found_by_its_word() {
+    fn every_kind_parses_from_its_string() {
         for kind in Kind::ALL {
             assert_eq!(Kind::parse(kind.as_str()), Some(*kind));
         }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_follows_the_wall_clock_and_never_falls_behind_the_last() {
+    fn token_follows_the_wall_clock_and_always_rises() {
         let at = StoreTime::from_micros;
         assert_eq!(TokenRange::next(0, 0, at(50)).first.get(), 50);
         assert_eq!(TokenRange::next(50, 0, at(50)).first.get(), 51);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_range_is_never_given_again() {
+    fn reserved_range_is_never_reissued() {
         let range = TokenRange::next(0, 10, StoreTime::from_micros(100));
         assert_eq!((range.first.get(), range.last.get()), (100, 110));
         let after = TokenRange::next(range.last.get(), 0, StoreTime::from_micros(101));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_wall_clock_leaves_room_for_tokens_to_rise() {
+    fn absurd_wall_clock_leaves_room_for_rising_tokens() {
         let first = TokenRange::next(0, 0, StoreTime::NEVER);
         let second = TokenRange::next(first.last.get(), 1_000, StoreTime::NEVER);
         assert!(second.first > first.last);

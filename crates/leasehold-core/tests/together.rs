@@ -80,7 +80,7 @@ fn is_granted(reply: &Reply) -> bool {
 }
 
 #[test]
-fn what_is_free_is_granted_together_and_a_repetition_finds_it() {
+fn free_resources_are_granted_together_and_a_repeat_is_idempotent() {
     let mut world = World::of(3);
     let ours = attempt(1, 1);
     let first = world.take_together(&ours);
@@ -90,7 +90,7 @@ fn what_is_free_is_granted_together_and_a_repetition_finds_it() {
 }
 
 #[test]
-fn at_the_first_that_is_taken_nothing_is_held_and_nobody_is_told() {
+fn first_busy_resource_rolls_back_all_without_pushes() {
     for taken in 0..3 {
         let mut world = World::of(3);
         assert!(is_granted(&world.take(taken, attempt(2, 1))));
@@ -101,7 +101,7 @@ fn at_the_first_that_is_taken_nothing_is_held_and_nobody_is_told() {
 }
 
 #[test]
-fn nobody_who_waits_is_overtaken() {
+fn acquire_all_does_not_overtake_waiters() {
     let mut world = World::of(2);
     let (holder, waiter) = (attempt(2, 1), attempt(3, 1));
     assert!(is_granted(&world.take(1, holder.clone())));
@@ -112,7 +112,7 @@ fn nobody_who_waits_is_overtaken() {
 }
 
 #[test]
-fn a_repetition_that_comes_after_a_part_was_given_back_takes_nothing_and_leaves_the_rest() {
+fn repeat_after_a_partial_release_acquires_nothing() {
     let mut world = World::of(3);
     let ours = attempt(1, 1);
     world.take_together(&ours);

@@ -1,4 +1,4 @@
-//! Where leases live. Every store runs the same commands; they differ in who shares it.
+//! The store trait. All stores run the same commands; they differ in scope (process, machine, network).
 
 #[cfg(test)]
 mod histories;
@@ -20,23 +20,23 @@ use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
-/// What a store says when it could not decide.
+/// A command failed without a reply.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     /// Whether the command may have taken effect.
     pub(crate) failure: Failure,
-    /// What happened, without the store's address.
+    /// The cause, without the store's address.
     pub(crate) message: String,
 }
 
-/// Receives what a store tells a client unasked. Called from any thread, with no lock of the store held.
+/// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
 pub(crate) trait Inbox: Send + Sync {
     fn deliver(&self, push: Push);
 
-    /// The way to the store is new for the resources that this concerns: what was told meanwhile was missed.
+    /// The connection was re-established for the matching resources: pushes may have been missed.
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);
 
-    /// The shortest ttl of the leases that the client holds and renews: how soon it needs a way to the store.
+    /// Shortest ttl of the client's renewed leases: bounds how long a reconnect may take.
     fn shortest_ttl(&self) -> Option<Duration> {
         None
     }
@@ -45,33 +45,32 @@ pub(crate) trait Inbox: Send + Sync {
 pub(crate) type CallResult = Result<Answer, StoreError>;
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// How waiters keep their place in a store's queues.
+/// How often waiters poll a store, and how long it keeps their queue entries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PollIntervals {
-    /// How often the head of a queue looks again when it hears nothing: what a lost push can cost.
+    /// Time between re-checks of the head of a queue without a push: its max delay after a lost push.
     pub(crate) repoll_interval: Duration,
-    /// How long a place is kept without a sign of life; several times `repoll_interval`.
+    /// Lifetime of a queue entry without a re-check; several times `repoll_interval`.
     pub(crate) entry_ttl: Duration,
 }
 
-/// Looking again costs an embedded store microseconds. The head does so sooner than a claim window ends, so that a lost push
-/// costs it no place; of the others there may be thousands.
+/// A re-check costs an embedded store microseconds. The head's comes before a claim window ends, so that a lost push costs it
+/// no place. Of the other waiters there may be thousands.
 pub(crate) const EMBEDDED_POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
 
-/// Where leases live.
+/// A place that keeps leases.
 ///
-/// A store answers every command within a bound, with an error where it must: a waiter without a deadline waits for
-/// the answer.
+/// A store must answer every command within a bounded time, if necessary with an error, because a waiter without a
+/// deadline waits for the answer.
 pub(crate) trait Store: Send + Sync {
-    /// Runs one command at once; nothing when that could mean to wait.
+    /// Runs one command inline; `None` if that might block.
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult>;
 
-    /// Runs commands in this order, and answers in this order.
+    /// Runs commands in order. Returns one result per command, in the same order.
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>>;
 
-    /// As `call`, but an answer counts only when this many replicas have what it tells; otherwise it is
-    /// `Failure::NotDurable`. Only for stores that have replicas.
+    /// As `call`, but fails with `Failure::NotDurable` unless this many replicas acknowledge. Only for stores with replicas.
     fn call_replicated(
         &self,
         batch: Vec<(Arc<Resource>, Command)>,
@@ -80,70 +79,69 @@ pub(crate) trait Store: Send + Sync {
         self.call(batch)
     }
 
-    /// Runs attempts that don't wait as one command: all of them are granted, or none. Nothing where the store can't do that
-    /// with these, and then nothing has happened.
+    /// Runs non-waiting attempts atomically: all are granted, or none. `None`, without effect, if the store cannot do that for
+    /// these resources.
     fn acquire_all(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         None
     }
 
-    /// Whether there may be replicas that can be waited for.
+    /// Whether the store can wait for replicas.
     fn has_replicas(&self) -> bool {
         false
     }
 
-    /// Whether it has this kind of lock, with named owners or without.
+    /// Whether the store supports this kind of lock, with or without a named owner.
     fn supports(&self, _kind: Kind, _is_owned: bool) -> bool {
         true
     }
 
-    /// Whether whoever waits tries again and again, and should wait for its turn to do so.
+    /// Whether waiters poll and therefore need an admission queue.
     fn needs_admission_queue(&self) -> bool {
         false
     }
 
-    /// Whether this client has lately met others at this resource: it queues behind them, and does not try first. Only where
-    /// there are turns.
+    /// Whether this client recently met other clients at this resource: it then queues without trying first. Only for stores
+    /// with an admission queue.
     fn is_contended(&self, _resource: &Resource) -> bool {
         false
     }
 
-    /// Whether it can't grant anything yet, and soon will.
+    /// Whether the store abstains after a restart and cannot grant anything yet.
     fn in_restart_grace(&self) -> bool {
         false
     }
 
-    /// The longest ttl that it lets a lease have, where it has been told one.
+    /// Max ttl of a lease, if configured.
     fn max_ttl(&self) -> Option<Duration> {
         None
     }
 
-    /// The resources that somebody holds or waits for, in the order of their names. It may name some that have
-    /// expired just now.
+    /// Resources with holders or waiters, ordered by name. May include ones that have just expired.
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>>;
 
     fn poll_intervals(&self) -> PollIntervals;
 
-    /// Commands with the same number go to the same place, in batches; a slow place is not to delay another one.
+    /// Batching key: commands with the same key go to the same node in one batch, so that a slow node delays no other.
     fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
         0
     }
 
-    /// Looks at everything that locks depend on. It changes nothing, and leaves nothing behind.
+    /// Checks everything that locks depend on, without side effects.
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
 
-    /// What an operator should know.
+    /// Warnings for operators.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Where those wait who are to wait for this resource in their turn. None for a name that is as long as a name may be.
+/// The admission queue of a resource. `None` if the derived name would be too long.
 pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
     let name = Name::new(&format!("{}:{}", resource.kind, resource.name.as_str())).ok()?;
     Some(Resource { kind: Kind::Admission, name })
 }
 
-/// Opens the store of a caller that knows how to connect to its Redis server.
+/// Opens a Redis store from the caller's `redis::Client`.
 pub(crate) async fn open_own(
     server: &::redis::Client,
     client: ClientId,
@@ -153,8 +151,8 @@ pub(crate) async fn open_own(
     Ok(redis::Redis::open_own(server, client, inbox, caller).await?)
 }
 
-/// Opens a store for one client. What is pushed to that client goes to its inbox, for as long as that lives. `caller` is
-/// the runtime that the client is made in, where it may be used for the callers' own commands.
+/// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
+/// created; callers' commands may run on it.
 pub(crate) async fn open(
     url: &StoreUrl,
     client: ClientId,

@@ -38,7 +38,7 @@ async fn handed_over(guard: Guard, waiting: JoinHandle<Guard>) {
 }
 
 #[tokio::test]
-async fn locks_move_with_their_slot() {
+async fn locks_move_with_their_hash_slot() {
     for flavor in [Flavor::Redis7, Flavor::Redis62] {
         let cluster = Cluster::of(&Server::builder().flavor(flavor));
         let (client, guard, waiting) = held_and_waited_for(&cluster).await;
@@ -55,7 +55,7 @@ async fn locks_move_with_their_slot() {
 }
 
 #[tokio::test]
-async fn attempt_queues_at_the_node_that_imports_its_slot() {
+async fn attempt_queues_at_the_importing_node() {
     let cluster = Cluster::start();
     let (client, guard, waiting) = held_and_waited_for(&cluster).await;
     let slot = slot(&cluster);
@@ -74,7 +74,7 @@ async fn attempt_queues_at_the_node_that_imports_its_slot() {
 }
 
 #[tokio::test]
-async fn no_lock_call_fails_while_its_slot_moves_to_and_fro() {
+async fn lock_calls_succeed_while_their_slot_migrates() {
     let cluster = Cluster::start();
     let is_over = Arc::new(AtomicBool::new(false));
     let mut workers = Vec::new();
@@ -113,7 +113,7 @@ async fn no_lock_call_fails_while_its_slot_moves_to_and_fro() {
 }
 
 #[tokio::test]
-async fn a_new_lock_waits_for_its_slot_to_arrive() {
+async fn new_lock_waits_for_its_slot_migration() {
     let cluster = Cluster::start();
     let client = Client::connect(&cluster.url()).await.unwrap();
     let slot = slot(&cluster);
@@ -133,7 +133,7 @@ async fn a_new_lock_waits_for_its_slot_to_arrive() {
 }
 
 #[tokio::test]
-async fn whoever_holds_and_whoever_waits_follow_a_new_master() {
+async fn holder_and_waiter_follow_a_cluster_failover() {
     let mut cluster = Cluster::start();
     let (client, guard, waiting) = held_and_waited_for(&cluster).await;
     let master = cluster.owner_of(slot(&cluster));
@@ -155,7 +155,7 @@ async fn whoever_holds_and_whoever_waits_follow_a_new_master() {
 }
 
 #[tokio::test]
-async fn a_node_that_hangs_delays_no_other_node_s_leases() {
+async fn hung_cluster_node_delays_no_other_nodes_leases() {
     let cluster = Cluster::start();
     let client = Client::connect(&cluster.url()).await.unwrap();
     let mut guards = Vec::new();
@@ -178,7 +178,7 @@ async fn a_node_that_hangs_delays_no_other_node_s_leases() {
 }
 
 #[tokio::test]
-async fn one_node_of_a_cluster_as_a_server_is_told_what_to_write() {
+async fn cluster_node_opened_as_server_gets_an_error_with_the_cluster_url() {
     let cluster = Cluster::start();
     let port = cluster.nodes[0].port();
     let client = Client::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
@@ -193,7 +193,7 @@ async fn one_node_of_a_cluster_as_a_server_is_told_what_to_write() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_dropped_at_once_makes_nobody_deaf() {
+async fn attempt_dropped_at_once_keeps_the_slot_subscription_retryable() {
     let cluster = Cluster::start();
     let holder = Client::connect(&cluster.url()).await.unwrap();
     for round in 0..12 {

@@ -20,7 +20,7 @@ async fn until_waiting(client: &Client, count: usize) {
 }
 
 #[tokio::test]
-async fn forgotten_scripts_are_sent_again() {
+async fn flushed_scripts_are_sent_again() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     for _ in 0..3 {
@@ -35,7 +35,7 @@ async fn forgotten_scripts_are_sent_again() {
 
 /// The server sweeps by itself what has an expiry, so every key of a lock has one, however the lock was left.
 #[tokio::test]
-async fn what_nobody_asks_about_is_swept_in_passing() {
+async fn unused_resources_are_swept_by_other_commands() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     for number in 0..100 {
@@ -71,7 +71,7 @@ async fn emptied_server_costs_the_lease(server: &Server, protocol: &str, noticed
 }
 
 #[tokio::test]
-async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
+async fn flushed_server_loses_the_lease_and_tokens_keep_rising() {
     // Told by the server.
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
@@ -82,7 +82,7 @@ async fn a_server_that_is_emptied_costs_the_lease_and_no_token_falls() {
 }
 
 #[tokio::test]
-async fn lease_without_renewal_is_lost_by_its_ttl_when_the_server_is_emptied() {
+async fn unrenewed_lease_is_lost_by_its_ttl_after_a_flush() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let ttl = Duration::from_secs(3);
@@ -95,7 +95,7 @@ async fn lease_without_renewal_is_lost_by_its_ttl_when_the_server_is_emptied() {
 }
 
 #[tokio::test]
-async fn deleted_key_costs_the_lease_at_its_next_renewal() {
+async fn deleted_key_loses_the_lease_at_the_next_renewal() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let ttl = Duration::from_secs(6);
@@ -107,7 +107,7 @@ async fn deleted_key_costs_the_lease_at_its_next_renewal() {
 }
 
 #[tokio::test]
-async fn waiter_asks_again_at_once_when_the_server_is_emptied() {
+async fn waiter_rechecks_at_once_after_a_flush() {
     let server = Server::on_port();
     let (holder, other) = (client_of(&server).await, client_of(&server).await);
     let _guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
@@ -120,7 +120,7 @@ async fn waiter_asks_again_at_once_when_the_server_is_emptied() {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
+async fn server_restarted_empty_loses_the_lease_and_tokens_keep_rising() {
     let mut server = Server::on_socket();
     let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
@@ -133,7 +133,7 @@ async fn a_server_that_comes_back_empty_costs_the_lease_and_no_token_falls() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
+async fn hang_shorter_than_the_ttl_keeps_the_lease() {
     undisturbed(Duration::from_millis(500), async || {
         let server = Server::on_socket();
         let client = client_of(&server).await;
@@ -149,7 +149,7 @@ async fn a_server_that_hangs_for_less_than_the_ttl_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_for_longer_costs_the_lease_in_time() {
+async fn hang_longer_than_the_ttl_loses_the_lease_before_it_expires() {
     undisturbed(Duration::from_millis(300), async || {
         let server = Server::on_socket();
         let client = client_of(&server).await;
@@ -169,7 +169,7 @@ async fn a_server_that_hangs_for_longer_costs_the_lease_in_time() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant() {
+async fn disconnected_waiter_keeps_its_place_and_is_granted() {
     let server = Server::on_socket();
     let (one, other) = (client_of(&server).await, client_of(&server).await);
     for _ in 0..5 {
@@ -189,7 +189,7 @@ async fn a_waiter_whose_connection_is_cut_keeps_its_place_and_hears_of_its_grant
 }
 
 #[tokio::test]
-async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
+async fn full_memory_refuses_locks_and_allows_releases() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let guard = client.mutex("a").lock().await.unwrap();
@@ -211,7 +211,7 @@ async fn a_full_memory_refuses_locks_clearly_and_still_lets_go() {
 }
 
 #[tokio::test]
-async fn a_full_memory_lets_whoever_shares_a_lock_keep_it_and_let_go() {
+async fn full_memory_allows_renewal_and_release_of_shared_locks() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let semaphore = client.semaphore("a", 3);
@@ -229,7 +229,7 @@ async fn a_full_memory_lets_whoever_shares_a_lock_keep_it_and_let_go() {
 }
 
 #[tokio::test]
-async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
+async fn key_of_another_type_is_a_clear_error() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let mut admin = server.admin();
@@ -242,7 +242,7 @@ async fn a_key_that_somebody_else_uses_is_an_error_that_says_so() {
 }
 
 #[tokio::test]
-async fn whoever_may_not_connect_is_told_why_and_no_password_is_shown() {
+async fn refused_login_is_explained_without_the_password() {
     let server = Server::on_socket();
     server.run(&[
         "ACL",
@@ -274,7 +274,7 @@ async fn whoever_may_not_connect_is_told_why_and_no_password_is_shown() {
 }
 
 #[tokio::test]
-async fn a_replica_is_not_written_to() {
+async fn replica_is_refused() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     server.run(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -283,7 +283,7 @@ async fn a_replica_is_not_written_to() {
 }
 
 #[tokio::test]
-async fn a_server_that_kept_its_files_costs_nothing() {
+async fn server_restarted_with_its_files_keeps_leases() {
     let mut server = Server::builder().setting("appendonly", "yes").setting("appendfsync", "always").start();
     let client = client_of(&server).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
@@ -304,7 +304,7 @@ fn connections(server: &Server) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn whichever_connection_is_killed_locks_and_waiters_go_on() {
+async fn killing_any_connection_keeps_locks_and_waiters() {
     for protocol in ["3", "2"] {
         let server = Server::on_port();
         let url = format!("{}?protocol={protocol}", server.url());
@@ -377,7 +377,7 @@ async fn one_waits_behind(proxy: &Proxy, server: &Server) -> (Guard, tokio::task
 }
 
 #[tokio::test]
-async fn a_lost_push_costs_time_and_nothing_else() {
+async fn lost_push_only_delays_the_grant() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let (guard, waiting) = one_waits_behind(&proxy, &server).await;
@@ -404,7 +404,7 @@ async fn work_on(mutex: leasehold::Mutex, is_over: Arc<AtomicBool>) {
 }
 
 #[tokio::test]
-async fn whoever_hands_on_among_its_own_learns_from_a_renewal_that_others_wait_if_the_push_is_lost() {
+async fn local_handoff_learns_of_other_waiters_by_renewal_when_the_push_is_lost() {
     undisturbed(Duration::from_millis(300), async || {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
@@ -438,7 +438,7 @@ async fn whoever_hands_on_among_its_own_learns_from_a_renewal_that_others_wait_i
 }
 
 #[tokio::test]
-async fn an_answer_that_never_comes_is_an_error_and_leaves_nothing() {
+async fn missing_response_is_an_error_and_leaves_no_lease() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let watcher = client_of(&server).await;
@@ -457,7 +457,7 @@ async fn an_answer_that_never_comes_is_an_error_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_command_that_arrives_after_its_attempt_was_given_up_takes_nothing() {
+async fn delayed_acquire_after_its_release_is_cancelled() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let watcher = client_of(&server).await;
@@ -483,7 +483,7 @@ async fn a_command_that_arrives_after_its_attempt_was_given_up_takes_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_throws_keys_away_is_warned_of() {
+async fn evicting_server_is_warned_about() {
     let server = Server::builder().setting("maxmemory-policy", "volatile-lru").start();
     let client = client_of(&server).await;
     let warnings = client.warnings();
@@ -495,7 +495,7 @@ async fn a_server_that_throws_keys_away_is_warned_of() {
 }
 
 #[tokio::test]
-async fn clients_that_would_not_see_each_other_s_locks_do_not_meet() {
+async fn clients_with_different_layouts_are_refused() {
     let server = Server::on_socket();
     client_of(&server).await;
     server.run(&["SET", "leasehold:layout", "0"]);
@@ -508,7 +508,7 @@ async fn clients_that_would_not_see_each_other_s_locks_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_server_that_loads_or_is_full_says_so() {
+async fn loading_and_full_servers_are_explained() {
     // Each key takes it 50 ms, and it hears its clients after each KiB.
     let builder = Server::builder().setting("save", "3600 1").setting("rdbcompression", "no");
     let builder = builder.setting("key-load-delay", "50000");
@@ -538,7 +538,7 @@ async fn a_server_that_loads_or_is_full_says_so() {
 }
 
 #[tokio::test]
-async fn wrong_addresses_are_told_in_time_and_without_the_password() {
+async fn wrong_addresses_fail_in_time_without_the_password() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     proxy.refuse(true);
@@ -548,7 +548,7 @@ async fn wrong_addresses_are_told_in_time_and_without_the_password() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent_url = format!("redis://me:hunter2@{}", silent.local_addr().unwrap());
     for (url, what) in
-        [(&nobody, "nobody listens"), (&unknown, "name is not known"), (&silent_url, "no answer within")]
+        [(&nobody, "connection refused"), (&unknown, "name is not known"), (&silent_url, "no answer within")]
     {
         let began = Instant::now();
         let error = Client::connect(url).await.unwrap_err();
@@ -560,7 +560,7 @@ async fn wrong_addresses_are_told_in_time_and_without_the_password() {
 }
 
 #[tokio::test]
-async fn a_caller_s_own_way_to_connect_is_as_good_as_an_address() {
+async fn redis_client_works_like_an_address() {
     let server = Server::builder().password("s3cret").start();
     let own = redis::Client::open(server.url()).unwrap();
     let client = Client::from_redis_client(own).await.unwrap();
@@ -577,7 +577,7 @@ fn idle_runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn renewals_and_waiters_depend_on_nobody_s_runtime() {
+fn renewals_and_waiters_need_no_caller_runtime() {
     let server = Server::on_port();
     let idle = idle_runtime();
     let client = idle.block_on(client_of(&server));
@@ -607,7 +607,7 @@ fn renewals_and_waiters_depend_on_nobody_s_runtime() {
 }
 
 #[test]
-fn a_runtime_that_ends_takes_no_lock_along() {
+fn ended_runtime_loses_no_lock() {
     let server = Server::on_port();
     let short = idle_runtime();
     let (client, guard) = short.block_on(async {
@@ -626,7 +626,7 @@ fn a_runtime_that_ends_takes_no_lock_along() {
 }
 
 #[test]
-fn a_runtime_without_timers_and_sockets_will_do() {
+fn runtime_without_timers_and_sockets_suffices() {
     let server = Server::on_port();
     let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
     bare.block_on(async {
@@ -639,7 +639,7 @@ fn a_runtime_without_timers_and_sockets_will_do() {
 }
 
 #[tokio::test]
-async fn many_leases_survive_that_the_scripts_are_forgotten_far_away() {
+async fn many_leases_survive_a_script_flush_at_high_latency() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -654,7 +654,7 @@ async fn many_leases_survive_that_the_scripts_are_forgotten_far_away() {
 }
 
 #[tokio::test]
-async fn a_closed_client_leaves_no_connection_though_its_locks_are_still_there() {
+async fn closed_client_leaves_no_connection() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let mutex = client.mutex("a");
@@ -665,7 +665,7 @@ async fn a_closed_client_leaves_no_connection_though_its_locks_are_still_there()
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_up_is_not_stormed() {
+async fn reconnects_to_a_server_that_hangs_up_are_rate_limited() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let _guard = client.mutex("a").lock().await.unwrap();
@@ -693,7 +693,7 @@ fn other_runtime() -> tokio::runtime::Runtime {
 }
 
 #[tokio::test]
-async fn connection_of_the_caller_that_leads_to_another_server_moves_the_client_there() {
+async fn caller_connection_to_another_server_makes_the_client_reconnect() {
     let (first, second) = (Server::on_port(), Server::on_port());
     let proxy = Proxy::before(&first);
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -709,7 +709,7 @@ async fn connection_of_the_caller_that_leads_to_another_server_moves_the_client_
 }
 
 #[tokio::test]
-async fn connection_for_replicas_that_leads_to_another_server_grants_nothing_there() {
+async fn replica_connection_to_another_server_grants_nothing() {
     let (first, second) = (Server::on_port(), Server::on_port());
     let _replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", second.port())).start();
     until(async || second.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
@@ -753,14 +753,14 @@ async fn answered_too_late(server: &Server, proxy: &Proxy) -> Result<(), String>
 }
 
 #[tokio::test]
-async fn answer_over_a_connection_that_was_given_up_does_not_count() {
+async fn response_over_a_closed_connection_is_ignored() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     undisturbed(Duration::from_millis(100), async || answered_too_late(&server, &proxy).await).await;
 }
 
 #[tokio::test]
-async fn client_is_back_soon_after_nothing_reached_its_server() {
+async fn client_reconnects_soon_after_a_network_outage() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -781,7 +781,7 @@ async fn client_is_back_soon_after_nothing_reached_its_server() {
 }
 
 #[tokio::test]
-async fn renewal_that_is_due_does_not_wait_for_the_pause_between_dials() {
+async fn due_renewal_skips_the_reconnect_backoff() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -800,7 +800,7 @@ async fn renewal_that_is_due_does_not_wait_for_the_pause_between_dials() {
 }
 
 #[tokio::test]
-async fn connections_that_are_cut_again_and_again_cost_no_lease_and_fail_no_lock() {
+async fn repeated_disconnects_lose_no_lease_and_fail_no_lock() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let ttl = Duration::from_millis(1_500);
@@ -819,7 +819,7 @@ async fn connections_that_are_cut_again_and_again_cost_no_lease_and_fail_no_lock
 }
 
 #[tokio::test]
-async fn error_for_a_server_that_answered_before_does_not_question_its_address() {
+async fn error_of_a_proven_address_does_not_question_it() {
     let mut server = Server::on_port();
     let socket_url = server.socket_url();
     let over_port = client_of(&server).await;
@@ -840,7 +840,7 @@ async fn error_for_a_server_that_answered_before_does_not_question_its_address()
 }
 
 #[tokio::test]
-async fn a_server_too_old_for_a_command_does_not_get_the_password_repeated() {
+async fn error_of_an_old_server_omits_the_password() {
     for (command, url) in [("HELLO", ""), ("EVALSHA", "?protocol=2")] {
         let server = Server::builder()
             .password("s3cret")
@@ -859,7 +859,7 @@ async fn a_server_too_old_for_a_command_does_not_get_the_password_repeated() {
 }
 
 #[tokio::test]
-async fn lease_without_renewal_ends_in_time_over_a_connection_that_is_cut_again_and_again() {
+async fn unrenewed_lease_expires_despite_repeated_reconnects() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let ttl = Duration::from_millis(800);
@@ -877,7 +877,7 @@ async fn lease_without_renewal_ends_in_time_over_a_connection_that_is_cut_again_
 }
 
 #[tokio::test]
-async fn client_of_a_killed_server_is_closed_within_its_longest_lease() {
+async fn close_after_a_server_crash_returns_within_the_longest_lease() {
     let mut server = Server::on_port();
     let holder = client_of(&server).await;
     let _held = holder.mutex("a").lock().await.unwrap();

@@ -22,7 +22,7 @@ fn has_it(replica: &Server) -> bool {
 }
 
 #[tokio::test]
-async fn a_lease_counts_when_the_replica_has_it() {
+async fn lease_counts_once_the_replica_has_it() {
     let (master, replica) = master_and_replica().await;
     let (one, other) =
         (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
@@ -46,7 +46,7 @@ async fn a_lease_counts_when_the_replica_has_it() {
 }
 
 #[tokio::test]
-async fn without_its_replica_a_lease_is_given_back_and_a_renewal_does_not_count() {
+async fn missing_replica_releases_the_lease_and_voids_renewals() {
     let (master, replica) = master_and_replica().await;
     let (one, other) =
         (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
@@ -75,7 +75,7 @@ async fn without_its_replica_a_lease_is_given_back_and_a_renewal_does_not_count(
 }
 
 #[tokio::test]
-async fn a_store_without_replicas_refuses_to_wait_for_them() {
+async fn store_without_replicas_refuses_wait_for_replicas() {
     let client = Client::connect("memory:").await.unwrap();
     let error = client.mutex("a").replicas(1).lock().await.unwrap_err();
     assert!(error.is_unsupported(), "{error}");
@@ -83,7 +83,7 @@ async fn a_store_without_replicas_refuses_to_wait_for_them() {
 
 /// The connection on which replicas are waited for is made when it is first needed.
 #[tokio::test]
-async fn attempts_at_a_server_that_hangs_before_replicas_were_waited_for_end_together() {
+async fn attempts_at_a_hung_server_time_out_together() {
     let (master, _replica) = master_and_replica().await;
     let client = Client::connect(&master.url()).await.unwrap();
     master.signal("STOP");

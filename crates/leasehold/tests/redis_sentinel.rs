@@ -18,7 +18,7 @@ async fn until_followed(sentinels: &Sentinels) {
 }
 
 #[tokio::test]
-async fn whoever_holds_and_whoever_waits_follow_a_planned_failover() {
+async fn holder_and_waiter_follow_a_planned_failover() {
     let sentinels = Sentinels::start();
     let url = sentinels.url(Sentinels::SERVICE);
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
@@ -47,7 +47,7 @@ async fn whoever_holds_and_whoever_waits_follow_a_planned_failover() {
 }
 
 #[tokio::test]
-async fn a_killed_master_is_replaced_and_tokens_go_on_rising() {
+async fn tokens_keep_rising_after_a_master_crash() {
     let mut sentinels = Sentinels::start();
     let client = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
@@ -67,7 +67,7 @@ async fn a_killed_master_is_replaced_and_tokens_go_on_rising() {
 }
 
 #[tokio::test]
-async fn sentinels_that_know_no_such_service_or_are_none_are_named() {
+async fn unknown_service_and_non_sentinels_are_reported() {
     let sentinels = Sentinels::start();
     let error = Client::connect(&sentinels.url("nothing")).await.unwrap_err();
     assert!(error.to_string().contains("knows no service \"nothing\""), "{error}");
@@ -95,7 +95,7 @@ async fn work_on(mutex: leasehold::Mutex, grants: Arc<AtomicUsize>, is_over: Arc
 
 /// Waiters learn of the new master while the old one, once it goes on, still believes that it is the master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contended_lock_goes_on_after_a_frozen_master_is_replaced() {
+async fn contended_lock_continues_after_a_frozen_master_is_replaced() {
     let sentinels = Sentinels::start();
     let (grants, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let mut workers = Vec::new();
@@ -122,7 +122,7 @@ async fn contended_lock_goes_on_after_a_frozen_master_is_replaced() {
 /// A client dials the master while that is frozen. Another server becomes the master, and only then the old one goes on, and
 /// answers as a master, since it has not heard of its demotion yet.
 #[tokio::test]
-async fn connection_to_a_master_replaced_while_it_was_frozen_is_not_used() {
+async fn connection_to_a_replaced_master_is_not_used() {
     let sentinels = Sentinels::start();
     let proxies: Vec<Proxy> = sentinels.sentinels.iter().map(Proxy::before).collect();
     let hosts: Vec<String> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();

@@ -38,7 +38,7 @@ async fn until_free(client: &Client, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_set_that_is_free_is_taken_by_one_command() {
+async fn free_set_is_acquired_by_one_command() {
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();
     warm_up(&client).await;
@@ -57,7 +57,7 @@ async fn a_set_that_is_free_is_taken_by_one_command() {
 }
 
 #[tokio::test]
-async fn a_set_that_can_t_be_had_costs_one_command() {
+async fn busy_set_costs_one_command() {
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
@@ -71,7 +71,7 @@ async fn a_set_that_can_t_be_had_costs_one_command() {
 }
 
 #[tokio::test]
-async fn mutexes_that_replicas_must_have_are_taken_one_by_one() {
+async fn replicated_mutexes_are_acquired_one_by_one() {
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();
     let safe = MutexSet::new([client.mutex("a"), client.mutex("b").replicas(1)]);
@@ -81,7 +81,7 @@ async fn mutexes_that_replicas_must_have_are_taken_one_by_one() {
 }
 
 #[tokio::test]
-async fn scripts_that_were_forgotten_are_sent_again() {
+async fn set_scripts_are_sent_again_after_a_flush() {
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();
     for _ in 0..2 {
@@ -92,7 +92,7 @@ async fn scripts_that_were_forgotten_are_sent_again() {
 
 /// A script that ends with an error keeps what it has written.
 #[tokio::test]
-async fn an_error_with_one_of_them_leaves_none_taken() {
+async fn error_at_one_mutex_acquires_none() {
     for flavor in [Flavor::Redis7, Flavor::Redis62, Flavor::Valkey9] {
         let server = Server::builder().flavor(flavor).start();
         let client = Client::connect(&server.url()).await.unwrap();
@@ -105,7 +105,7 @@ async fn an_error_with_one_of_them_leaves_none_taken() {
 }
 
 #[tokio::test]
-async fn a_lost_answer_costs_time_and_nothing_else() {
+async fn lost_response_only_delays_the_set() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let watcher = Client::connect(&server.url()).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_lost_answer_costs_time_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn answers_that_never_come_leave_nothing() {
+async fn missing_responses_leave_no_lease() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let watcher = Client::connect(&server.url()).await.unwrap();
@@ -154,7 +154,7 @@ fn neighbour(cluster: &Cluster, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_cluster_takes_those_of_one_slot_by_one_command_and_others_in_order() {
+async fn cluster_acquires_one_slot_by_one_command_and_others_in_order() {
     let cluster = Cluster::start();
     let client = Client::connect(&cluster.url()).await.unwrap();
     let ran = || cluster.nodes[..3].iter().map(scripts).sum::<u64>();
@@ -178,7 +178,7 @@ async fn a_cluster_takes_those_of_one_slot_by_one_command_and_others_in_order() 
 }
 
 #[tokio::test]
-async fn a_set_follows_its_slot() {
+async fn set_follows_its_hash_slot() {
     let cluster = Cluster::start();
     let client = Client::connect(&cluster.url()).await.unwrap();
     let near = set(&client, &["a", &neighbour(&cluster, "a")]);

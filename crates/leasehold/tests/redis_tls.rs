@@ -10,7 +10,7 @@ async fn error_of(url: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_certificate_is_trusted_by_its_authority_name_and_time_only() {
+async fn certificate_is_checked_for_authority_name_and_validity() {
     let files = Certificates::new();
     let ca = format!("?ca={}", files.authority.display());
     let good = Server::builder().tls(&files.server, &files.authority).start();
@@ -28,7 +28,7 @@ async fn a_certificate_is_trusted_by_its_authority_name_and_time_only() {
 }
 
 #[tokio::test]
-async fn a_server_may_ask_for_a_client_s_certificate() {
+async fn client_certificate_is_supported() {
     let files = Certificates::new();
     let strict =
         Server::builder().tls(&files.server, &files.authority).setting("tls-auth-clients", "yes").start();
@@ -47,7 +47,7 @@ async fn a_server_may_ask_for_a_client_s_certificate() {
 }
 
 #[tokio::test]
-async fn plain_and_encrypted_ports_are_told_apart() {
+async fn plain_and_tls_ports_are_distinguished() {
     let files = Certificates::new();
     let encrypted = Server::builder().tls(&files.server, &files.authority).start();
     let plain = Server::on_port();

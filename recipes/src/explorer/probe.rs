@@ -1,15 +1,15 @@
-//! What would happen if one client went on alone: how it is seen whose a lock is, without knowing how a recipe stores that.
+//! What would happen if only one client continued. This shows whose a lock is without knowing how a recipe stores that.
 
 use std::rc::Rc;
 
 use super::event::Event;
 use super::sandbox::Sandbox;
 use super::scenario::PROBE;
-use super::state::{Phase, Stage, State, Tokens};
+use super::state::{Exploration, Phase, State, Tokens};
 use crate::redis::Op;
 
-impl Stage<'_> {
-    /// Whether somebody else could take it at once, and what that one did. The others are there, and do nothing.
+impl Exploration<'_> {
+    /// Whether a new client would acquire the lock at once, and its steps. The other clients are paused.
     pub(super) fn probe(&self, sandbox: &mut Sandbox, state: &State) -> (bool, Vec<Event>) {
         let mut state = state.clone();
         state.last_tokens = Tokens::default();
@@ -30,9 +30,9 @@ impl Stage<'_> {
         (false, events)
     }
 
-    /// Whether this client, if only it goes on, comes to hold in the try that it is at.
+    /// Whether this client's present attempt succeeds if the other clients are paused.
     pub(super) fn will_hold(&self, sandbox: &mut Sandbox, state: &State, who: usize) -> bool {
-        let asked = state.clients[who].asked;
+        let attempted = state.clients[who].attempted;
         let was_outside = state.clients[who].phase == Phase::Outside;
         let mut state = state.clone();
         while state.clients[who].phase == Phase::Outside && !state.clients[who].is_done() {
@@ -42,6 +42,6 @@ impl Stage<'_> {
             }
             (state, _, _) = self.step(sandbox, state, who);
         }
-        was_outside && matches!(state.clients[who].phase, Phase::Inside { since, .. } if since == asked)
+        was_outside && matches!(state.clients[who].phase, Phase::Inside { since, .. } if since == attempted)
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::{RedisResult, Value};
 
 use super::scenario::Visit;
-use crate::redis::{Note, Op, Redis, Soon, World};
+use crate::redis::{BoxFuture, Environment, Note, Op, Redis};
 
 /// The result of one step, and the client's clock at that moment.
 #[derive(Clone, Debug)]
@@ -96,8 +96,8 @@ struct Position {
     notes: Vec<Note>,
 }
 
-impl World for Replay {
-    fn perform(&self, op: Op) -> Soon<'_, RedisResult<Value>> {
+impl Environment for Replay {
+    fn perform(&self, op: Op) -> BoxFuture<'_, RedisResult<Value>> {
         // The schedule decides when time passes, so a sleep returns at once.
         if let Op::Sleep(_) = op {
             return Box::pin(async { Ok(Value::Nil) });

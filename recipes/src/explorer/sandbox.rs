@@ -1,8 +1,8 @@
-//! Servers whose whole contents can be put back: every step is run by a real server, from exactly the state that it is to
-//! be run from, and never twice from the same.
+//! Real servers whose whole contents can be restored. A step runs on a server that contains exactly the state before that
+//! step, and its result is cached, so it runs once for each state.
 //!
-//! Time does not pass here by waiting. Keys keep the whole seconds that they have left, and when time is to pass, it is
-//! taken off these.
+//! No test waits for time to pass. Each key has its remaining time in whole seconds, and advancing the time subtracts from
+//! these.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Write as _};
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use leasehold_testkit::Server;
 use redis::{Parser, PushKind, Value};
 
-use crate::redis::Said;
+use crate::redis::Request;
 
-/// The second of 1970 at which a sandbox's servers begin: so far ahead of any real server's clock that nothing ends by
-/// itself which ends at a point of that time.
+/// The servers' time at the start, in seconds since 1970. It lies so far ahead of a real server's clock that no key with an
+/// absolute expiry of that time expires by itself.
 const SERVERS_START: u64 = 4_102_444_800;
 
-/// More milliseconds than any recipe says: such a key ends at a point of time, not after a span.
-const NO_SPAN_MS: i64 = 30 * 24 * 3_600 * 1_000;
+/// Longer than any recipe's lease, in milliseconds: a key with more time left has an absolute expiry.
+const ABSOLUTE_FROM_MS: i64 = 30 * 24 * 3_600 * 1_000;
 
-/// Everything in one server, sorted by key.
-const LOOK: &str = "local keys = redis.call('KEYS', '*')
+/// Returns all contents of one server, sorted by key.
+const DUMP_ALL: &str = "local keys = redis.call('KEYS', '*')
     table.sort(keys)
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -35,178 +35,178 @@ const LOOK: &str = "local keys = redis.call('KEYS', '*')
     end
     return all";
 
-/// Sets the local `now` in a script of which the server's clock is part.
+/// Sets the local `now` in a script that reads the server's clock.
 pub const CLOCK: &str = "local now = tonumber(redis.call('GET', 'sandbox:clock'))\n";
 
-/// When a key ends.
+/// When a key expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Ends {
+enum Expiry {
     Never,
-    /// In so many seconds.
+    /// In this many seconds.
     In(u64),
-    /// When the servers' clocks say so many milliseconds.
+    /// At this time of the servers' clocks, in milliseconds.
     At(u64),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Entry {
     key: Vec<u8>,
-    ends: Ends,
+    expiry: Expiry,
     dump: Vec<u8>,
 }
 
-/// The contents of one server, by number.
+/// Number of a server's contents: equal contents have the same one.
 pub(super) type Contents = usize;
 
 /// An empty server.
 pub(super) const EMPTY: Contents = 0;
 
-/// What came of a step.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Outcome {
-    /// What the server contains now.
+    /// The server's contents afterwards.
     pub(super) after: Contents,
-    /// What it answered.
+    /// The server's reply.
     pub(super) reply: Value,
-    /// What was published meanwhile, and on which channel.
+    /// Messages published by the command, each with its channel.
     pub(super) messages: Vec<(String, Vec<u8>)>,
 }
 
-/// Where a step begins.
+/// The state in which a command runs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Start {
-    /// Which server.
+    /// The server.
     pub(super) node: usize,
-    /// What it contains.
+    /// Its contents.
     pub(super) contents: Contents,
-    /// What its clock says: seconds since the sandbox began.
+    /// Its clock: seconds since the start.
     pub(super) seconds: u64,
-    /// Who listens there.
+    /// Channels with a subscriber.
     pub(super) channels: Vec<String>,
 }
 
-/// What was performed: from which contents, at which second, with whom listening, in which words.
-type Performed = (Contents, u64, Vec<String>, Said);
+/// The key of a cached result: contents, seconds, channels, command.
+type CacheKey = (Contents, u64, Vec<String>, Request);
 
-/// A flight that took longer has let time pass that was not to pass: keys lose their seconds.
+/// A pipeline that took longer is repeated: real time has passed, so keys may have lost a second.
 pub(super) const STALLED: Duration = Duration::from_millis(400);
 
-/// Some real servers, and everything that they were ever seen to contain and to do.
+/// Real servers, with every state and every result seen so far.
 pub struct Sandbox {
-    wires: Vec<Wire>,
+    connections: Vec<Connection>,
     known: Vec<Vec<Entry>>,
     numbers: HashMap<Vec<Entry>, Contents>,
-    done: HashMap<Performed, Outcome>,
-    /// Servers are left as they are between steps, and nothing is remembered: to see that it makes no difference.
-    is_straight: bool,
-    /// Ended with the sandbox.
+    cache: HashMap<CacheKey, Outcome>,
+    /// False: contents stay as they are between commands, and no result is cached. This confirms that restoring makes no
+    /// difference.
+    is_restoring: bool,
     _servers: Vec<Server>,
 }
 
 impl Sandbox {
-    /// A sandbox with so many servers. Panics where they can't be started, as everything here does when they are gone.
+    /// Starts this many servers. Panics if that fails, as every method does when a server is gone.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         let servers: Vec<_> = (0..nodes).map(|_| Server::on_socket()).collect();
-        let wires = servers.iter().map(Wire::to).collect();
+        let connections = servers.iter().map(Connection::to).collect();
         let (known, numbers) = (vec![Vec::new()], HashMap::from([(Vec::new(), EMPTY)]));
-        Self { wires, known, numbers, done: HashMap::new(), is_straight: false, _servers: servers }
+        Self { connections, known, numbers, cache: HashMap::new(), is_restoring: true, _servers: servers }
     }
 
-    /// How many servers there are.
+    /// Number of servers.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        self.wires.len()
+        self.connections.len()
     }
 
-    /// From now on nothing is put back: whoever steps goes straight on from empty servers.
-    pub(super) fn go_straight(&mut self) {
-        self.is_straight = true;
-        for wire in &mut self.wires {
-            wire.flight(&[vec![b"FLUSHDB".to_vec()]]);
+    /// Empties all servers. From now on no contents are restored, and each command continues from the one before.
+    pub(super) fn stop_restoring(&mut self) {
+        self.is_restoring = false;
+        for connection in &mut self.connections {
+            connection.pipeline(&[vec![b"FLUSHDB".to_vec()]]);
         }
     }
 
-    /// From now on every step begins where it is to begin.
-    pub(super) fn go_back(&mut self) {
-        self.is_straight = false;
+    /// From now on each command runs in the state that it names.
+    pub(super) fn resume_restoring(&mut self) {
+        self.is_restoring = true;
     }
 
-    /// Runs one step: again, should the machine have stood still meanwhile.
-    pub(super) fn run(&mut self, start: &Start, said: &Said) -> Outcome {
-        if self.is_straight {
-            return self.really_run(start, said);
+    /// Runs one command. If the machine stalls meanwhile, the command runs again.
+    pub(super) fn run(&mut self, start: &Start, request: &Request) -> Outcome {
+        if !self.is_restoring {
+            return self.run_uncached(start, request);
         }
-        let key = (start.contents, start.seconds, start.channels.clone(), said.clone());
-        if let Some(outcome) = self.done.get(&key) {
+        let key = (start.contents, start.seconds, start.channels.clone(), request.clone());
+        if let Some(outcome) = self.cache.get(&key) {
             return outcome.clone();
         }
         let outcome = loop {
             let began = Instant::now();
-            let outcome = self.really_run(start, said);
+            let outcome = self.run_uncached(start, request);
             if began.elapsed() < STALLED {
                 break outcome;
             }
         };
-        self.done.insert(key, outcome.clone());
+        self.cache.insert(key, outcome.clone());
         outcome
     }
 
-    fn really_run(&mut self, start: &Start, said: &Said) -> Outcome {
-        let mut flight = Vec::new();
-        if !self.is_straight {
-            flight.push(line(&["FLUSHDB"]));
-            flight.extend(self.known[start.contents].iter().map(restore));
+    fn run_uncached(&mut self, start: &Start, request: &Request) -> Outcome {
+        let mut commands = Vec::new();
+        if self.is_restoring {
+            commands.push(command(&["FLUSHDB"]));
+            commands.extend(self.known[start.contents].iter().map(restore));
         }
         let micros = (SERVERS_START + start.seconds) * 1_000_000;
-        flight.push(line(&["SET", "sandbox:clock", &micros.to_string()]));
-        let before = flight.len();
-        flight.push(words(said));
-        flight.push(line(&["EVAL", LOOK, "0"]));
-        let wire = &mut self.wires[start.node];
-        wire.listen(&start.channels);
-        let (mut replies, messages) = wire.flight(&flight);
-        let seen = entries(replies.pop().expect("a reply for each command"));
+        commands.push(command(&["SET", "sandbox:clock", &micros.to_string()]));
+        let before = commands.len();
+        commands.push(arguments(request));
+        commands.push(command(&["EVAL", DUMP_ALL, "0"]));
+        let connection = &mut self.connections[start.node];
+        connection.subscribe_to(&start.channels);
+        let (mut replies, messages) = connection.pipeline(&commands);
+        let contents = entries(replies.pop().expect("a reply for each command"));
         let reply = replies.pop().expect("a reply for each command");
         for reply in &replies[..before] {
-            assert!(!matches!(reply, Value::ServerError(_)), "the sandbox's server said {reply:?}");
+            assert!(!matches!(reply, Value::ServerError(_)), "the sandbox's server replied {reply:?}");
         }
-        Outcome { after: self.number(seen), reply, messages }
+        Outcome { after: self.number(contents), reply, messages }
     }
 
-    /// Lets time pass, up to this second of the sandbox.
+    /// Advances the time by `span` seconds, to second `until`.
     pub(super) fn pass(&mut self, node: usize, contents: Contents, span: u64, until: u64) -> Contents {
-        if self.is_straight {
-            self.really_pass(node, contents, span);
+        if !self.is_restoring {
+            self.expire_keys(node, contents, span);
         }
         let server_ms = (SERVERS_START + until) * 1_000;
         let left = self.known[contents].iter().filter_map(|entry| {
-            let ends = match entry.ends {
-                Ends::In(seconds) if seconds <= span => return None,
-                Ends::At(ms) if ms <= server_ms => return None,
-                Ends::In(seconds) => Ends::In(seconds - span),
-                ends => ends,
+            let expiry = match entry.expiry {
+                Expiry::In(seconds) if seconds <= span => return None,
+                Expiry::At(ms) if ms <= server_ms => return None,
+                Expiry::In(seconds) => Expiry::In(seconds - span),
+                expiry => expiry,
             };
-            Some(Entry { ends, ..entry.clone() })
+            Some(Entry { expiry, ..entry.clone() })
         });
         let left = left.collect();
         self.number(left)
     }
 
-    fn really_pass(&mut self, node: usize, contents: Contents, span: u64) {
+    fn expire_keys(&mut self, node: usize, contents: Contents, span: u64) {
         let expire = self.known[contents].iter().filter_map(|entry| {
-            let Ends::In(seconds) = entry.ends else { return None };
+            let Expiry::In(seconds) = entry.expiry else { return None };
             let ms = i64::try_from(seconds).unwrap_or(i64::MAX) - i64::try_from(span).unwrap_or(i64::MAX);
             Some(vec![b"PEXPIRE".to_vec(), entry.key.clone(), (ms * 1_000).to_string().into_bytes()])
         });
-        let flight: Vec<_> = expire.collect();
-        self.wires[node].flight(&flight);
+        let commands: Vec<_> = expire.collect();
+        self.connections[node].pipeline(&commands);
     }
 
-    /// Lets a server lose everything.
+    /// Deletes all data of a server.
     pub(super) fn empty(&mut self, node: usize) -> Contents {
-        if self.is_straight {
-            self.wires[node].flight(&[line(&["FLUSHDB"])]);
+        if !self.is_restoring {
+            self.connections[node].pipeline(&[command(&["FLUSHDB"])]);
         }
         EMPTY
     }
@@ -220,48 +220,48 @@ impl Sandbox {
     }
 }
 
-/// A connection on which answers and messages come in the order in which the server made them.
-struct Wire {
+/// A connection on which replies and messages arrive in the order in which the server sent them.
+struct Connection {
     writer: UnixStream,
     reader: BufReader<UnixStream>,
     parser: Parser,
-    listens: Vec<String>,
+    subscriptions: Vec<String>,
 }
 
-impl Wire {
+impl Connection {
     fn to(server: &Server) -> Self {
         let writer = UnixStream::connect(server.socket()).expect("the server listens");
         let reader = BufReader::new(writer.try_clone().expect("a socket"));
-        let mut wire = Self { writer, reader, parser: Parser::new(), listens: Vec::new() };
-        wire.flight(&[line(&["HELLO", "3"])]);
-        wire
+        let mut connection = Self { writer, reader, parser: Parser::new(), subscriptions: Vec::new() };
+        connection.pipeline(&[command(&["HELLO", "3"])]);
+        connection
     }
 
-    fn listen(&mut self, channels: &[String]) {
-        if self.listens == channels {
+    fn subscribe_to(&mut self, channels: &[String]) {
+        if self.subscriptions == channels {
             return;
         }
-        let mut said = Vec::new();
-        if !self.listens.is_empty() {
-            said.push(line(&["UNSUBSCRIBE"]));
+        let mut commands = Vec::new();
+        if !self.subscriptions.is_empty() {
+            commands.push(command(&["UNSUBSCRIBE"]));
         }
         for channel in channels {
-            said.push(line(&["SUBSCRIBE", channel]));
+            commands.push(command(&["SUBSCRIBE", channel]));
         }
-        // What confirms them comes as messages do, before the next answer.
-        said.push(line(&["PING"]));
-        self.send(&said);
-        self.hear(1);
-        self.listens = channels.to_vec();
+        // Confirmations arrive as messages do, before the reply to PING.
+        commands.push(command(&["PING"]));
+        self.send(&commands);
+        self.receive(1);
+        self.subscriptions = channels.to_vec();
     }
 
-    fn flight(&mut self, lines: &[Vec<Vec<u8>>]) -> (Vec<Value>, Vec<(String, Vec<u8>)>) {
-        self.send(lines);
-        self.hear(lines.len())
+    fn pipeline(&mut self, commands: &[Vec<Vec<u8>>]) -> (Vec<Value>, Vec<(String, Vec<u8>)>) {
+        self.send(commands);
+        self.receive(commands.len())
     }
 
-    fn send(&mut self, lines: &[Vec<Vec<u8>>]) {
-        let packed: Vec<u8> = lines
+    fn send(&mut self, commands: &[Vec<Vec<u8>>]) {
+        let packed: Vec<u8> = commands
             .iter()
             .flat_map(|words| {
                 let mut command = redis::Cmd::new();
@@ -272,9 +272,9 @@ impl Wire {
         self.writer.write_all(&packed).expect("the server is there");
     }
 
-    fn hear(&mut self, replies: usize) -> (Vec<Value>, Vec<(String, Vec<u8>)>) {
-        let (mut heard, mut messages) = (Vec::new(), Vec::new());
-        while heard.len() < replies {
+    fn receive(&mut self, replies: usize) -> (Vec<Value>, Vec<(String, Vec<u8>)>) {
+        let (mut received, mut messages) = (Vec::new(), Vec::new());
+        while received.len() < replies {
             match self.parser.parse_value(&mut self.reader).expect("the server is there") {
                 Value::Push { kind: PushKind::Message, data } => {
                     let (channel, message): (String, Vec<u8>) =
@@ -282,35 +282,35 @@ impl Wire {
                     messages.push((channel, message));
                 }
                 Value::Push { .. } => {}
-                value => heard.push(value),
+                value => received.push(value),
             }
         }
-        (heard, messages)
+        (received, messages)
     }
 }
 
-fn line(words: &[&str]) -> Vec<Vec<u8>> {
+fn command(words: &[&str]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
-fn words(said: &Said) -> Vec<Vec<u8>> {
-    match said {
-        Said::Words(words) => words.clone(),
-        Said::Script { text, keys, words } => {
-            let mut said = line(&["EVAL", text.as_str(), &keys.to_string()]);
-            said.extend(words.iter().cloned());
-            said
+fn arguments(request: &Request) -> Vec<Vec<u8>> {
+    match request {
+        Request::Command(words) => words.clone(),
+        Request::Script { text, keys, words } => {
+            let mut words_of_eval = command(&["EVAL", text.as_str(), &keys.to_string()]);
+            words_of_eval.extend(words.iter().cloned());
+            words_of_eval
         }
     }
 }
 
 fn restore(entry: &Entry) -> Vec<Vec<u8>> {
-    let (ms, is_point) = match entry.ends {
-        Ends::Never => (0, false),
-        Ends::In(seconds) => (seconds * 1_000, false),
-        Ends::At(ms) => (ms, true),
+    let (ms, is_point) = match entry.expiry {
+        Expiry::Never => (0, false),
+        Expiry::In(seconds) => (seconds * 1_000, false),
+        Expiry::At(ms) => (ms, true),
     };
-    let mut words = line(&["RESTORE"]);
+    let mut words = command(&["RESTORE"]);
     words.extend([entry.key.clone(), ms.to_string().into_bytes(), entry.dump.clone()]);
     if is_point {
         words.push(b"ABSTTL".to_vec());
@@ -318,15 +318,17 @@ fn restore(entry: &Entry) -> Vec<Vec<u8>> {
     words
 }
 
-fn entries(looked: Value) -> Vec<Entry> {
-    type Seen = (Vec<u8>, i64, i64, Vec<u8>);
-    let seen: Vec<Seen> = redis::from_redis_value(looked).expect("what a server contains");
-    let ends = |left_ms: i64, end_ms: i64| match u64::try_from(left_ms) {
-        Err(_) => Ends::Never,
-        // Points of time are whole seconds here, and are read a millisecond or two beside them.
-        Ok(_) if left_ms > NO_SPAN_MS => Ends::At((u64::try_from(end_ms).unwrap_or(0) + 500) / 1_000 * 1_000),
-        // What has passed since it was said is less than a second.
-        Ok(left) => Ends::In(left.div_ceil(1_000)),
+fn entries(dump: Value) -> Vec<Entry> {
+    type LoadResult = (Vec<u8>, i64, i64, Vec<u8>);
+    let seen: Vec<LoadResult> = redis::from_redis_value(dump).expect("what a server contains");
+    let expiry = |left_ms: i64, end_ms: i64| match u64::try_from(left_ms) {
+        Err(_) => Expiry::Never,
+        // Absolute expiries are whole seconds here, and are read with an error of a millisecond or two.
+        Ok(_) if left_ms > ABSOLUTE_FROM_MS => {
+            Expiry::At((u64::try_from(end_ms).unwrap_or(0) + 500) / 1_000 * 1_000)
+        }
+        // Less than a second has passed since the command that set it.
+        Ok(left) => Expiry::In(left.div_ceil(1_000)),
     };
-    seen.into_iter().map(|(key, left, end, dump)| Entry { key, ends: ends(left, end), dump }).collect()
+    seen.into_iter().map(|(key, left, end, dump)| Entry { key, expiry: expiry(left, end), dump }).collect()
 }

@@ -1,4 +1,4 @@
-//! Who does what in an exploration, what may happen meanwhile, and what is to hold.
+//! What each client does in an exploration, which faults may happen, and which properties must hold.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,40 +7,40 @@ use std::time::Duration;
 use redis::RedisResult;
 
 use crate::recipe::{AnyRecipe, Role};
-use crate::redis::{Note, Redis, Soon};
+use crate::redis::{BoxFuture, Note, Redis};
 
-/// What every lock should be able to promise.
+/// A property that every lock should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Check {
     /// Two clients are never in the critical section while the leases of both run.
     OneHolder,
-    /// Whose lease has passed knows it, before somebody else is in the critical section.
-    KnowsItsEnd,
-    /// Whatever becomes of the clients, one lease later the lock can be had.
+    /// A holder whose lease has expired notices that before another client enters the critical section.
+    DetectsExpiry,
+    /// One lease after all clients crashed, the lock can be acquired.
     FreeAgain,
-    /// No step of one client frees what another one holds.
+    /// No step of one client frees a lock that another client holds.
     FreesOnlyOwn,
-    /// Who holds can release.
+    /// A holder whose lease runs can release.
     CanRelease,
-    /// When nobody has died, and all are through, the lock can be had.
-    NothingLeft,
-    /// Nobody waits for word while nobody holds, nobody has died, and nobody is about to do anything.
-    Woken,
-    /// Each holder's number is higher than all before it.
-    Fenced,
+    /// When no client has crashed and all have finished, the lock can be acquired.
+    NoStaleLock,
+    /// No client waits for a notification while the lock is free and no other client is about to act.
+    WaitersWoken,
+    /// The fencing token of each holder is higher than all before it.
+    TokensIncrease,
 }
 
 impl Check {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::OneHolder,
-        Self::KnowsItsEnd,
+        Self::DetectsExpiry,
         Self::FreeAgain,
         Self::FreesOnlyOwn,
         Self::CanRelease,
-        Self::NothingLeft,
-        Self::Woken,
-        Self::Fenced,
+        Self::NoStaleLock,
+        Self::WaitersWoken,
+        Self::TokensIncrease,
     ];
 }
 
@@ -48,21 +48,21 @@ impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OneHolder => "at most one holder",
-            Self::KnowsItsEnd => "a holder whose lease has passed knows it",
-            Self::FreeAgain => "free again within a lease after all clients are gone",
-            Self::FreesOnlyOwn => "nobody frees another's lock",
-            Self::CanRelease => "the holder can release what it holds",
-            Self::NothingLeft => "what nobody holds can be had",
-            Self::Woken => "whoever waits gets word",
-            Self::Fenced => "fencing tokens rise",
+            Self::DetectsExpiry => "the holder notices that its lease has expired",
+            Self::FreeAgain => "the lock is free one lease after all clients crashed",
+            Self::FreesOnlyOwn => "no client frees another client's lock",
+            Self::CanRelease => "the holder can release its lock",
+            Self::NoStaleLock => "a lock without a holder can be acquired",
+            Self::WaitersWoken => "a waiter is notified when the lock becomes free",
+            Self::TokensIncrease => "fencing tokens increase",
         })
     }
 }
 
-/// What else is wrong in a scenario, beside clients that die or are late.
+/// A fault of a scenario, beside clients that crash or are delayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// The second client's clock is more than a lease ahead.
     ClocksDiffer,
@@ -70,121 +70,120 @@ pub enum Fault {
     MasterRestarts,
     /// A master's clock jumps ahead by more than a lease.
     MasterJumps,
-    /// Two clients give the same name.
+    /// Two clients use the same owner name.
     SameOwner,
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "always",
-            Self::ClocksDiffer => "if clocks differ",
+            Self::None => "without any fault",
+            Self::ClocksDiffer => "if the clients' clocks differ",
             Self::MasterRestarts => "if a master restarts without its data",
             Self::MasterJumps => "if a master's clock jumps",
-            Self::SameOwner => "if two clients give the same owner",
+            Self::SameOwner => "if two clients use the same owner name",
         })
     }
 }
 
 /// What a client does in the critical section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
-    /// It leaves again.
-    Plain,
-    /// It makes the lease last longer first.
-    Renews,
-    /// It enters once more, and leaves twice.
-    Twice,
+pub enum HolderAction {
+    /// It releases.
+    None,
+    /// It renews its lease, then releases.
+    Renew,
+    /// It acquires the lock once more, and releases twice.
+    Reenter,
 }
 
 /// What one client does.
 #[derive(Clone, Copy, Debug)]
-pub struct Part {
-    /// What it comes for.
+pub struct Participant {
+    /// Reader or writer.
     pub role: Role,
-    /// How often it tries.
+    /// Maximum number of attempts.
     pub tries: u32,
-    /// What it does when it is in.
-    pub stay: Stay,
+    /// What it does as the holder.
+    pub action: HolderAction,
 }
 
-/// Who does what, and what may happen meanwhile.
+/// The clients, and the events that may happen between their steps.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The clients: A, B, C.
-    pub parts: Vec<Part>,
-    /// What is wrong.
+    pub participants: Vec<Participant>,
+    /// The fault.
     pub fault: Fault,
-    /// How many seconds may pass at once.
+    /// By how many seconds time may advance at once.
     pub passes: Vec<u64>,
-    /// How often time may pass.
+    /// How often time may advance.
     pub most_passes: u8,
-    /// How many clients may die between two steps.
+    /// How many clients may crash between two steps.
     pub most_deaths: u8,
-    /// The bound: more states than this are not looked at.
+    /// The search stops after this many states.
     pub most_states: usize,
 }
 
-/// Makes one client of what is explored. The number is the client's; who has the same number as another one names the same
-/// owner.
+/// Creates one client of the lock under test. Clients with the same number use the same owner name.
 pub type MakeClient = Arc<dyn Fn(Redis, Role, usize) -> Box<dyn AnyRecipe> + Send + Sync>;
 
-/// What is explored.
+/// The lock under test.
 #[derive(Clone)]
 pub struct Subject {
-    /// Makes its clients.
+    /// Creates its clients.
     pub make: MakeClient,
-    /// For how many seconds a lease runs; none has no end.
+    /// The lease in seconds. None: the lock never expires.
     pub lease: fn(Role) -> Option<u64>,
-    /// When all is to be over: seconds, more than any lease.
+    /// Seconds after which every lease has expired.
     pub longest: u64,
     /// How many servers it needs.
     pub nodes: usize,
 }
 
-/// The clients' names; the last one is the one who comes to see whether the lock is free.
+/// The clients' names; the last one is the probe's, which tests whether the lock is free.
 pub const NAMES: [&str; 4] = ["A", "B", "C", "Z"];
 
-/// Whoever comes to see.
+/// The number of the probe.
 pub const PROBE: usize = 3;
 
-/// What a client does, from beginning to end.
-pub(super) type Visit = Soon<'static, RedisResult<()>>;
+/// The whole run of one client.
+pub(super) type Visit = BoxFuture<'static, RedisResult<()>>;
 
 impl Subject {
-    /// What this client does, from beginning to end.
-    pub(super) fn program(&self, part: Part, owner: usize) -> impl Fn(Redis) -> Visit + use<> {
+    /// The function that one client runs.
+    pub(super) fn program(&self, participant: Participant, owner: usize) -> impl Fn(Redis) -> Visit + use<> {
         let make = self.make.clone();
         move |redis| {
-            let recipe = make(redis.clone(), part.role, owner);
-            Box::pin(visit(redis, recipe, part))
+            let recipe = make(redis.clone(), participant.role, owner);
+            Box::pin(visit(redis, recipe, participant))
         }
     }
 }
 
-/// Comes, tries, stays and goes, and tells of it.
-async fn visit(redis: Redis, mut recipe: Box<dyn AnyRecipe>, part: Part) -> RedisResult<()> {
-    for attempt in 1..=part.tries {
-        redis.note(Note::Asks);
+/// Acquires, acts as the holder and releases, with a note for each of these.
+async fn visit(redis: Redis, mut recipe: Box<dyn AnyRecipe>, participant: Participant) -> RedisResult<()> {
+    for attempt in 1..=participant.tries {
+        redis.note(Note::Attempting);
         let Some(hold) = recipe.try_lock().await? else {
-            if attempt < part.tries {
+            if attempt < participant.tries {
                 recipe.wait(Duration::ZERO).await?;
             }
             continue;
         };
-        redis.note(Note::Holds(hold));
-        return stay(&redis, &mut *recipe, part.stay).await;
+        redis.note(Note::Acquired(hold));
+        return act(&redis, &mut *recipe, participant.action).await;
     }
     recipe.give_up().await
 }
 
-async fn stay(redis: &Redis, recipe: &mut dyn AnyRecipe, stay: Stay) -> RedisResult<()> {
-    match stay {
-        Stay::Plain => {}
-        Stay::Renews => {
-            redis.note(Note::Asks);
+async fn act(redis: &Redis, recipe: &mut dyn AnyRecipe, action: HolderAction) -> RedisResult<()> {
+    match action {
+        HolderAction::None => {}
+        HolderAction::Renew => {
+            redis.note(Note::Attempting);
             match recipe.renew().await? {
-                Some(Some(hold)) => redis.note(Note::Holds(hold)),
+                Some(Some(hold)) => redis.note(Note::Acquired(hold)),
                 Some(None) => {
                     redis.note(Note::Lost);
                     return Ok(());
@@ -192,13 +191,13 @@ async fn stay(redis: &Redis, recipe: &mut dyn AnyRecipe, stay: Stay) -> RedisRes
                 None => {}
             }
         }
-        Stay::Twice => {
+        HolderAction::Reenter => {
             if recipe.try_lock().await?.is_some() {
                 recipe.unlock().await?;
             }
         }
     }
-    redis.note(Note::Leaves);
+    redis.note(Note::Releasing);
     let was_found = recipe.unlock().await?;
     redis.note(Note::Released(was_found));
     Ok(())

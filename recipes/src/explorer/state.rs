@@ -1,4 +1,4 @@
-//! One point of an exploration, and the step from it to the next.
+//! One state of an exploration, and the transition to the next.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher as _};
@@ -10,37 +10,37 @@ use redis::Value;
 use super::event::{Event, in_whole_seconds};
 use super::replay::{ClientState, StepResult};
 use super::sandbox::{Contents, EMPTY, Sandbox, Start};
-use super::scenario::{Check, Fault, NAMES, PROBE, Part, Scenario, Stay, Subject, Visit};
+use super::scenario::{Check, Fault, HolderAction, NAMES, PROBE, Participant, Scenario, Subject, Visit};
 use crate::recipe::Role;
-use crate::redis::{Note, Op, Redis, shown};
+use crate::redis::{Note, Op, Redis, display_value};
 
-/// What the clients' clocks say in the beginning: small, so that people can read it.
+/// The clients' clocks at the start: a small number, so that a timeline stays readable.
 const CLIENTS_START: Duration = Duration::from_secs(100);
 
-/// What happens next.
+/// A transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// A client's next step is performed, and it goes on to the one after.
+    /// A client performs its next step.
     Step(usize),
-    /// A client dies.
+    /// A client crashes.
     Die(usize),
-    /// So many seconds pass.
+    /// Time advances by this many seconds.
     Pass(u64),
-    /// Something happens to a master.
+    /// The scenario's fault happens to this master.
     Break(usize),
 }
 
-/// Where a client is.
+/// Where a client is in relation to the critical section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     Outside,
     Inside {
-        /// When it began to ask for it: seconds of the sandbox. Its lease counts from there.
+        /// When its attempt began, in seconds of the sandbox. The lease counts from there.
         since: u64,
-        /// By its own clock.
+        /// Until when it assumes to hold the lock, by its own clock.
         valid_until: Option<Duration>,
-        /// The next step is the first of its release.
-        leaves: bool,
+        /// Its next step is the first of its release.
+        is_releasing: bool,
     },
     Leaving {
         since: u64,
@@ -53,8 +53,8 @@ pub(super) enum Phase {
 pub(super) struct Client {
     pub(super) state: ClientState,
     pub(super) phase: Phase,
-    /// When it began to ask last.
-    pub(super) asked: u64,
+    /// When its last attempt began.
+    pub(super) attempted: u64,
     pub(super) mail: Vec<Vec<u8>>,
     channels: Vec<String>,
 }
@@ -65,7 +65,7 @@ impl Client {
     }
 }
 
-/// The highest tokens so far. Readers need not be told from each other.
+/// The highest tokens so far. Two readers may have the same one.
 #[derive(Clone, Copy, Debug, Default, Hash)]
 pub(super) struct Tokens {
     readers: Option<u64>,
@@ -73,8 +73,8 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Whether the next one is higher than all that it has to be told from.
-    fn rise(&mut self, role: Role, token: u64) -> bool {
+    /// Whether the token is higher than all that it must exceed.
+    fn increase(&mut self, role: Role, token: u64) -> bool {
         let before = self.writers.max(self.readers.filter(|_| role == Role::Writer));
         let own = if role == Role::Writer { &mut self.writers } else { &mut self.readers };
         *own = (*own).max(Some(token));
@@ -82,7 +82,7 @@ impl Tokens {
     }
 }
 
-/// A point of an exploration.
+/// One state of an exploration.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) servers: Vec<Contents>,
@@ -93,22 +93,22 @@ pub(super) struct State {
     pub(super) deaths: u8,
     breaks: u8,
     pub(super) last_tokens: Tokens,
-    /// What the way here broke first: what comes after may follow from it.
+    /// The first check that this path broke. Later violations on it may be consequences.
     pub(super) broken: Option<Check>,
 }
 
-/// What a step broke by itself.
+/// The checks that one step broke.
 pub(super) type Broken = Vec<Check>;
 
-/// What is explored, in which scenario.
-pub(super) struct Stage<'a> {
+/// The lock under test in one scenario.
+pub(super) struct Exploration<'a> {
     pub(super) subject: &'a Subject,
     pub(super) scenario: &'a Scenario,
 }
 
-impl Stage<'_> {
+impl Exploration<'_> {
     pub(super) fn begin(&self) -> State {
-        let clients = (0..self.scenario.parts.len()).map(|who| Rc::new(self.client(who, 0))).collect();
+        let clients = (0..self.scenario.participants.len()).map(|who| Rc::new(self.client(who, 0))).collect();
         State {
             servers: vec![EMPTY; self.subject.nodes],
             clients,
@@ -124,17 +124,17 @@ impl Stage<'_> {
     pub(super) fn client(&self, who: usize, now: u64) -> Client {
         let program = self.program(who);
         let (state, _) = ClientState::begin(&program, NAMES[who], self.clock(who, now));
-        Client { state, phase: Phase::Outside, asked: now, mail: Vec::new(), channels: Vec::new() }
+        Client { state, phase: Phase::Outside, attempted: now, mail: Vec::new(), channels: Vec::new() }
     }
 
     fn program(&self, who: usize) -> impl Fn(Redis) -> Visit + use<> {
-        let probe = Part { role: Role::Writer, tries: 1, stay: Stay::Plain };
-        let part = if who == PROBE { probe } else { self.scenario.parts[who] };
+        let probe = Participant { role: Role::Writer, tries: 1, action: HolderAction::None };
+        let participant = if who == PROBE { probe } else { self.scenario.participants[who] };
         let owner = if self.scenario.fault == Fault::SameOwner && who != PROBE { 0 } else { who };
-        self.subject.program(part, owner)
+        self.subject.program(participant, owner)
     }
 
-    /// A client's clock. No two read the same, but for a millisecond.
+    /// A client's clock. The clocks of two clients differ by a millisecond at least, so that no two stored times are equal.
     pub(super) fn clock(&self, who: usize, now: u64) -> Duration {
         let is_ahead = self.scenario.fault == Fault::ClocksDiffer && who == 1;
         let ahead = if is_ahead { self.subject.longest } else { 0 };
@@ -142,8 +142,8 @@ impl Stage<'_> {
         CLIENTS_START + Duration::from_secs(now + ahead) + Duration::from_millis(own)
     }
 
-    /// Whether nobody is in or about to do anything, and yet somebody waits.
-    pub(super) fn waits_in_vain(&self, state: &State) -> bool {
+    /// Whether a client waits although the lock is free and no client can take a step.
+    pub(super) fn has_lost_wakeup(&self, state: &State) -> bool {
         let mut clients = state.clients.iter().enumerate();
         clients.all(|(who, client)| client.phase == Phase::Outside && !self.can_step(state, who))
             && state.clients.iter().any(|client| !client.is_done())
@@ -158,10 +158,9 @@ impl Stage<'_> {
         }
     }
 
-    /// What may happen next.
+    /// The transitions from this state.
     pub(super) fn choices(&self, state: &State) -> Vec<Choice> {
-        let everybody = 0..state.clients.len();
-        let steps = everybody.filter(|who| self.can_step(state, *who)).map(Choice::Step);
+        let steps = (0..state.clients.len()).filter(|who| self.can_step(state, *who)).map(Choice::Step);
         let mut choices: Vec<_> = steps.collect();
         let is_over = state.clients.iter().all(|client| client.is_done());
         if is_over {
@@ -187,7 +186,6 @@ impl Stage<'_> {
         choice: Choice,
     ) -> (State, Event, Broken) {
         let mut next = state.clone();
-        let happens = |said: String| Event { who: None, said, reply: None, notes: Vec::new() };
         let event = match choice {
             Choice::Step(who) => return self.step(sandbox, next, who),
             Choice::Die(who) => {
@@ -195,29 +193,29 @@ impl Stage<'_> {
                 client.phase = Phase::Gone;
                 client.channels.clear();
                 next.deaths += 1;
-                Event { who: Some(who), ..happens("dies".to_owned()) }
+                Event::of(Some(who), "crashes")
             }
             Choice::Pass(seconds) => {
                 self.pass(sandbox, &mut next, seconds);
                 next.passes += 1;
-                // Who has not begun yet begins later, and has not been late.
+                // A client without a step so far begins later, and has not been delayed.
                 for who in 0..next.clients.len() {
                     if next.clients[who].state.is_fresh() && next.clients[who].phase != Phase::Gone {
                         next.clients[who] = Rc::new(self.client(who, next.now));
                     }
                 }
-                happens(format!("{seconds} seconds pass"))
+                Event::of(None, format!("{seconds} seconds pass"))
             }
             Choice::Break(node) => {
                 next.breaks += 1;
                 let was = next.servers[node];
                 if self.scenario.fault == Fault::MasterRestarts {
                     next.servers[node] = sandbox.empty(node);
-                    happens(format!("master {node} restarts without its data"))
+                    Event::of(None, format!("master {} restarts without its data", node + 1))
                 } else {
                     let span = self.subject.longest;
                     next.servers[node] = sandbox.pass(node, was, span, next.now + span);
-                    happens(format!("the clock of master {node} jumps by {span} seconds"))
+                    Event::of(None, format!("the clock of master {} jumps by {span} seconds", node + 1))
                 }
             }
         };
@@ -233,37 +231,37 @@ impl Stage<'_> {
 
     pub(super) fn step(&self, sandbox: &mut Sandbox, mut state: State, who: usize) -> (State, Event, Broken) {
         let client = Rc::make_mut(&mut state.clients[who]);
-        if let Phase::Inside { since, valid_until, leaves: true } = client.phase {
+        if let Phase::Inside { since, valid_until, is_releasing: true } = client.phase {
             client.phase = Phase::Leaving { since, valid_until };
         }
         let op = client.state.next.take().expect("it has a step to perform");
-        let (said, value) = match op {
+        let (action, value) = match op {
             Op::Subscribe(channel) => {
-                let said = format!("SUBSCRIBE {channel}");
+                let action = format!("SUBSCRIBE {channel}");
                 client.channels.push(channel);
-                (said, Value::Okay)
+                (action, Value::Okay)
             }
-            Op::Receive(_) if client.mail.is_empty() => ("hears nothing".to_owned(), Value::Nil),
-            Op::Receive(_) => ("hears".to_owned(), Value::BulkString(client.mail.remove(0))),
+            Op::Receive(_) if client.mail.is_empty() => ("waits until the timeout".to_owned(), Value::Nil),
+            Op::Receive(_) => ("receives a message".to_owned(), Value::BulkString(client.mail.remove(0))),
             Op::Sleep(_) => ("sleeps".to_owned(), Value::Nil),
-            Op::Ask { node, said, shown } => {
+            Op::Send { node, request, label } => {
                 let start = self.start(&state, node);
-                let outcome = sandbox.run(&start, &said);
+                let outcome = sandbox.run(&start, &request);
                 state.servers[node] = outcome.after;
                 for (channel, message) in outcome.messages {
-                    post(&mut state, &channel, &message);
+                    deliver(&mut state, &channel, &message);
                 }
-                (shown, in_whole_seconds(outcome.reply))
+                (label, in_whole_seconds(outcome.reply))
             }
         };
-        let reply = Some(shown(&value));
+        let reply = Some(display_value(&value));
         let result = StepResult { value, clock: self.clock(who, state.now) };
         let client = &mut state.clients[who];
         let program = self.program(who);
         let (client_state, notes) = client.state.advance(&program, NAMES[who], result);
         Rc::make_mut(client).state = client_state;
-        let (notes, broken) = self.heed(&mut state, who, &notes);
-        (state, Event { who: Some(who), said, reply, notes }, broken)
+        let (notes, broken) = self.apply_notes(&mut state, who, &notes);
+        (state, Event { who: Some(who), action, reply, notes }, broken)
     }
 
     fn start(&self, state: &State, node: usize) -> Start {
@@ -274,68 +272,68 @@ impl Stage<'_> {
         Start { node, contents: state.servers[node], seconds: state.now, channels }
     }
 
-    /// Follows what a client tells.
-    fn heed(&self, state: &mut State, who: usize, notes: &[Note]) -> (Vec<String>, Broken) {
-        let (now, mut told, mut broken) = (state.now, Vec::new(), Broken::new());
+    /// Updates the client's phase from its notes. Returns them as text, with the checks that they break.
+    fn apply_notes(&self, state: &mut State, who: usize, notes: &[Note]) -> (Vec<String>, Broken) {
+        let (now, mut lines, mut broken) = (state.now, Vec::new(), Broken::new());
         let role = self.role(who);
         let client = Rc::make_mut(&mut state.clients[who]);
         for note in notes {
             match note {
-                Note::Asks => client.asked = now,
-                Note::Holds(hold) => {
+                Note::Attempting => client.attempted = now,
+                Note::Acquired(hold) => {
                     let is_new = !matches!(client.phase, Phase::Inside { .. });
-                    let (since, valid_until) = (client.asked, hold.valid_until);
-                    client.phase = Phase::Inside { since, valid_until, leaves: false };
-                    told.push(if is_new {
+                    let (since, valid_until) = (client.attempted, hold.valid_until);
+                    client.phase = Phase::Inside { since, valid_until, is_releasing: false };
+                    lines.push(if is_new {
                         "holds the lock".to_owned()
                     } else {
-                        "holds it for longer".to_owned()
+                        "has renewed the lock".to_owned()
                     });
-                    if is_new && hold.token.is_some_and(|token| !state.last_tokens.rise(role, token)) {
-                        broken.push(Check::Fenced);
+                    if is_new && hold.token.is_some_and(|token| !state.last_tokens.increase(role, token)) {
+                        broken.push(Check::TokensIncrease);
                     }
                 }
                 Note::Lost => {
                     client.phase = Phase::Outside;
-                    told.push("knows that it has lost it".to_owned());
+                    lines.push("notices that the lock is lost".to_owned());
                 }
-                Note::Leaves => {
-                    if let Phase::Inside { leaves, .. } = &mut client.phase {
-                        *leaves = true;
+                Note::Releasing => {
+                    if let Phase::Inside { is_releasing, .. } = &mut client.phase {
+                        *is_releasing = true;
                     }
                 }
                 Note::Released(was_found) => {
                     let Phase::Leaving { since, valid_until } = client.phase else { continue };
                     client.phase = Phase::Outside;
                     if !was_found {
-                        told.push("could not release".to_owned());
+                        lines.push("cannot release: not its lock".to_owned());
                         if self.runs(who, since, now) && self.is_valid(who, valid_until, now) {
                             broken.push(Check::CanRelease);
                         }
                     }
                 }
-                Note::Failed(error) => told.push(format!("fails: {error}")),
+                Note::Failed(error) => lines.push(format!("error: {error}")),
             }
         }
-        (told, broken)
+        (lines, broken)
     }
 
     pub(super) fn role(&self, who: usize) -> Role {
-        if who == PROBE { Role::Writer } else { self.scenario.parts[who].role }
+        if who == PROBE { Role::Writer } else { self.scenario.participants[who].role }
     }
 
-    /// Whether the lease of whoever began to ask for it then still runs.
+    /// Whether the lease of an attempt that began at `since` still runs.
     fn runs(&self, who: usize, since: u64, now: u64) -> bool {
         (self.subject.lease)(self.role(who)).is_none_or(|lease| now < since + lease)
     }
 
-    /// Whether this client is in the critical section, and its lease runs.
+    /// Whether this client is in the critical section and its lease runs.
     pub(super) fn holds_in_time(&self, state: &State, who: usize) -> bool {
         let Phase::Inside { since, .. } = state.clients[who].phase else { return false };
-        self.believes(state, who) && self.runs(who, since, state.now)
+        self.is_inside(state, who) && self.runs(who, since, state.now)
     }
 
-    /// Whether this client is in the critical section or leaves it, and its lease runs.
+    /// Whether this client is in the critical section or is releasing, and its lease runs.
     pub(super) fn has_in_time(&self, state: &State, who: usize) -> bool {
         match state.clients[who].phase {
             Phase::Leaving { since, valid_until } => {
@@ -345,8 +343,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Whether this client is in the critical section, as far as it knows.
-    pub(super) fn believes(&self, state: &State, who: usize) -> bool {
+    /// Whether this client is in the critical section and has not noticed any expiry.
+    pub(super) fn is_inside(&self, state: &State, who: usize) -> bool {
         let Phase::Inside { valid_until, .. } = state.clients[who].phase else { return false };
         self.is_valid(who, valid_until, state.now)
     }
@@ -355,21 +353,21 @@ impl Stage<'_> {
         until.is_none_or(|until| self.clock(who, now) < until)
     }
 
-    /// Two states with the same number are the same.
-    pub(super) fn number(&self, state: &State) -> u64 {
+    /// Hash by which equal states are recognised.
+    pub(super) fn hash(&self, state: &State) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&state.servers, state.now, state.passes, state.deaths, state.breaks).hash(&mut hasher);
         (state.last_tokens, state.broken).hash(&mut hasher);
         for client in &state.clients {
-            (client.state.hash, client.phase, client.asked, &client.mail).hash(&mut hasher);
+            (client.state.hash, client.phase, client.attempted, &client.mail).hash(&mut hasher);
         }
         hasher.finish()
     }
 }
 
-fn post(state: &mut State, channel: &str, message: &[u8]) {
+fn deliver(state: &mut State, channel: &str, message: &[u8]) {
     for client in &mut state.clients {
-        if client.channels.iter().any(|heard| heard == channel) {
+        if client.channels.iter().any(|subscribed| subscribed == channel) {
             Rc::make_mut(client).mail.push(message.to_vec());
         }
     }

@@ -1,25 +1,25 @@
-//! `exists-set`: look, then take.
+//! `exists-set`: EXISTS, then SET.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
 pub(super) struct ExistsSet {
     pub(super) redis: Redis,
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
 }
 
 impl Recipe for ExistsSet {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        if self.redis.exists(&self.terms.key).await? {
+        if self.redis.exists(&self.options.key).await? {
             return Ok(None);
         }
-        self.redis.set(&self.terms.key, "1").await?;
+        self.redis.set(&self.options.key, "1").await?;
         Ok(Some(Hold::default()))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.del(&self.terms.key).await
+        self.redis.del(&self.options.key).await
     }
 }

@@ -1,13 +1,13 @@
-//! `hash-pubsub`: the hash again, with a watchdog, and a channel on which the last release is told.
+//! `hash-pubsub`: `reentrant-hash` with a watchdog, and a channel on which the last release publishes.
 
 use std::time::Duration;
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis, Script, millis};
 
-/// Nothing when it is taken; otherwise for how long somebody else has it.
+/// Returns nil if the lock was acquired, otherwise the remaining lease of its holder in milliseconds.
 const LOCK: Script = Script {
     name: "lock",
     text: "if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then\n\
@@ -38,56 +38,56 @@ const RENEW: Script = Script {
 
 pub(super) struct HashPubsub {
     redis: Redis,
-    terms: Terms,
-    /// A client and its thread.
+    options: LockOptions,
+    /// Client id and thread id.
     owner: String,
     channel: String,
-    hears: bool,
-    /// How long the holder still has it, as the last try was told.
+    is_subscribed: bool,
+    /// The holder's remaining lease, from the last attempt.
     remains: Duration,
 }
 
 impl HashPubsub {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        let owner = terms.owner.clone().unwrap_or_else(|| redis.token());
-        let channel = format!("released:{}", terms.key);
-        Self { redis, terms, owner, channel, hears: false, remains: Duration::ZERO }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        let owner = options.owner.clone().unwrap_or_else(|| redis.token());
+        let channel = format!("released:{}", options.key);
+        Self { redis, options, owner, channel, is_subscribed: false, remains: Duration::ZERO }
     }
 
     fn args(&self) -> [String; 2] {
-        [millis(self.terms.lease), self.owner.clone()]
+        [millis(self.options.lease), self.owner.clone()]
     }
 }
 
 impl Recipe for HashPubsub {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         let [lease, owner] = self.args();
-        let remains: Option<u64> = self.redis.eval(&LOCK, &[&self.terms.key], &[&lease, &owner]).await?;
+        let remains: Option<u64> = self.redis.eval(&LOCK, &[&self.options.key], &[&lease, &owner]).await?;
         self.remains = Duration::from_millis(remains.unwrap_or(0));
         Ok(remains.is_none().then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
         let [lease, owner] = self.args();
-        let keys = [self.terms.key.as_str(), &self.channel];
+        let keys = [self.options.key.as_str(), &self.channel];
         let left: Option<i64> = self.redis.eval(&UNLOCK, &keys, &[&lease, &owner]).await?;
         Ok(left.is_some())
     }
 
     async fn renew(&mut self) -> RedisResult<Option<Option<Hold>>> {
         let [lease, owner] = self.args();
-        let is_held: bool = self.redis.eval(&RENEW, &[&self.terms.key], &[&lease, &owner]).await?;
+        let is_held: bool = self.redis.eval(&RENEW, &[&self.options.key], &[&lease, &owner]).await?;
         Ok(Some(is_held.then(Hold::default)))
     }
 
-    /// The first time it only subscribes, since the lock may have been freed before; after that it waits for the word, for no
-    /// longer than the holder's lease.
+    /// The first call only subscribes, since the lock may have become free before. Later calls wait for a message, for the
+    /// holder's remaining lease at most.
     async fn wait(&mut self, limit: Duration) -> RedisResult<bool> {
-        if self.hears {
+        if self.is_subscribed {
             self.redis.message(self.remains.max(limit)).await?;
         } else {
             self.redis.subscribe(&self.channel).await?;
-            self.hears = true;
+            self.is_subscribed = true;
         }
         Ok(true)
     }

@@ -1,8 +1,7 @@
-//! leasehold's own locks, step by step: the machines of its core, its scripts, and a client that goes on when the schedule
-//! says so.
+//! leasehold's own locks, step by step: the state machines of its core and its scripts, under the explorer's schedule.
 //!
-//! It is the protocol that is driven here, not the library around it, which has threads and timers of its own. Local
-//! hand-off needs no step on a server, and has its own tests.
+//! This covers the protocol, not the library around it, which has threads and timers of its own. A local hand-off takes no
+//! step on a server; the library's tests cover it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,50 +14,50 @@ use leasehold_core::{
 };
 use redis::{RedisResult, Value};
 
-use super::plays::{Traits, plays};
+use super::scenarios::{Traits, scenarios};
 use crate::explorer::{CLOCK, Fault, MakeClient, NAMES, PROBE, Scenario, Subject};
 use crate::recipe::{Recipe, Role};
-use crate::redis::{Hold, Redis, Said, Text, misuse};
+use crate::redis::{Hold, Redis, Request, Text, misuse};
 
-/// How long a lease runs.
+/// The lease.
 const TTL: Duration = Duration::from_secs(10);
 
-/// What is changed in the scripts to see whether it is noticed.
-pub type Alter = fn(&str) -> String;
+/// Changes a script, to verify that the explorer catches the damage.
+pub type Modify = fn(&str) -> String;
 
 /// One of leasehold's locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
-    /// Its name here.
+    /// Its id.
     pub id: &'static str,
-    /// What it is.
+    /// Its type or method.
     pub title: &'static str,
     kind: Kind,
-    /// Whether its holders are named.
+    /// Whether its holders have an owner.
     has_owners: bool,
-    /// Whether it queues, and waits for word.
+    /// Whether it queues and waits for a push.
     pub waits: bool,
 }
 
-/// Scripts as they are.
+/// Leaves the scripts unchanged.
 #[must_use]
-pub fn unaltered(script: &str) -> String {
+pub fn unmodified(script: &str) -> String {
     script.to_owned()
 }
 
-/// A release that frees whatever is held, whoever held it: what the explorer must catch.
+/// A release that does not compare its acquisition with the holder's: the explorer must catch it.
 #[must_use]
-pub fn releasing_anything(script: &str) -> String {
+pub fn releasing_any_holder(script: &str) -> String {
     script.replace("if form == 1 and id == ARGV[1] and ends > now and", "if form == 1 and ends > now and")
 }
 
-/// Grants that are told where nobody listens: what the explorer must catch too.
+/// A grant that is published to the wrong channel: the explorer must catch it.
 #[must_use]
-pub fn telling_nobody(script: &str) -> String {
-    script.replace("redis.call(PUBLISH, ", "redis.call(PUBLISH, 'nobody' .. ")
+pub fn publishing_to_wrong_channel(script: &str) -> String {
+    script.replace("redis.call(PUBLISH, ", "redis.call(PUBLISH, 'wrong' .. ")
 }
 
-/// Grants with the token of the one before, where no time has passed since: what the explorer must catch too.
+/// A grant with the token of the previous one if no time has passed: the explorer must catch it.
 #[must_use]
 pub fn repeating_tokens(script: &str) -> String {
     script
@@ -66,7 +65,7 @@ pub fn repeating_tokens(script: &str) -> String {
         .replace("local token, lasts = math.max(last + 1, ", "local token, lasts = math.max(last, ")
 }
 
-/// What is driven.
+/// All of them.
 pub const OWN: [Own; 4] = [
     Own { id: "leasehold-mutex", title: "`Mutex`", kind: Kind::Mutex, has_owners: false, waits: true },
     Own {
@@ -77,14 +76,20 @@ pub const OWN: [Own; 4] = [
         waits: false,
     },
     Own { id: "leasehold-rw", title: "`RwLock`", kind: Kind::ReadWrite, has_owners: false, waits: true },
-    Own { id: "leasehold-reentrant", title: "`Reentrant`", kind: Kind::Mutex, has_owners: true, waits: true },
+    Own {
+        id: "leasehold-reentrant",
+        title: "`ReentrantMutex`",
+        kind: Kind::Mutex,
+        has_owners: true,
+        waits: true,
+    },
 ];
 
 impl Own {
-    /// What is explored. Whoever comes to see does not wait. `alter` gets each script's text.
+    /// This lock as the lock under test. The probe does not wait. `modify` receives the source of each script.
     #[must_use]
-    pub fn subject(self, alter: Alter) -> Subject {
-        let text = |script| Text::new(&alter(&steps::text(script, CLOCK)));
+    pub fn subject(self, modify: Modify) -> Subject {
+        let text = |script| Text::new(&modify(&steps::text(script, CLOCK)));
         let texts = lua::Script::ALL.map(|script| (script, text(script)));
         let texts: Arc<HashMap<_, _>> = Arc::new(texts.into());
         let make: MakeClient = Arc::new(move |redis, role, who| {
@@ -104,21 +109,21 @@ impl Own {
                 owner,
                 held: Vec::new(),
                 next: 1,
-                hears: false,
+                is_subscribed: false,
             })
         });
         Subject { make, lease: |_| Some(TTL.as_secs()), longest: 12, nodes: 1 }
     }
 
-    /// In which scenarios it is explored: those of the recipes, with renewal.
+    /// The scenarios in which it is explored: those of the recipes, with renewal.
     #[must_use]
     pub fn scenarios(self) -> Vec<Scenario> {
         let faults = &[Fault::ClocksDiffer];
-        plays(&Traits {
+        scenarios(&Traits {
             has_readers: self.kind == Kind::ReadWrite,
             renews: true,
             reenters: self.has_owners,
-            // It does in each try.
+            // It waits within each attempt.
             waits: false,
             passes: &[6, 12],
             faults,
@@ -128,19 +133,17 @@ impl Own {
 
 struct Leasehold {
     redis: Redis,
-    /// The scripts.
     texts: Arc<HashMap<lua::Script, Text>>,
     own: Own,
     resource: Resource,
     role: Role,
     client: ClientId,
     owner: Option<Owner>,
-    /// The leases that are held, the outermost first.
+    /// The leases held, the outermost first.
     held: Vec<LeaseMachine>,
     /// The next attempt's number.
     next: u64,
-    /// It hears what is pushed to it.
-    hears: bool,
+    is_subscribed: bool,
 }
 
 impl Leasehold {
@@ -148,12 +151,12 @@ impl Leasehold {
         LocalTime::from_micros(u64::try_from(self.redis.clock().as_micros()).unwrap_or(0))
     }
 
-    async fn say(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
+    async fn send(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
         let (script, keys, said) = steps::encode(&self.resource, command);
         let text = self.texts[&script].clone();
         let words: Vec<_> = keys.iter().map(|key| key.as_bytes().to_vec()).chain([said]).collect();
-        let said = Said::Script { text, keys: keys.len(), words };
-        let value: Value = self.redis.ask(said, shown(command)).await?;
+        let said = Request::Script { text, keys: keys.len(), words };
+        let value: Value = self.redis.send(said, display_value(command)).await?;
         steps::answer(command, &value).ok_or_else(|| misuse("no version of the script returns that"))
     }
 
@@ -185,11 +188,11 @@ impl Leasehold {
         AcquireMachine::new(command, patience, self.now())
     }
 
-    /// Goes on with an attempt until it has ended, or has to wait.
-    async fn go_on(&mut self, attempt: &mut AcquireMachine) -> RedisResult<Option<Outcome>> {
+    /// Steps an attempt until it has an outcome or must wait.
+    async fn advance(&mut self, attempt: &mut AcquireMachine) -> RedisResult<Option<Outcome>> {
         while let Some(command) = attempt.poll_transmit(self.now()) {
             let sent_at = self.now();
-            let answer = self.say(&command).await?;
+            let answer = self.send(&command).await?;
             if matches!(command, Command::Acquire(_)) {
                 attempt.handle_answer(sent_at, self.now(), &answer);
             }
@@ -197,10 +200,10 @@ impl Leasehold {
         Ok(attempt.poll_outcome())
     }
 
-    /// Waits in the queue, where it waits, until it is granted.
-    async fn stand(&mut self, mut attempt: AcquireMachine) -> RedisResult<Outcome> {
+    /// Steps an attempt, and waits for pushes, until it has an outcome.
+    async fn complete(&mut self, mut attempt: AcquireMachine) -> RedisResult<Outcome> {
         loop {
-            if let Some(outcome) = self.go_on(&mut attempt).await? {
+            if let Some(outcome) = self.advance(&mut attempt).await? {
                 return Ok(outcome);
             }
             let due = attempt.poll_timeout().unwrap_or(LocalTime::NEVER).since(self.now());
@@ -213,7 +216,7 @@ impl Leasehold {
     }
 
     fn hold(&self, token: Option<u64>) -> Hold {
-        let lease = self.held.last().expect("it holds");
+        let lease = self.held.last().expect("the client holds the lock");
         let until = lease.remaining(self.now());
         Hold { valid_until: Some(self.redis.clock() + until), token }
     }
@@ -221,13 +224,13 @@ impl Leasehold {
 
 impl Recipe for Leasehold {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        if self.own.waits && !self.hears {
+        if self.own.waits && !self.is_subscribed {
             self.redis.subscribe(&steps::inbox_of(self.client)).await?;
-            self.hears = true;
+            self.is_subscribed = true;
         }
         let attempt = self.begin();
         let acquisition = attempt.acquisition();
-        let outcome = self.stand(attempt).await?;
+        let outcome = self.complete(attempt).await?;
         let Outcome::Granted { grant, since, trusted_until } = outcome else { return Ok(None) };
         let terms =
             LeaseTerms { ttl: TTL, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas: 0 };
@@ -236,24 +239,24 @@ impl Recipe for Leasehold {
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        let lease = self.held.pop().ok_or_else(|| misuse("it does not hold"))?;
+        let lease = self.held.pop().ok_or_else(|| misuse("the client does not hold the lock"))?;
         let release = Release::now(lease.acquisition());
-        let answer = self.say(&Command::Release(release)).await?;
+        let answer = self.send(&Command::Release(release)).await?;
         Ok(answer.reply == Reply::Released)
     }
 
     async fn renew(&mut self) -> RedisResult<Option<Option<Hold>>> {
         let now = self.now();
-        let mut lease = self.held.pop().ok_or_else(|| misuse("it does not hold"))?;
+        let mut lease = self.held.pop().ok_or_else(|| misuse("the client does not hold the lock"))?;
         lease.handle_hint(now);
         if let Some(command) = lease.poll_transmit(now) {
-            let answer = self.say(&command).await?;
+            let answer = self.send(&command).await?;
             lease.handle_reply(self.now(), now, &answer.reply);
         }
         let is_lost = matches!(lease.state(self.now()), LeaseState::Lost(_));
         self.held.push(lease);
         if is_lost {
-            // The store may still keep what came too late for its holder.
+            // The store may have renewed a lease that its holder has given up.
             self.unlock().await?;
             return Ok(Some(None));
         }
@@ -261,13 +264,13 @@ impl Recipe for Leasehold {
     }
 }
 
-fn shown(command: &Command) -> String {
+fn display_value(command: &Command) -> String {
     let (word, acquisition) = match command {
-        Command::Acquire(acquire) if acquire.wait.is_some() => ("acquire, or queue", acquire.acquisition),
+        Command::Acquire(acquire) if acquire.wait.is_some() => ("acquire or queue", acquire.acquisition),
         Command::Acquire(acquire) => ("acquire", acquire.acquisition),
         Command::Renew(renew) => ("renew", renew.acquisition),
         Command::Release(release) => ("release", release.acquisition),
-        Command::Inspect | Command::ForceRelease => return "look".to_owned(),
+        Command::Inspect | Command::ForceRelease => return "inspect".to_owned(),
     };
     format!("script {word} #{}", acquisition.sequence)
 }

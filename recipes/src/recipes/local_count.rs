@@ -1,27 +1,27 @@
-//! `local-count`: taken once, then counted in the process, by thread and key. Renewed in the background once in every
-//! lease, a few times at most.
+//! `local-count`: acquired once, then counted in the process by thread and key. A background thread renews once per lease, a
+//! limited number of times.
 
 use redis::RedisResult;
 
 use super::lua_setnx_token::UNLOCK;
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
-/// How often the background renews, and no more.
+/// Maximum number of renewals.
 const RENEWALS: u32 = 4;
 
 pub(super) struct LocalCount {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     token: String,
-    /// How often this thread holds this key.
+    /// Number of acquisitions by this thread.
     count: u32,
     renewals: u32,
 }
 
 impl LocalCount {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        Self { redis, terms, token: String::new(), count: 0, renewals: 0 }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        Self { redis, options, token: String::new(), count: 0, renewals: 0 }
     }
 }
 
@@ -29,8 +29,8 @@ impl Recipe for LocalCount {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         if self.count == 0 {
             self.token = self.redis.token();
-            let seconds = self.terms.lease.as_secs().to_string();
-            let words = ["SET", &self.terms.key, &self.token, "NX", "EX", &seconds];
+            let seconds = self.options.lease.as_secs().to_string();
+            let words = ["SET", &self.options.key, &self.token, "NX", "EX", &seconds];
             if self.redis.call::<Option<String>>(&words).await?.is_none() {
                 return Ok(None);
             }
@@ -45,7 +45,7 @@ impl Recipe for LocalCount {
         if self.count > 0 {
             return Ok(true);
         }
-        self.redis.eval(&UNLOCK, &[&self.terms.key], &[&self.token]).await
+        self.redis.eval(&UNLOCK, &[&self.options.key], &[&self.token]).await
     }
 
     async fn renew(&mut self) -> RedisResult<Option<Option<Hold>>> {
@@ -56,11 +56,11 @@ impl Recipe for LocalCount {
         if self.is_mine().await? == Some(false) {
             return Ok(Some(None));
         }
-        let is_there = self.redis.expire(&self.terms.key, self.terms.lease).await?;
+        let is_there = self.redis.expire(&self.options.key, self.options.lease).await?;
         Ok(Some(is_there.then(Hold::default)))
     }
 
     async fn is_mine(&mut self) -> RedisResult<Option<bool>> {
-        Ok(Some(self.redis.get(&self.terms.key).await?.as_ref() == Some(&self.token)))
+        Ok(Some(self.redis.get(&self.options.key).await?.as_ref() == Some(&self.token)))
     }
 }

@@ -1,8 +1,8 @@
-//! `lua-setnx-expire`: one script takes it and says for how long.
+//! `lua-setnx-expire`: one script sets the key and its expiry; a plain DEL releases.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis, Script};
 
 const LOCK: Script = Script {
@@ -14,17 +14,17 @@ const LOCK: Script = Script {
 
 pub(super) struct LuaSetnxExpire {
     pub(super) redis: Redis,
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
 }
 
 impl Recipe for LuaSetnxExpire {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        let seconds = self.terms.lease.as_secs().to_string();
-        let is_locked: bool = self.redis.eval(&LOCK, &[&self.terms.key], &["1", &seconds]).await?;
+        let seconds = self.options.lease.as_secs().to_string();
+        let is_locked: bool = self.redis.eval(&LOCK, &[&self.options.key], &["1", &seconds]).await?;
         Ok(is_locked.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.del(&self.terms.key).await
+        self.redis.del(&self.options.key).await
     }
 }

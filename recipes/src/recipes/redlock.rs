@@ -1,25 +1,25 @@
-//! `redlock`: the same key and token on several masters, of which most must agree.
+//! `redlock`: the same key and token on several masters; a majority grants the lock.
 
 use std::time::Duration;
 
 use redis::RedisResult;
 
 use super::lua_setnx_token::UNLOCK;
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
-/// How many masters there are.
+/// Number of masters.
 pub const MASTERS: usize = 3;
 
 pub(super) struct Redlock {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     token: String,
 }
 
 impl Redlock {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        Self { redis, terms, token: String::new() }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        Self { redis, options, token: String::new() }
     }
 
     fn masters(&self) -> impl Iterator<Item = Redis> {
@@ -27,12 +27,12 @@ impl Redlock {
     }
 
     async fn unlock_all(&self) -> RedisResult<usize> {
-        let mut freed = 0;
+        let mut released = 0;
         for master in self.masters() {
-            let is_freed = master.eval::<bool>(&UNLOCK, &[&self.terms.key], &[&self.token]).await;
-            freed += usize::from(is_freed.unwrap_or(false));
+            let is_released = master.eval::<bool>(&UNLOCK, &[&self.options.key], &[&self.token]).await;
+            released += usize::from(is_released.unwrap_or(false));
         }
-        Ok(freed)
+        Ok(released)
     }
 }
 
@@ -40,15 +40,15 @@ impl Recipe for Redlock {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         self.token = self.redis.token();
         let start = self.redis.clock();
-        let mut agree = 0;
+        let mut granted = 0;
         for master in self.masters() {
-            // A master that does not answer in time has not agreed; the connection's limit is short.
-            let is_set = master.set_nx_px(&self.terms.key, &self.token, self.terms.lease).await;
-            agree += usize::from(is_set.unwrap_or(false));
+            // A master that does not reply within the connection's short timeout has not granted the lock.
+            let is_set = master.set_nx_px(&self.options.key, &self.token, self.options.lease).await;
+            granted += usize::from(is_set.unwrap_or(false));
         }
-        let drift = self.terms.lease / 100 + Duration::from_millis(2);
-        let valid_until = start + self.terms.lease.saturating_sub(drift);
-        if agree > MASTERS / 2 && self.redis.clock() < valid_until {
+        let drift = self.options.lease / 100 + Duration::from_millis(2);
+        let valid_until = start + self.options.lease.saturating_sub(drift);
+        if granted > MASTERS / 2 && self.redis.clock() < valid_until {
             return Ok(Some(Hold { valid_until: Some(valid_until), token: None }));
         }
         self.unlock_all().await?;

@@ -1,8 +1,8 @@
-//! `reentrant-hash`: a hash with one field, the owner, that counts how often it is held.
+//! `reentrant-hash`: a hash whose only field is the owner, with the number of acquisitions as its value.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis, Script};
 
 const LOCK: Script = Script {
@@ -30,36 +30,36 @@ const RENEW: Script = Script {
 
 pub(super) struct ReentrantHash {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     owner: String,
 }
 
 impl ReentrantHash {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        let owner = terms.owner.clone().unwrap_or_else(|| redis.token());
-        Self { redis, terms, owner }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        let owner = options.owner.clone().unwrap_or_else(|| redis.token());
+        Self { redis, options, owner }
     }
 
     fn seconds(&self) -> String {
-        self.terms.lease.as_secs().to_string()
+        self.options.lease.as_secs().to_string()
     }
 }
 
 impl Recipe for ReentrantHash {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         let is_held: bool =
-            self.redis.eval(&LOCK, &[&self.terms.key], &[&self.owner, &self.seconds()]).await?;
+            self.redis.eval(&LOCK, &[&self.options.key], &[&self.owner, &self.seconds()]).await?;
         Ok(is_held.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        let left: Option<i64> = self.redis.eval(&UNLOCK, &[&self.terms.key], &[&self.owner]).await?;
+        let left: Option<i64> = self.redis.eval(&UNLOCK, &[&self.options.key], &[&self.owner]).await?;
         Ok(left.is_some())
     }
 
     async fn renew(&mut self) -> RedisResult<Option<Option<Hold>>> {
         let args = [self.owner.as_str(), &self.seconds()];
-        let is_held: bool = self.redis.eval(&RENEW, &[&self.terms.key], &args).await?;
+        let is_held: bool = self.redis.eval(&RENEW, &[&self.options.key], &args).await?;
         Ok(Some(is_held.then(Hold::default)))
     }
 }

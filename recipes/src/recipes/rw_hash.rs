@@ -1,18 +1,18 @@
-//! `rw-hash`: one hash with a field for the readers and one for the writer, each with the time of whoever took it.
+//! `rw-hash`: one hash with a field for all readers and one for the writer. Each holds the client's time of acquisition.
 
 use std::time::Duration;
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Role, Terms};
+use crate::recipe::{LockOptions, Recipe, Role};
 use crate::redis::{Hold, Redis, Script, millis};
 
-/// How long a reader's time counts.
+/// A reader's lease.
 pub(super) const READ: Duration = Duration::from_secs(1);
-/// How long a writer's time counts.
+/// A writer's lease.
 pub(super) const WRITE: Duration = Duration::from_secs(3);
 
-/// Times are the clients', in milliseconds.
+/// Times are client times in milliseconds.
 const LOCK: Script = Script {
     name: "lock",
     text: "local function is_held(field, lease)\n\
@@ -34,30 +34,30 @@ const UNLOCK: Script = Script {
 
 pub(super) struct RwHash {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     since: String,
 }
 
 impl RwHash {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        Self { redis, terms, since: String::new() }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        Self { redis, options, since: String::new() }
     }
 
     fn field(&self) -> &'static str {
-        if self.terms.role == Role::Reader { "read" } else { "write" }
+        if self.options.role == Role::Reader { "read" } else { "write" }
     }
 }
 
 impl Recipe for RwHash {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         self.since = millis(self.redis.clock());
-        let seconds = self.terms.lease.as_secs().to_string();
+        let seconds = self.options.lease.as_secs().to_string();
         let args = [self.field(), &self.since, &seconds];
-        let is_locked: bool = self.redis.eval(&LOCK, &[&self.terms.key], &args).await?;
+        let is_locked: bool = self.redis.eval(&LOCK, &[&self.options.key], &args).await?;
         Ok(is_locked.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.eval(&UNLOCK, &[&self.terms.key], &[self.field(), &self.since]).await
+        self.redis.eval(&UNLOCK, &[&self.options.key], &[self.field(), &self.since]).await
     }
 }

@@ -1,8 +1,8 @@
-//! `rw-two-keys`: one key for the readers, one for the writer.
+//! `rw-two-keys`: one key for all readers and one for the writer.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Role, Terms};
+use crate::recipe::{LockOptions, Recipe, Role};
 use crate::redis::{Hold, Redis, Script};
 
 const READ: Script = Script {
@@ -21,15 +21,15 @@ const WRITE: Script = Script {
 
 pub(super) struct RwTwoKeys {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     read_key: String,
     write_key: String,
 }
 
 impl RwTwoKeys {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        let [read_key, write_key] = keys(&terms.key);
-        Self { redis, terms, read_key, write_key }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        let [read_key, write_key] = keys(&options.key);
+        Self { redis, options, read_key, write_key }
     }
 
     async fn read(&self, seconds: &str) -> RedisResult<bool> {
@@ -50,18 +50,18 @@ impl RwTwoKeys {
     }
 }
 
-/// The readers' and the writers'.
+/// The readers' key and the writer's.
 pub fn keys(key: &str) -> [String; 2] {
     [format!("{key}:read"), format!("{key}:write")]
 }
 
 impl Recipe for RwTwoKeys {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        let seconds = self.terms.lease.as_secs().to_string();
+        let seconds = self.options.lease.as_secs().to_string();
         let keys = [self.read_key.as_str(), &self.write_key];
-        let is_locked = match self.terms.role {
-            Role::Reader if self.terms.in_one_step => self.redis.eval(&READ, &keys, &[&seconds]).await?,
-            Role::Writer if self.terms.in_one_step => self.redis.eval(&WRITE, &keys, &[&seconds]).await?,
+        let is_locked = match self.options.role {
+            Role::Reader if self.options.in_one_step => self.redis.eval(&READ, &keys, &[&seconds]).await?,
+            Role::Writer if self.options.in_one_step => self.redis.eval(&WRITE, &keys, &[&seconds]).await?,
             Role::Reader => self.read(&seconds).await?,
             Role::Writer => self.write(&seconds).await?,
         };
@@ -69,7 +69,7 @@ impl Recipe for RwTwoKeys {
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        let key = if self.terms.role == Role::Reader { &self.read_key } else { &self.write_key };
+        let key = if self.options.role == Role::Reader { &self.read_key } else { &self.write_key };
         self.redis.del(key).await
     }
 }

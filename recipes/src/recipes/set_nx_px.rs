@@ -1,31 +1,31 @@
-//! `set-nx-px`: one command takes it, with a token and an expiry; a script frees it if the token is still there.
+//! `set-nx-px`: one command sets a token with an expiry; a script deletes the key if it still has that token.
 
 use redis::RedisResult;
 
 use super::lua_setnx_token::UNLOCK;
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
 pub(super) struct SetNxPx {
     redis: Redis,
-    terms: Terms,
+    options: LockOptions,
     token: String,
 }
 
 impl SetNxPx {
-    pub(super) fn new(redis: Redis, terms: Terms) -> Self {
-        Self { redis, terms, token: String::new() }
+    pub(super) fn new(redis: Redis, options: LockOptions) -> Self {
+        Self { redis, options, token: String::new() }
     }
 }
 
 impl Recipe for SetNxPx {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         self.token = self.redis.token();
-        let is_set = self.redis.set_nx_px(&self.terms.key, &self.token, self.terms.lease).await?;
+        let is_set = self.redis.set_nx_px(&self.options.key, &self.token, self.options.lease).await?;
         Ok(is_set.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.eval(&UNLOCK, &[&self.terms.key], &[&self.token]).await
+        self.redis.eval(&UNLOCK, &[&self.options.key], &[&self.token]).await
     }
 }

@@ -1,21 +1,21 @@
-//! `setnx`: whoever sets it has it.
+//! `setnx`: SETNX acquires, DEL releases; the key never expires.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
 pub(super) struct Setnx {
     pub(super) redis: Redis,
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
 }
 
 impl Recipe for Setnx {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        Ok(self.redis.setnx(&self.terms.key, "1").await?.then(Hold::default))
+        Ok(self.redis.setnx(&self.options.key, "1").await?.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.del(&self.terms.key).await
+        self.redis.del(&self.options.key).await
     }
 }

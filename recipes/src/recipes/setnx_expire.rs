@@ -1,25 +1,25 @@
-//! `setnx-expire`: whoever sets it has it, and then says for how long.
+//! `setnx-expire`: SETNX acquires, and a second command sets the expiry.
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
 pub(super) struct SetnxExpire {
     pub(super) redis: Redis,
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
 }
 
 impl Recipe for SetnxExpire {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
-        if !self.redis.setnx(&self.terms.key, "1").await? {
+        if !self.redis.setnx(&self.options.key, "1").await? {
             return Ok(None);
         }
-        self.redis.expire(&self.terms.key, self.terms.lease).await?;
+        self.redis.expire(&self.options.key, self.options.lease).await?;
         Ok(Some(Hold::default()))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.del(&self.terms.key).await
+        self.redis.del(&self.options.key).await
     }
 }

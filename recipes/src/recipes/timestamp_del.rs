@@ -1,21 +1,21 @@
-//! `timestamp-del`: the value says when it ends; whoever sees that it has ended clears it away.
+//! `timestamp-del`: the value is the expiry time; a client that sees an expired one deletes the key and tries again.
 
 use std::time::Duration;
 
 use redis::RedisResult;
 
-use crate::recipe::{Recipe, Terms};
+use crate::recipe::{LockOptions, Recipe};
 use crate::redis::{Hold, Redis};
 
 pub(super) struct TimestampDel {
     pub(super) redis: Redis,
-    pub(super) terms: Terms,
+    pub(super) options: LockOptions,
 }
 
 impl TimestampDel {
     async fn set(&self) -> RedisResult<bool> {
-        let ends = self.redis.clock() + self.terms.lease;
-        self.redis.setnx(&self.terms.key, &written(ends)).await
+        let ends = self.redis.clock() + self.options.lease;
+        self.redis.setnx(&self.options.key, &format_time(ends)).await
     }
 }
 
@@ -24,25 +24,25 @@ impl Recipe for TimestampDel {
         if self.set().await? {
             return Ok(Some(Hold::default()));
         }
-        let stored = self.redis.get(&self.terms.key).await?;
-        if stored.is_some_and(|stored| read(&stored) >= self.redis.clock()) {
+        let stored = self.redis.get(&self.options.key).await?;
+        if stored.is_some_and(|stored| parse_time(&stored) >= self.redis.clock()) {
             return Ok(None);
         }
-        self.redis.del(&self.terms.key).await?;
+        self.redis.del(&self.options.key).await?;
         Ok(self.set().await?.then(Hold::default))
     }
 
     async fn unlock(&mut self) -> RedisResult<bool> {
-        self.redis.del(&self.terms.key).await
+        self.redis.del(&self.options.key).await
     }
 }
 
-/// A point of time as these recipes store it: seconds, with a fraction if there is one.
-pub(super) fn written(time: Duration) -> String {
+/// A time as these recipes store it: seconds since 1970, with a fraction.
+pub(super) fn format_time(time: Duration) -> String {
     time.as_secs_f64().to_string()
 }
 
-/// What is no time has ended long ago.
-pub(super) fn read(text: &str) -> Duration {
+/// Parses a stored time. Any other text counts as expired.
+pub(super) fn parse_time(text: &str) -> Duration {
     text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The customers: so many requests over so many connections, which stay open, as `ab -k` sends them.
+//! The built-in load driver: concurrent clients with keep-alive connections, like `ab -k`.
 
 use std::io;
 use std::sync::Arc;
@@ -11,41 +11,41 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
-/// How many connect at the same time: fewer than wait for a service in its system's queue.
-const AT_ONCE: usize = 64;
+/// How many clients connect at the same time: fewer than the listen queue of a service holds.
+const MAX_CONNECTING: usize = 64;
 
-/// The published load.
+/// The load of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Requests in all.
+    /// Number of requests.
     pub requests: usize,
-    /// How many of them at a time.
-    pub customers: usize,
-    /// When the run is over, whatever has been answered by then.
+    /// Number of concurrent clients.
+    pub clients: usize,
+    /// Maximum duration of the run.
     pub limit: Duration,
 }
 
-/// What the customers saw.
+/// The result of one run.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// How long each request took, the shortest first, those that failed included.
+pub struct LoadResult {
+    /// The latency of each request in ascending order, failed ones included.
     pub latencies: Vec<Duration>,
-    /// Requests that were not answered with a sale.
+    /// Requests without a sale.
     pub failed: usize,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last response.
     pub took: Duration,
-    /// Which driver saw it.
+    /// The load driver.
     pub driver: &'static str,
 }
 
-impl Seen {
-    /// Requests that ended with a sale.
+impl LoadResult {
+    /// Number of sales.
     #[must_use]
     pub fn sold(&self) -> usize {
         self.latencies.len().saturating_sub(self.failed)
     }
 
-    /// Sales in a second.
+    /// Sales per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "some thousands")]
@@ -53,7 +53,7 @@ impl Seen {
         sold / self.took.as_secs_f64().max(f64::EPSILON)
     }
 
-    /// The time within which this part of the requests was over.
+    /// The latency that this part of the requests did not exceed.
     #[must_use]
     pub fn quantile(&self, per_mille: usize) -> Duration {
         let last = self.latencies.len().saturating_sub(1);
@@ -61,41 +61,42 @@ impl Seen {
     }
 }
 
-/// Sends the load to these ports in turn. All are connected before the first one asks.
-pub async fn drive(ports: &[u16], load: Load, answered: &Arc<AtomicUsize>) -> Seen {
+/// Sends the load to these ports in turn. All clients connect before the first request.
+pub async fn drive(ports: &[u16], load: Load, completed: &Arc<AtomicUsize>) -> LoadResult {
     let end = tokio::time::Instant::now() + load.limit;
-    let customers = load.customers.min(load.requests);
+    let clients = load.clients.min(load.requests);
     let connect = |number: usize| {
         let port = ports[number % ports.len()];
         async move { timeout_at(end, TcpStream::connect(("127.0.0.1", port))).await.ok()?.ok() }
     };
-    let streams = stream::iter(0..customers).map(connect).buffered(AT_ONCE).filter_map(std::future::ready);
+    let streams =
+        stream::iter(0..clients).map(connect).buffered(MAX_CONNECTING).filter_map(std::future::ready);
     let streams: Vec<_> = streams.collect().await;
     let start = Instant::now();
     let left = Arc::new(AtomicUsize::new(load.requests));
-    let mut asking = JoinSet::new();
+    let mut running = JoinSet::new();
     for stream in streams {
-        let customer = Customer { left: left.clone(), answered: answered.clone(), end };
-        asking.spawn(customer.buy(stream));
+        let client = LoadClient { left: left.clone(), completed: completed.clone(), end };
+        running.spawn(client.buy(stream));
     }
-    let mut seen = Seen { driver: "built-in", ..Seen::default() };
+    let mut result = LoadResult { driver: "built-in", ..LoadResult::default() };
     let mut sold = 0;
-    while let Some(bought) = asking.join_next().await {
+    while let Some(bought) = running.join_next().await {
         let bought = bought.unwrap_or_default();
         sold += bought.sold;
-        seen.latencies.extend(bought.latencies);
+        result.latencies.extend(bought.latencies);
     }
-    seen.took = start.elapsed();
-    // What nobody was left to ask took as long as all of it.
-    seen.latencies.resize(load.requests, seen.took);
-    seen.failed = load.requests - sold;
-    seen.latencies.sort_unstable();
-    seen
+    result.took = start.elapsed();
+    // Requests that no client was left to send count with the duration of the run.
+    result.latencies.resize(load.requests, result.took);
+    result.failed = load.requests - sold;
+    result.latencies.sort_unstable();
+    result
 }
 
-struct Customer {
+struct LoadClient {
     left: Arc<AtomicUsize>,
-    answered: Arc<AtomicUsize>,
+    completed: Arc<AtomicUsize>,
     end: tokio::time::Instant,
 }
 
@@ -105,33 +106,33 @@ struct Bought {
     latencies: Vec<Duration>,
 }
 
-impl Customer {
-    /// Until there are no requests left, the time is over, or the connection breaks.
+impl LoadClient {
+    /// Sends requests until none is left, the time is over, or the connection breaks.
     async fn buy(self, stream: TcpStream) -> Bought {
         let mut bought = Bought::default();
         let _ = stream.set_nodelay(true);
         let mut stream = BufReader::new(stream);
         while self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             let start = Instant::now();
-            let status = timeout_at(self.end, ask(&mut stream)).await;
+            let status = timeout_at(self.end, request(&mut stream)).await;
             bought.latencies.push(start.elapsed());
             match status {
                 Ok(Ok(200)) => bought.sold += 1,
                 Ok(Ok(_)) => {}
                 Ok(Err(_)) | Err(_) => return bought,
             }
-            self.answered.fetch_add(1, Ordering::Relaxed);
+            self.completed.fetch_add(1, Ordering::Relaxed);
         }
         bought
     }
 }
 
-async fn ask(stream: &mut BufReader<TcpStream>) -> io::Result<u16> {
+async fn request(stream: &mut BufReader<TcpStream>) -> io::Result<u16> {
     stream.write_all(b"GET /buy HTTP/1.1\r\nhost: flash-sale\r\n\r\n").await?;
     let mut line = String::new();
     stream.read_line(&mut line).await?;
     let status = line.split(' ').nth(1).and_then(|word| word.parse().ok());
-    let status = status.ok_or_else(|| io::Error::other("that is no answer"))?;
+    let status = status.ok_or_else(|| io::Error::other("not an HTTP response"))?;
     let mut length = 0;
     loop {
         line.clear();

@@ -1,7 +1,7 @@
-//! The service: one process that sells.
+//! The service: one process of the web service that sells.
 //!
-//! A sale looks how many were sold, and then writes that there is one more. Both are plain commands, so two who sell at the
-//! same time count one sale: without the lock more is sold than counted.
+//! A sale reads the count and then writes it plus one, with two plain commands. Two concurrent sales therefore count one: without
+//! the lock, more is sold than counted.
 
 use std::future::Future;
 use std::io::Write as _;
@@ -15,39 +15,38 @@ use axum::routing::get;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
-use super::{CUSTOMER_LIMIT, Contender, raise_file_limit};
+use super::{Contender, REQUEST_TIMEOUT, raise_file_limit};
 use crate::real::{Process, RealClient};
-use crate::recipe::{AnyRecipe, Terms};
+use crate::recipe::{AnyRecipe, LockOptions};
 use crate::redis::Redis;
 use crate::run::{Outcome, find};
 
-/// How many there are to be sold.
+/// Items in stock.
 pub const STOCK: u64 = 100_000;
 
-/// Where the sales are counted.
+/// The key that counts the sales.
 pub const COUNT: &str = "already_bought";
 
-/// What becomes of a customer.
+/// The outcome of one request.
 enum Sale {
     Sold,
     SoldOut,
-    /// The lock could not be had in time.
+    /// The lock was not acquired in time.
     Busy,
 }
 
-struct Shop {
+struct Service {
     contender: Contender,
     process: Arc<Process>,
-    /// Connected by a shop that uses it.
+    /// Connected if the contender is leasehold.
     leasehold: Option<leasehold::Client>,
 }
 
-/// Sells until standard input ends, which is when the process that started this one is gone. The port is written to
-/// standard output.
+/// Sells until standard input ends, that is until the parent process is gone. Prints its port to standard output.
 ///
 /// # Errors
 ///
-/// Servers that can't be reached.
+/// A server that cannot be reached.
 pub async fn serve(contender: Contender, urls: &[String]) -> Outcome<()> {
     raise_file_limit();
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
@@ -60,11 +59,11 @@ pub async fn serve(contender: Contender, urls: &[String]) -> Outcome<()> {
     sell(listener, contender, urls, parent_is_gone).await
 }
 
-/// Sells until it is told to stop.
+/// Sells until `stop` completes.
 ///
 /// # Errors
 ///
-/// Servers that can't be reached.
+/// A server that cannot be reached.
 pub async fn sell(
     listener: TcpListener,
     contender: Contender,
@@ -75,17 +74,17 @@ pub async fn sell(
         Contender::Leasehold => Some(leasehold::Client::connect(&urls[0]).await?),
         Contender::Recipe { .. } | Contender::Nothing => None,
     };
-    let shop = Shop { contender, process: Process::connect(urls).await?, leasehold };
-    let app = Router::new().route("/buy", get(buy)).with_state(Arc::new(shop));
-    // Customers' connections stay open, so nobody waits until they are closed.
+    let service = Service { contender, process: Process::connect(urls).await?, leasehold };
+    let app = Router::new().route("/buy", get(buy)).with_state(Arc::new(service));
+    // Clients keep their connections open, so a graceful shutdown would never end.
     tokio::select! {
         served = axum::serve(listener, app).into_future() => Ok(served?),
         () = stop => Ok(()),
     }
 }
 
-async fn buy(State(shop): State<Arc<Shop>>) -> (StatusCode, &'static str) {
-    match shop.sell().await {
+async fn buy(State(service): State<Arc<Service>>) -> (StatusCode, &'static str) {
+    match service.sell().await {
         Ok(Sale::Sold) => (StatusCode::OK, "sold\n"),
         Ok(Sale::SoldOut) => (StatusCode::GONE, "gone\n"),
         Ok(Sale::Busy) => (StatusCode::SERVICE_UNAVAILABLE, "busy\n"),
@@ -96,15 +95,15 @@ async fn buy(State(shop): State<Arc<Shop>>) -> (StatusCode, &'static str) {
     }
 }
 
-impl Shop {
+impl Service {
     async fn sell(&self) -> Outcome<Sale> {
         let redis = Redis::new(Arc::new(RealClient::new(self.process.clone(), None)));
         if let Some(client) = &self.leasehold {
-            let Some(guard) = client.mutex("flash-sale").lock_timeout(CUSTOMER_LIMIT).await? else {
+            let Some(guard) = client.mutex("flash-sale").lock_timeout(REQUEST_TIMEOUT).await? else {
                 return Ok(Sale::Busy);
             };
             let sale = count_one(&redis).await?;
-            // Whoever is next does not wait for the way to the server; nor does the customer.
+            // The drop releases in the background, so that the response does not wait for a round trip.
             drop(guard);
             return Ok(sale);
         }
@@ -119,12 +118,15 @@ impl Shop {
 
     async fn lock(&self, redis: &Redis) -> Outcome<Option<Box<dyn AnyRecipe>>> {
         let Contender::Recipe { id, retry } = self.contender else { return Ok(None) };
-        let terms =
-            Terms { key: "flash-sale".to_owned(), lease: Duration::from_secs(60), ..Terms::default() };
-        let mut recipe = (find(id)?.make)(redis.clone(), terms);
+        let options = LockOptions {
+            key: "flash-sale".to_owned(),
+            lease: Duration::from_secs(60),
+            ..LockOptions::default()
+        };
+        let mut recipe = (find(id)?.make)(redis.clone(), options);
         let start = Instant::now();
         while recipe.try_lock().await?.is_none() {
-            if start.elapsed() > CUSTOMER_LIMIT {
+            if start.elapsed() > REQUEST_TIMEOUT {
                 recipe.give_up().await?;
                 return Ok(None);
             }
@@ -134,7 +136,7 @@ impl Shop {
     }
 }
 
-/// The same work for everybody: one look, one write.
+/// The critical section, the same for every lock: one read, one write.
 async fn count_one(redis: &Redis) -> Outcome<Sale> {
     let sold: Option<u64> = redis.call(&["GET", COUNT]).await?;
     let sold = sold.unwrap_or(0);
@@ -154,20 +156,20 @@ mod tests {
     use crate::run::servers;
 
     #[tokio::test]
-    async fn who_listens_asks_once_more_when_it_hears_and_then_when_it_is_told() {
+    async fn a_listener_retries_once_after_subscribing_and_once_after_the_notification() {
         let (_server, urls) = servers(1);
         let process = Process::connect(&urls).await.unwrap();
         let contender = Contender::Recipe { id: "hash-pubsub", retry: Retry::Listen };
-        let shop = Arc::new(Shop { contender, process: process.clone(), leasehold: None });
+        let service = Arc::new(Service { contender, process: process.clone(), leasehold: None });
         let redis = Redis::new(Arc::new(RealClient::new(process.clone(), None)));
-        let mut holder = shop.lock(&redis).await.unwrap().unwrap();
-        assert_eq!(process.asked(), 1);
-        let customer = tokio::spawn(async move { shop.sell().await.unwrap() });
-        // It tries, subscribes, and tries again.
-        until(async || process.asked() >= 4).await;
+        let mut holder = service.lock(&redis).await.unwrap().unwrap();
+        assert_eq!(process.commands_sent(), 1);
+        let request = tokio::spawn(async move { service.sell().await.unwrap() });
+        // The holder's attempt; then an attempt, SUBSCRIBE, and one more attempt.
+        until(async || process.commands_sent() >= 4).await;
         assert!(holder.unlock().await.unwrap());
-        assert!(matches!(customer.await.unwrap(), Sale::Sold));
-        // It tries, looks, writes, and unlocks.
-        assert_eq!(process.asked(), 4 + 1 + 4);
+        assert!(matches!(request.await.unwrap(), Sale::Sold));
+        // The holder's release; then an attempt, GET, SET, and the release.
+        assert_eq!(process.commands_sent(), 4 + 1 + 4);
     }
 }

@@ -1,26 +1,26 @@
-//! What one node knows about its cluster: the answer to CLUSTER NODES.
+//! The cluster as one node sees it: the reply to CLUSTER NODES.
 
 use std::ops::RangeInclusive;
 
 use crate::server::Server;
 
-/// A cluster as one node sees it.
+/// The cluster as one node sees it.
 pub(super) struct View {
     pub(super) nodes: Vec<Node>,
 }
 
-/// One line of it.
+/// One line of the reply.
 pub(super) struct Node {
     pub(super) id: String,
-    /// The id of the node that it is a replica of.
+    /// The id of its master, if it is a replica.
     pub(super) master: Option<String>,
     pub(super) has_failed: bool,
-    /// Its address is known, but not yet who it is.
+    /// In handshake: its address is known, but not its id.
     is_new: bool,
     slots: Vec<RangeInclusive<u16>>,
 }
 
-/// What this node sees, if it answers.
+/// Asks this node. None: it does not respond.
 pub(super) fn view(node: &Server) -> Option<View> {
     let text: String = node.query(&["CLUSTER", "NODES"]).ok()?;
     Some(View { nodes: text.lines().filter_map(parse).collect() })
@@ -40,14 +40,14 @@ fn parse(line: &str) -> Option<Node> {
     })
 }
 
-/// `7`, `7-9`, or in brackets a slot that is being moved, which is listed without brackets too.
+/// Parses `7` or `7-9`. A migrating slot appears a second time in brackets, which is ignored.
 fn range(slots: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
 impl View {
-    /// Whether it knows who all of its nodes are.
+    /// Whether it knows the ids of all nodes.
     pub(super) fn is_settled(&self) -> bool {
         self.nodes.iter().all(|node| !node.is_new)
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_with_its_flags_its_slots_and_without_what_is_being_moved() {
+    fn a_line_is_parsed_with_flags_and_slots_and_without_migrating_slots() {
         let node =
             parse("07c3 127.0.0.1:30004@31004,host myself,master,fail - 0 1 4 connected 3 5-7 [9->-e7d1]");
         let node = node.unwrap();

@@ -1,10 +1,10 @@
-//! Where one answer of a server ends and the next begins: as much of RESP2 and RESP3 as that takes.
+//! Splits a server's byte stream into RESP2 and RESP3 frames.
 
-/// The server's side of one connection.
+/// The parser of one connection's replies.
 pub(super) enum Frames {
-    /// What has come of an answer that is not complete.
+    /// The bytes of an incomplete frame.
     Read(Vec<u8>),
-    /// It speaks something else, as with TLS, or nobody wants to know.
+    /// The stream is not RESP, for example TLS, or is not parsed.
     Unread,
 }
 
@@ -14,7 +14,7 @@ impl Default for Frames {
     }
 }
 
-/// What is at the beginning of some bytes.
+/// What some bytes begin with.
 #[derive(Debug, PartialEq)]
 enum Found {
     Frame(usize),
@@ -23,7 +23,7 @@ enum Found {
 }
 
 impl Frames {
-    /// What may be passed on now, and how many messages were dropped since they contain what is unwanted.
+    /// The bytes to forward, and the number of messages dropped because they contain the unwanted bytes.
     pub(super) fn pass(&mut self, piece: &[u8], unwanted: Option<&[u8]>) -> (Vec<u8>, usize) {
         let Self::Read(rest) = self else { return (piece.to_vec(), 0) };
         rest.extend_from_slice(piece);
@@ -54,7 +54,7 @@ impl Frames {
 }
 
 fn find(bytes: &[u8]) -> Found {
-    // How many values are still to come, and where the next one begins.
+    // Number of values to read, and the start of the next one.
     let (mut left, mut at) = (1_usize, 0_usize);
     while left > 0 {
         let Some(kind) = bytes.get(at) else { return Found::Part };
@@ -82,8 +82,8 @@ fn find(bytes: &[u8]) -> Found {
     if at <= bytes.len() { Found::Frame(at) } else { Found::Part }
 }
 
-/// A push, or what RESP2 has instead of one. Confirmations of a subscription are pushes too, so it is up to what is
-/// unwanted to leave them alone.
+/// Whether a frame is a push, or a pub/sub message of RESP2. Confirmations of subscriptions are pushes too, so the unwanted bytes
+/// must not match them.
 fn is_message(frame: &[u8]) -> bool {
     frame.starts_with(b">")
         || [&b"*3\r\n$7\r\nmessage\r\n"[..], b"*4\r\n$8\r\npmessage\r\n", b"*3\r\n$8\r\nsmessage\r\n"]
@@ -116,7 +116,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_kind_of_answer_ends_where_it_ends() {
+    fn every_type_of_frame_is_found_whole_and_not_in_part() {
         for frame in FRAMES {
             let text = String::from_utf8_lossy(frame);
             assert_eq!(find(&[frame, &b"+next"[..]].concat()), Found::Frame(frame.len()), "{text:?}");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_messages_with_the_unwanted_bytes_are_dropped_however_the_bytes_arrive() {
+    fn only_messages_with_the_unwanted_bytes_are_dropped_in_pieces_of_any_size() {
         let all = FRAMES.concat();
         let kept = FRAMES[..FRAMES.len() - 2].concat();
         for size in 1..all.len() {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_passes_as_it_is_from_then_on() {
+    fn a_stream_that_is_not_resp_passes_unchanged() {
         let mut frames = Frames::default();
         let mut passed = Vec::new();
         for piece in [&b"+OK\r\n\x16\x03"[..], b"+half", b"*x\r\n"] {

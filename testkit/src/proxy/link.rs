@@ -1,7 +1,7 @@
-//! One client's connection by way of the proxy: for each of its two ways a thread that reads and one that writes.
+//! One client's connection through the proxy: for each direction a thread that reads and one that writes.
 //!
-//! Between those two is a queue in which every piece has the time when it is due. So a delay holds up each piece for as
-//! long, not the pieces one after the other.
+//! Between the two is a queue in which every piece has its due time. A delay therefore applies to all pieces in parallel, not to one
+//! after the other.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -14,23 +14,23 @@ use std::time::{Duration, Instant};
 use super::frames::Frames;
 use super::lock;
 
-/// How much is read at once.
+/// Maximum size of a piece.
 const PIECE: usize = 16 * 1024;
 
-/// How many pieces wait until they are due. Beyond, the sender has to wait, as it would for a full network.
+/// Capacity of the queue. A full queue blocks the sender, like a full socket buffer.
 const QUEUE: usize = 1024;
 
-/// What happens on all connections in one direction.
+/// The faults of one direction, on all connections.
 #[derive(Default)]
-pub(super) struct Way {
+pub(super) struct Direction {
     delay_ns: AtomicU64,
     swallows: AtomicBool,
     swallowed: AtomicUsize,
-    /// What a message contains that is not passed on.
+    /// Messages that contain these bytes are dropped.
     unwanted: Mutex<Option<Vec<u8>>>,
 }
 
-impl Way {
+impl Direction {
     pub(super) fn set_delay(&self, delay: Duration) {
         self.delay_ns.store(u64::try_from(delay.as_nanos()).expect("a sane delay"), Ordering::SeqCst);
     }
@@ -47,8 +47,8 @@ impl Way {
         self.swallowed.load(Ordering::SeqCst)
     }
 
-    /// What remains of a piece. A part of an answer may stay in `frames` until the rest of it comes.
-    fn sift(&self, frames: &mut Frames, piece: &[u8]) -> Vec<u8> {
+    /// The bytes of a piece to forward. A partial reply stays in `frames` until it is complete.
+    fn filter(&self, frames: &mut Frames, piece: &[u8]) -> Vec<u8> {
         let unwanted = lock(&self.unwanted).clone();
         let (mut passed, dropped) = frames.pass(piece, unwanted.as_deref());
         let mut swallowed = dropped;
@@ -65,7 +65,7 @@ impl Way {
     }
 }
 
-/// A connection to a client and the one to the server that belongs to it. Dropping it closes both.
+/// A client's connection and its connection to the server. Dropping it closes both.
 pub(super) struct Link {
     is_cut: Arc<AtomicBool>,
     streams: [TcpStream; 2],
@@ -76,15 +76,15 @@ impl Link {
     pub(super) fn start(
         client: &TcpStream,
         server: &TcpStream,
-        requests: &Arc<Way>,
-        replies: &Arc<Way>,
+        requests: &Arc<Direction>,
+        replies: &Arc<Direction>,
     ) -> Self {
         let is_cut = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
-        // Only what a server says is made of frames that can be told apart.
+        // Only replies and pushes are parsed.
         let ways = [(client, server, requests, Frames::Unread), (server, client, replies, Frames::default())];
         for (from, to, way, frames) in ways {
-            // Answers are small: waiting for more to fill a packet would be a delay that nobody asked for.
+            // Replies are small, so Nagle's algorithm would add a delay.
             to.set_nodelay(true).expect("a connection");
             let (pieces, queue) = sync_channel(QUEUE);
             let (from, to, way, is_cut) = (clone(from), clone(to), Arc::clone(way), Arc::clone(&is_cut));
@@ -104,11 +104,11 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.is_cut.store(true, Ordering::SeqCst);
         for stream in &self.streams {
-            // It fails only where the other side was faster.
+            // It fails only if the peer has closed it already.
             let _ = stream.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {
-            // It may wait for a piece to be due.
+            // It may be parked until a piece is due.
             thread.thread().unpark();
             let _ = thread.join();
         }
@@ -119,10 +119,10 @@ fn clone(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a file descriptor")
 }
 
-fn read(mut from: TcpStream, way: &Way, mut frames: Frames, pieces: &SyncSender<(Instant, Vec<u8>)>) {
+fn read(mut from: TcpStream, way: &Direction, mut frames: Frames, pieces: &SyncSender<(Instant, Vec<u8>)>) {
     let mut buffer = vec![0; PIECE];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
-        let piece = way.sift(&mut frames, &buffer[..length]);
+        let piece = way.filter(&mut frames, &buffer[..length]);
         if !piece.is_empty() && pieces.send((way.due(), piece)).is_err() {
             return;
         }
@@ -141,6 +141,6 @@ fn write(mut to: TcpStream, queue: &Receiver<(Instant, Vec<u8>)>, is_cut: &Atomi
             break;
         }
     }
-    // Whoever reads there hears that no more will come; whoever writes there may go on.
+    // The reader sees the end of the stream; the other direction stays open.
     let _ = to.shutdown(Shutdown::Write);
 }

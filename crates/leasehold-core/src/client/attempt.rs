@@ -1,7 +1,7 @@
-//! The client's side of one attempt to lock: ask, wait for the push, look again, give up.
+//! State machine of one acquire attempt: send, wait for the push, re-check, time out.
 //!
-//! The rule that shapes it: a lost answer is *unknown*. Until the store has answered a `Release` with a
-//! tombstone, an attempt whose answer was not seen may still come to hold the lease.
+//! The outcome of a lost answer is *unknown*: until the store has answered a `Release` with a tombstone, such an attempt
+//! may still get the lease.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -12,28 +12,27 @@ use crate::command::{
 use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
 
-/// How long a tombstone stands: longer than any delayed command can be under way.
-const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
+/// Lifetime of a tombstone: longer than any delayed command can stay in flight.
+pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 
-/// Stores answer sooner, with an error if need be, where anybody runs what was to send the command.
+/// Max time to wait for an answer. Stores answer sooner, unless the task that sends the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The pause before the first repetition after a failure; it doubles up to [`WaitPolicy::repoll_interval`].
+/// Backoff before the first retry; it doubles up to [`WaitPolicy::repoll_interval`].
 const RETRY_BACKOFF: Duration = Duration::from_millis(50);
 
-/// How often at least a waiter looks during the time that the store keeps its place without a sign of life.
+/// Min number of re-checks of a waiter within the lifetime of its queue entry.
 const REPOLLS_PER_ENTRY_TTL: u32 = 3;
 
-/// How a waiter waits.
+/// Deadline and polling of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// Give up then; `NEVER` waits for as long as it takes.
+    /// Time out then; `NEVER` waits without a limit.
     pub deadline: LocalTime,
-    /// How long the head of the queue waits at most until it looks again when nothing is heard; the store may say that it
-    /// should be sooner. The others look when the store says, which takes care that it is not asked too often, and a few
-    /// times while it keeps their place.
+    /// Max time between re-checks of the head of the queue without a push; the store may ask for an earlier one. The other
+    /// waiters re-check when the store asks for it, and several times within the lifetime of their queue entry.
     pub repoll_interval: Duration,
-    /// A pushed grant does not count before it was asked for: the answer says how safe it is.
+    /// Confirm a pushed grant by a re-check before it counts (needed to wait for replicas).
     pub confirms_pushes: bool,
 }
 
@@ -49,77 +48,76 @@ pub enum Outcome {
         /// The local clock until which it may be trusted.
         trusted_until: LocalTime,
     },
-    /// The store says that somebody else holds it.
+    /// Another client holds the lock.
     NotGranted,
-    /// The time to wait was over before the store granted it. What the store has to say about that is its answer to the
-    /// `Release` that is owed: before that comes, nobody knows whether the store was there at all.
+    /// The deadline passed before the store granted it. The answer to the pending `Release` shows whether the store was
+    /// reachable at all.
     TimedOut,
     /// The queue is full.
     QueueFull,
-    /// The attempt contradicts how the resource is used.
+    /// The parameters contradict the resource's current use.
     Refused(Refusal),
-    /// It was given back, by its caller or by a command that overtook it.
+    /// The attempt was released, by its caller or by a command that overtook it.
     Cancelled,
-    /// The store could not be asked. Whether it was granted is unknown; giving it back is under way.
+    /// The store could not be reached. If the outcome is unknown, a release is pending.
     Failed,
 }
 
-/// What is known about a command that failed.
+/// How much is known about a failed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It never reached the store.
     NotSent,
-    /// It never reached the store, because others were in the way: whoever waits may as well wait for them.
+    /// It never reached the store, because other clients blocked it: a waiter retries.
     Busy,
-    /// Whether it took effect is unknown.
+    /// It may have taken effect.
     Unknown,
-    /// It took effect, but is not as safe as was asked for.
+    /// It took effect, but on fewer replicas than requested.
     NotDurable,
-    /// It never reached the store, and no later one will: what the store kept is lost.
+    /// It never reached the store, and no later command will: the store's data is lost.
     Gone,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// An `Acquire` is to be sent at this time.
+    /// Send an `Acquire` at this time.
     SendAt { at: LocalTime },
-    /// An `Acquire` is under way, and counts as lost from then on.
+    /// An `Acquire` is in flight; it counts as lost after `until`.
     InFlight { until: LocalTime },
-    /// The attempt is in the queue.
+    /// The attempt is queued in the store.
     Queued { repoll_at: LocalTime },
     /// The attempt has ended.
     Done(Outcome),
 }
 
-/// One attempt to lock.
+/// State machine of one attempt to lock.
 #[derive(Clone, Debug)]
 pub struct AcquireMachine {
     command: Arc<Acquire>,
     policy: Option<WaitPolicy>,
     phase: Phase,
-    /// The local time before an answered `Acquire` was sent, and the store's time in the answer: what a push
-    /// is measured from.
+    /// Local send time of an answered `Acquire`, and the store's time in the answer. Push times are relative to it.
     anchor: Option<(LocalTime, StoreTime)>,
-    /// Since then the way to the store is new, and may lead to another clock than the anchor's.
+    /// Time of a reconnect since the anchor was set: the server, and its clock, may have changed.
     anchor_stale_since: Option<LocalTime>,
-    /// Some `Acquire` may still be under way, or its answer was lost.
+    /// An `Acquire` may still be in flight, or its answer was lost.
     may_be_in_flight: bool,
-    /// The store may hold a lease or a place for an attempt that ended without a grant.
+    /// The store may have a lease or a queue entry for an attempt that ended without a grant.
     needs_release: bool,
     failures: u32,
-    /// It has asked, with whatever result. However short its time is, an attempt asks once.
+    /// At least one `Acquire` was sent. An attempt asks once even if its deadline has passed.
     has_sent: bool,
-    /// It has stood in the queue.
+    /// It was queued in the store.
     has_waited: bool,
-    /// Something was told while an answer was under way, which may be older than that: ask once more.
+    /// A push arrived while an answer was in flight that may be older than the push: re-check.
     recheck_pending: bool,
-    /// A grant that was pushed before the answer came that it is measured from: each may take a way of its own.
+    /// A grant that was pushed before the anchoring answer arrived; the two may use different connections.
     early_push: Option<PushedGrant>,
-    /// So it was told that it is the next, and when.
+    /// The same for a `Next` push, with its store time.
     early_next: Option<(HeadHint, StoreTime)>,
 }
 
-/// A pushed grant: what it gives, when the store decided that, and when it was heard here.
+/// A pushed grant, with its store time and its local receive time.
 #[derive(Clone, Copy, Debug)]
 struct PushedGrant {
     grant: Grant,
@@ -128,11 +126,11 @@ struct PushedGrant {
 }
 
 impl AcquireMachine {
-    /// An attempt that waits as `policy` says, or only tries once without it.
+    /// Creates an attempt. Without `policy` it does not wait.
     ///
     /// # Panics
     ///
-    /// When the command waits and `policy` is absent, or the other way round.
+    /// If the command waits and `policy` is absent, or the reverse.
     #[must_use]
     #[inline]
     pub fn new(command: Acquire, policy: Option<WaitPolicy>, now: LocalTime) -> Self {
@@ -154,7 +152,7 @@ impl AcquireMachine {
         }
     }
 
-    /// Which attempt this is.
+    /// The attempt's id.
     #[must_use]
     pub fn acquisition(&self) -> Acquisition {
         self.command.acquisition
@@ -169,7 +167,7 @@ impl AcquireMachine {
         }
     }
 
-    /// When something is to be done next: asking again, or giving up.
+    /// Time of the next action: a re-check, a retry or the timeout.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<LocalTime> {
         let deadline = self.policy.map_or(LocalTime::NEVER, |policy| policy.deadline);
@@ -182,8 +180,8 @@ impl AcquireMachine {
         Some(next.min(deadline)).filter(|time| *time != LocalTime::NEVER)
     }
 
-    /// The command to send now, if there is one. After the end that is the `Release` that the attempt owes;
-    /// it is handed out once, and whoever sends it repeats it until it is answered or the lease has run out.
+    /// The command to send now, if any. A finished attempt returns its pending `Release` once; the caller must repeat it
+    /// until it is answered or the lease has expired.
     pub fn poll_transmit(&mut self, now: LocalTime) -> Option<Command> {
         self.handle_timeout(now);
         match self.phase {
@@ -203,50 +201,49 @@ impl AcquireMachine {
         }
     }
 
-    /// Something was told about this attempt that its grant may be older than: the lease is to be confirmed.
+    /// A push that may be newer than the grant arrived: the lease must be confirmed.
     #[must_use]
     pub const fn recheck_pending(&self) -> bool {
         self.recheck_pending
     }
 
-    /// The attempt has stood in the store's queue, so others may stand behind it.
+    /// The attempt was queued in the store, so other attempts may be queued behind it.
     #[must_use]
     pub const fn has_waited(&self) -> bool {
         self.has_waited
     }
 
-    /// Whether the store may know of the attempt. One that never was sent has left nothing anywhere.
+    /// Whether the store may know the attempt. An attempt that was never sent needs no release.
     #[must_use]
     pub const fn may_be_in_store(&self) -> bool {
         self.may_be_in_flight || self.anchor.is_some()
     }
 
-    /// How long a tombstone the release of this attempt's lease must leave now: none once every `Acquire` has
-    /// been answered.
+    /// Tombstone lifetime for a release now: zero once every `Acquire` has been answered.
     #[must_use]
     pub const fn tombstone(&self) -> Duration {
         if self.may_be_in_flight { TOMBSTONE_TTL } else { Duration::ZERO }
     }
 
-    /// The same, once the `Acquire` that is under way is answered: an earlier one may have been lost.
+    /// Tombstone lifetime once the `Acquire` in flight is answered: an earlier one may have been lost.
     #[must_use]
     pub const fn tombstone_once_answered(&self) -> Duration {
         if self.failures > 0 { TOMBSTONE_TTL } else { Duration::ZERO }
     }
 
-    /// How long the store keeps a place in the queue that is not given back.
+    /// Lifetime of a queue entry that is not released.
     #[must_use]
     pub fn queue_entry_ttl(&self) -> Duration {
         self.command.wait.map_or(Duration::ZERO, |wait| wait.entry_ttl)
     }
 
-    /// Moves on when a deadline has passed.
+    /// Handles deadlines that have passed.
     pub fn handle_timeout(&mut self, now: LocalTime) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
         }
         if self.has_sent && self.policy.is_some_and(|policy| now >= policy.deadline) {
-            // Where nothing has reached the store, it has nothing to say either.
+            // If nothing reached the store, no answer to a release can confirm the timeout.
             self.finish_and_release(if self.may_be_in_store() { Outcome::TimedOut } else { Outcome::Failed });
         } else if let Phase::InFlight { until } = self.phase
             && now >= until
@@ -263,18 +260,18 @@ impl AcquireMachine {
     pub fn handle_answer(&mut self, sent_at: LocalTime, now: LocalTime, answer: &Answer) {
         self.may_be_in_flight = self.failures > 0;
         if matches!(self.phase, Phase::Done(_)) {
-            // The end came first. Its `Release` was sent with a tombstone, in whichever order they arrive.
+            // The attempt had ended. Its `Release` carried a tombstone, so the order of arrival does not matter.
             return;
         }
         self.anchor = Some((sent_at, answer.at));
-        // One that was asked for before may be the last word of the old server.
+        // An answer requested before the reconnect may come from the old server.
         if self.anchor_stale_since.is_some_and(|since| sent_at >= since) {
             self.anchor_stale_since = None;
         }
         match &answer.reply {
             Reply::Granted(grant) => {
                 let until = sent_at + grant.valid_for.saturating_sub(drift_margin(grant.valid_for));
-                // The answer is here, so nothing is under way any more.
+                // The answer has arrived: nothing is in flight.
                 self.phase = Phase::Queued { repoll_at: now };
                 self.finish_granted(now, *grant, sent_at, until);
             }
@@ -299,13 +296,13 @@ impl AcquireMachine {
         }
     }
 
-    /// An `Acquire` that failed. An attempt that waits tries again, if it has a place in the queue or others are only in
-    /// its way. Any attempt asks once more when an answer was lost, since a connection may have been cut while it was idle.
+    /// Handles a failed `Acquire`. A queued attempt, or a waiting one that met a busy store, retries. Any attempt retries
+    /// once after a lost answer, because an idle connection may have been cut.
     pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
         }
-        // The next answer may be another server's.
+        // The next answer may come from another server.
         self.discard_early_pushes();
         if failure == Failure::Unknown {
             self.failures += 1;
@@ -317,7 +314,7 @@ impl AcquireMachine {
             return;
         }
         if failure == Failure::NotDurable {
-            // The store has granted it, and is to take it back at once: nobody else gets it meanwhile.
+            // The store granted it: release at once, so that other clients do not wait for the expiry.
             self.needs_release = true;
             self.phase = Phase::Done(Outcome::Failed);
             return;
@@ -333,8 +330,7 @@ impl AcquireMachine {
         }
     }
 
-    /// What the store told unasked. A push to an attempt that has ended changes nothing: what it owes has been
-    /// sent, or its lease is known.
+    /// Handles a push. A finished attempt ignores it: its release was sent, or its lease is known.
     pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
@@ -342,7 +338,7 @@ impl AcquireMachine {
         let Some((sent_at, answered_at)) = self.anchor.filter(|_| self.anchor_stale_since.is_none()) else {
             match push.kind {
                 PushKind::Granted(grant) if self.anchor_stale_since.is_none() => {
-                    // The newest counts, should the store have given up on one before; of that the first word.
+                    // The newest grant counts, of that its first push: an older grant may have lapsed unclaimed.
                     if self.early_push.is_none_or(|early_push| early_push.at < push.at) {
                         self.early_push = Some(PushedGrant { grant, at: push.at, received_at: now });
                     }
@@ -350,7 +346,7 @@ impl AcquireMachine {
                 PushKind::Next(head) if self.anchor_stale_since.is_none() => {
                     self.early_next = Some((head, push.at));
                 }
-                // Nothing to measure it from, and the answer that is under way may be older.
+                // No anchor, and the answer in flight may be older than the push.
                 _ => self.recheck_pending = true,
             }
             return;
@@ -365,37 +361,36 @@ impl AcquireMachine {
                     let repoll_at = self.next_repoll(now, sent_at, answered_at, head.into());
                     self.phase = Phase::Queued { repoll_at };
                 }
-                // The answer that is under way may not know of it.
+                // The answer in flight may be older than the push.
                 Phase::InFlight { .. } => self.early_next = Some((head, push.at)),
                 Phase::SendAt { .. } | Phase::Done(_) => {}
             },
             PushKind::Revoked => self.handle_hint(now),
-            // It is told to whoever holds already; its grant is under way.
+            // Sent to holders only, so the grant is in flight.
             PushKind::Contended => self.handle_hint(now),
         }
     }
 
-    /// A pushed grant is measured from an answer: when that was asked for here, and made there.
+    /// Computes the trust period of a pushed grant relative to the anchor.
     fn handle_pushed(
         &mut self,
         now: LocalTime,
         PushedGrant { grant, at, received_at }: PushedGrant,
         (sent_at, answered_at): (LocalTime, StoreTime),
     ) {
-        // It was decided before the answer, and that answer did not know of it any more: nobody can say how old it is.
+        // Older than the answer, which no longer showed it: its age is unknown.
         let is_older = at < answered_at;
         if is_older || self.policy.is_some_and(|policy| policy.confirms_pushes) {
             self.handle_hint(now);
             return;
         }
-        // The store's clock moved this much since it answered, so the push was sent no earlier than this by ours, whatever
-        // delayed it on its way.
+        // The store's clock advanced by `elapsed` since the anchoring answer. A delayed push therefore cannot extend trust.
         let elapsed = at.since(answered_at);
         let since = received_at.min(sent_at + elapsed);
         let margin = drift_margin(elapsed + grant.valid_for);
         let trusted_until = since + grant.valid_for.saturating_sub(margin);
-        // The question that it is measured from may have been on its way for seconds, where many were asked at once. What is
-        // left of the trust may then be too short for the renewal, though the lease is new: an answer says more.
+        // The request that the push is measured from may have been delayed for seconds, if many were sent at once. The lease
+        // is new, but the trusted rest may be too short for its renewal. A re-check measures it again.
         if trusted_until < now + grant.valid_for / 2 {
             self.handle_hint(now);
         } else {
@@ -403,12 +398,11 @@ impl AcquireMachine {
         }
     }
 
-    /// The way to the store is new: what was told meanwhile was missed, and what is told now may be by another clock, until
-    /// an answer anchors it.
+    /// Handles a reconnect: pushes may have been missed, and new ones may use another clock until an answer anchors them.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         self.anchor_stale_since = Some(now);
         self.discard_early_pushes();
-        // What failed on the old way need not wait out its pause.
+        // The backoff was for the old connection.
         if let Phase::SendAt { at } = &mut self.phase {
             *at = now.min(*at);
         }
@@ -419,18 +413,18 @@ impl AcquireMachine {
         (self.early_push, self.early_next) = (None, None);
     }
 
-    /// Something may have changed: ask at once.
+    /// Requests a re-check at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         match self.phase {
             Phase::Queued { .. } => self.phase = Phase::SendAt { at: now },
             Phase::InFlight { .. } => self.recheck_pending = true,
-            // Also during the pause after a failure.
+            // Also skips a retry backoff.
             Phase::SendAt { at } => self.phase = Phase::SendAt { at: at.min(now) },
             Phase::Done(_) => {}
         }
     }
 
-    /// The caller has lost interest. A grant that was not taken is given back too.
+    /// Cancels the attempt. An unclaimed grant is released too.
     pub fn handle_cancel(&mut self) {
         match self.phase {
             Phase::Done(Outcome::Granted { .. }) => self.finish_and_release(Outcome::Cancelled),
@@ -443,24 +437,24 @@ impl AcquireMachine {
         if now < trusted_until {
             self.finish(Outcome::Granted { grant, since, trusted_until });
         } else if matches!(self.phase, Phase::InFlight { .. }) {
-            // Its answer tells what is left of the lease, or is as late, and then it asks once more.
+            // The answer in flight shows the remaining lifetime, or triggers a re-check.
             self.recheck_pending = true;
         } else if self.policy.is_some() {
-            // It took longer to arrive than it is good for. What is left of the lease is told whoever asks again.
+            // The grant arrived after its trust period. A re-check returns the remaining lifetime.
             self.phase = Phase::SendAt { at: now };
         } else {
             self.finish_and_release(Outcome::Failed);
         }
     }
 
-    /// Ends with the store keeping nothing that is not known, except after unseen answers.
+    /// Ends the attempt. A release is needed only if an `Acquire` is unanswered.
     fn finish(&mut self, outcome: Outcome) {
         let is_granted = matches!(outcome, Outcome::Granted { .. });
         self.needs_release = self.may_be_in_flight && !is_granted;
         self.phase = Phase::Done(outcome);
     }
 
-    /// Ends with the store possibly keeping a lease or a place.
+    /// Ends the attempt with a release, because the store may have a lease or a queue entry.
     fn finish_and_release(&mut self, outcome: Outcome) {
         self.needs_release = self.may_be_in_store();
         self.phase = Phase::Done(outcome);
@@ -478,8 +472,8 @@ impl AcquireMachine {
             if is_head { policy.repoll_interval } else { others.max(policy.repoll_interval) }
         });
         let seldom = now + longest;
-        // The answer was made after `sent_at`, so by our clock this is not too early by more than the way
-        // here; a little later than the expiry is when it can be seen.
+        // The store answered after `sent_at`, so this is early by at most one network delay. The margin makes the expiry
+        // visible.
         let wait = repoll_at.since(answered_at);
         let due = sent_at + wait + drift_margin(wait);
         seldom.min(due.max(now + Duration::from_millis(1)))

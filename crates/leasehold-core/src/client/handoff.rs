@@ -1,67 +1,67 @@
-//! One client's turn with a lease that its tasks hand on among themselves: with which tokens, and for how long.
+//! Budget for local hand-offs: how many times, and with which tokens, one client's tasks may pass a lease on.
 //!
-//! A turn has no end of its own while no other client waits. It knows neither the tasks nor whether the lease may still be
-//! trusted: the former is the session's business, the latter the lease's.
+//! The budget is unlimited while no other client waits. It does not track tasks (the session does) or trust in the lease
+//! (`LeaseMachine` does).
 
 use core::time::Duration;
 
 use crate::time::LocalTime;
 use crate::token::{Token, TokenRange};
 
-/// How many tokens a renewal sets aside. At the fastest that tasks can hand on it suffices for some milliseconds, so that
-/// the next ones come before these are gone, and tokens do not outrun the wall clock, which counts a million each second.
+/// Tokens that a renewal reserves. At the maximum hand-off rate they last some milliseconds, long enough to fetch more,
+/// and tokens do not outrun the wall clock, which advances by a million a second.
 const RENEWAL_RESERVE: u32 = 8_192;
 
-/// How long a client keeps a lease among its own tasks once another client waits.
+/// Limits of local hand-offs once another client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandoffLimits {
-    /// At most this many hand-overs.
+    /// Max number of hand-offs.
     pub max_handoffs: u32,
-    /// None later than this.
+    /// No hand-off later than this after contention was noticed.
     pub max_duration: Duration,
 }
 
-/// What becomes of a lease whose task is done with it.
+/// What to do with a lease whose task has finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandoffDecision {
-    /// The next task gets it, with this token.
+    /// Hand it to the next task, with this token.
     Next(Token),
-    /// The next task gets it when a renewal that is under way has brought tokens.
+    /// Hand it to the next task once a renewal has fetched tokens.
     AwaitTokens,
-    /// The turn is over: the lease goes back to the store.
+    /// Release it to the store.
     Release,
 }
 
-/// One client's turn with a lease.
+/// Local hand-off budget of one lease.
 #[derive(Clone, Debug)]
 pub struct HandoffBudget {
     limits: HandoffLimits,
     /// The next token, and the last one of the same range.
     next: u64,
     last: u64,
-    /// What a renewal has brought while there were others.
+    /// A range that a renewal fetched while the current one was not used up.
     spare: Option<TokenRange>,
-    /// More tokens are being asked for.
+    /// The next renewal requests tokens.
     awaiting_tokens: bool,
-    /// Since when another client waits, and how many hand-overs there were since.
+    /// Since when another client waits, and the hand-offs since then.
     contended: Option<(LocalTime, u32)>,
 }
 
 impl HandoffBudget {
-    /// A turn with these tokens, of which the first is the grant's own.
+    /// A budget with these tokens; the first is the grant's own.
     #[must_use]
     pub const fn new(limits: HandoffLimits, tokens: TokenRange) -> Self {
         let (next, last) = (tokens.first.get() + 1, tokens.last.get());
         Self { limits, next, last, spare: None, awaiting_tokens: false, contended: None }
     }
 
-    /// How many tokens an attempt sets aside for such a turn. Should nobody else want the lease, a renewal brings more.
+    /// Tokens that the acquire reserves. While uncontended, renewals fetch more.
     #[must_use]
     pub const fn initial_reserve(limits: HandoffLimits) -> u32 {
         if limits.max_handoffs < RENEWAL_RESERVE { limits.max_handoffs } else { RENEWAL_RESERVE }
     }
 
-    /// The critical section that had the lease has ended, and another task waits for it.
+    /// Decides what to do after a critical section while another local task waits.
     pub fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         if let Some((since, max_handoffs)) = &mut self.contended {
             if *max_handoffs >= self.limits.max_handoffs || now >= *since + self.limits.max_duration {
@@ -92,18 +92,18 @@ impl HandoffBudget {
         Some(token)
     }
 
-    /// How many tokens the next renewal is to set aside.
+    /// Number of tokens that the next renewal must reserve.
     #[must_use]
     pub const fn reserve(&self) -> u32 {
         if self.awaiting_tokens { RENEWAL_RESERVE } else { 0 }
     }
 
-    /// Another client waits.
+    /// Records that another client waits.
     pub fn handle_contended(&mut self, now: LocalTime) {
         self.contended.get_or_insert((now, 0));
     }
 
-    /// The answer to a renewal that was sent at `sent_at`. It may be older than the word that another client waits.
+    /// Handles the answer to a renewal sent at `sent_at`. It may be older than a contention push.
     pub fn handle_renewed(
         &mut self,
         now: LocalTime,
@@ -122,7 +122,7 @@ impl HandoffBudget {
         }
     }
 
-    /// No tokens are coming: what asked for them has failed.
+    /// Handles a failed renewal: no tokens are coming.
     pub fn handle_failure(&mut self) {
         self.awaiting_tokens = false;
     }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_rise_within_a_range_and_from_range_to_range() {
+    fn tokens_rise_within_and_across_ranges() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 2));
         assert_eq!(token(budget.hand_off(at(0))), 12);
         assert_eq!(budget.reserve(), RENEWAL_RESERVE, "there are too few for long");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tokens_it_waits_for_the_renewal_that_brings_some_and_ends_if_it_fails() {
+    fn handoff_without_tokens_awaits_a_renewal_and_releases_on_failure() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 0));
         assert_eq!(budget.hand_off(at(0)), HandoffDecision::AwaitTokens);
         assert_eq!(budget.reserve(), RENEWAL_RESERVE);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_no_end_while_no_other_client_waits() {
+    fn handoff_is_unlimited_while_uncontended() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 2));
         budget.handle_renewed(at(0), at(0), Some(tokens(20, 1_000)), false);
         for _ in 0..1_000 {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn once_another_client_waits_it_ends_after_so_many_hand_overs() {
+    fn contended_handoff_stops_after_max_handoffs() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 100));
         budget.handle_contended(at(5));
         for _ in 0..3 {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn once_another_client_waits_it_ends_after_so_long() {
+    fn contended_handoff_stops_after_max_duration() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 100));
         budget.handle_contended(at(5));
         token(budget.hand_off(at(14)));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_renewal_that_was_sent_later_says_that_nobody_waits_any_more() {
+    fn only_a_later_renewal_clears_contention() {
         let mut budget = HandoffBudget::new(BOUND, tokens(10, 100));
         budget.handle_contended(at(5));
         budget.handle_renewed(at(6), at(4), None, false);

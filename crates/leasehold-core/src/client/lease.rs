@@ -1,7 +1,7 @@
-//! The client's side of one held lease: when to renew it, and when to stop believing in it.
+//! State machine of one held lease: when to renew it, and until when to trust it.
 //!
-//! It trusts nothing but its own clock. Each deadline counts from *before* the request was sent, so a slow
-//! answer can only shorten the trust, and it passes by itself, with no answer needed. (Gray and Cheriton,
+//! It uses only the client's own clock. Each deadline counts from *before* the request was sent, so a slow answer shortens
+//! the trust period, and trust ends without any answer. (Gray and Cheriton,
 //! *Leases*, 1989, section 3.)
 
 use core::fmt;
@@ -13,32 +13,32 @@ use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
 
-/// The shortest pause before a failed renewal is tried again.
+/// Min delay before a failed renewal is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// What the caller wants of a lease.
+/// The caller's parameters of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTerms {
-    /// How long the lease runs without renewal.
+    /// Lifetime without renewal.
     pub ttl: Duration,
-    /// Whether to renew it. A lease that was pushed is claimed once in any case.
+    /// Renew automatically. A pushed lease is claimed by one renewal in any case.
     pub renews: bool,
-    /// The hold ends this long after the grant, however well renewals go.
+    /// Max hold, from the grant, despite renewals.
     pub max_hold: Option<Duration>,
-    /// The lease runs until this long after the grant, though its holder should die before.
+    /// Min lifetime in the store, from the grant, even if the holder dies.
     pub min_lifetime: Duration,
-    /// How many of the store's replicas must have the lease, and each renewal, before it counts.
+    /// Number of replicas that must acknowledge the grant and each renewal.
     pub replicas: u32,
 }
 
-/// How sure the holder can be.
+/// State of a lease, as its holder sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseState {
-    /// Held, and the last renewal went well.
+    /// Held; the last renewal succeeded.
     Held,
-    /// Held by the local deadline, but the last renewal failed.
+    /// Held by the local clock, but the last renewal failed.
     Uncertain,
-    /// Not held any more.
+    /// Lost.
     Lost(Loss),
 }
 
@@ -46,13 +46,13 @@ pub enum LeaseState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// It ran out by the local clock before a renewal succeeded.
+    /// It expired by the local clock before a renewal succeeded.
     Expired,
-    /// The store says that the lease is gone: taken away, expired there, or forgotten.
+    /// The store no longer has the lease: it was revoked, expired there, or the store lost it.
     Gone,
-    /// The longest hold is over.
+    /// The max hold is over.
     MaxHold,
-    /// The client was closed, which gave it back.
+    /// The client was closed, which released the lease.
     Closed,
 }
 
@@ -67,30 +67,30 @@ impl fmt::Display for Loss {
     }
 }
 
-/// One held lease, as its holder sees it.
+/// State machine of one held lease.
 #[derive(Clone, Debug)]
 pub struct LeaseMachine {
     acquisition: Acquisition,
     terms: LeaseTerms,
     state: LeaseState,
-    /// Trusted while the local clock is below this.
+    /// End of the trust period, by the local clock.
     trusted_until: LocalTime,
-    /// When the longest hold is over.
+    /// End of the max hold.
     hold_ends_at: LocalTime,
-    /// No renewal makes the lease end before this.
+    /// No renewal shortens the lease to before this.
     min_lifetime_until: LocalTime,
     renew_at: LocalTime,
-    /// A renewal is under way. An answer to an older one is as good.
+    /// A renewal is in flight. The answer to an older one counts as well.
     in_flight: bool,
-    /// Something was told while a renewal was under way, whose answer may be older than that.
+    /// A hint arrived during a renewal whose answer may be older than the hint.
     recheck_pending: bool,
-    /// For a lease that its client's tasks hand on among themselves.
+    /// Set for a lease that the client's tasks hand off among themselves.
     handoff: Option<HandoffBudget>,
 }
 
 impl LeaseMachine {
-    /// A lease that was granted at `granted_at` by the local clock (when the request was sent, or when the push
-    /// arrived), that is trusted until `trusted_until`, and that runs for `lasts` unless it is renewed.
+    /// A lease granted at `granted_at` by the local clock (send time of the request, or receive time of the push), trusted
+    /// until `trusted_until`, with lifetime `lasts` unless it is renewed.
     #[must_use]
     pub fn new(
         acquisition: Acquisition,
@@ -117,15 +117,15 @@ impl LeaseMachine {
         }
     }
 
-    /// The client's tasks hand it on among themselves.
+    /// Enables local hand-offs.
     #[must_use]
     pub fn with_handoff_budget(mut self, handoff: HandoffBudget) -> Self {
         self.handoff = Some(handoff);
         self
     }
 
-    /// What becomes of the lease now that one task is done with it and another one waits. Only a lease that is well is
-    /// handed on, so that whoever gets it has some time.
+    /// Decides what to do after one task has finished while another waits. Only a healthy lease with time left is handed
+    /// off.
     pub fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         let least = self.terms.ttl.min(CLAIM_WINDOW) / 4;
         let is_well = self.state(now) == LeaseState::Held && self.remaining(now) > least;
@@ -140,32 +140,32 @@ impl LeaseMachine {
         on
     }
 
-    /// Another client waits for the lease.
+    /// Records that another client waits.
     pub fn handle_contended(&mut self, now: LocalTime) {
         if let Some(handoff) = &mut self.handoff {
             handoff.handle_contended(now);
         }
     }
 
-    /// The attempt that was granted.
+    /// The granted attempt.
     #[must_use]
     pub const fn acquisition(&self) -> Acquisition {
         self.acquisition
     }
 
-    /// When the longest hold is over; never without one.
+    /// End of the max hold; `NEVER` without one.
     #[must_use]
     pub const fn hold_ends_at(&self) -> LocalTime {
         self.hold_ends_at
     }
 
-    /// The hold goes on from an earlier lease, and ends with it.
+    /// Caps the hold at the end of an earlier lease that this one continues.
     pub fn end_by(&mut self, hold_ends_at: LocalTime) {
         self.hold_ends_at = self.hold_ends_at.min(hold_ends_at);
         self.trusted_until = self.trusted_until.min(hold_ends_at);
     }
 
-    /// The state at `now`. It needs no event to become lost.
+    /// The state at `now`. Expiry needs no event.
     #[must_use]
     pub fn state(&self, now: LocalTime) -> LeaseState {
         match self.state {
@@ -176,7 +176,7 @@ impl LeaseMachine {
         }
     }
 
-    /// How much longer the holder may work; zero when the lease is lost.
+    /// Remaining trust period; zero when the lease is lost.
     #[must_use]
     pub fn remaining(&self, now: LocalTime) -> Duration {
         match self.state {
@@ -185,7 +185,7 @@ impl LeaseMachine {
         }
     }
 
-    /// When something is to be done next: renewing, or noticing that the lease is lost.
+    /// Time of the next action: a renewal, or noticing the loss.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<LocalTime> {
         match self.state {
@@ -195,13 +195,13 @@ impl LeaseMachine {
         }
     }
 
-    /// Whether a renewal is under way.
+    /// Whether a renewal is in flight.
     #[must_use]
     pub const fn is_renewing(&self) -> bool {
         self.in_flight
     }
 
-    /// When the next renewal is due; none while one is under way, or when no further one is to come.
+    /// Time of the next renewal; none while one is in flight or if no more will be sent.
     #[must_use]
     pub fn poll_renewal(&self) -> Option<LocalTime> {
         match self.state {
@@ -212,7 +212,7 @@ impl LeaseMachine {
         }
     }
 
-    /// The renewal to send now, if one is due. The caller tells how it went.
+    /// The renewal to send now, if one is due. The caller reports its result.
     pub fn poll_transmit(&mut self, now: LocalTime) -> Option<Command> {
         self.handle_timeout(now);
         let is_live = matches!(self.state, LeaseState::Held | LeaseState::Uncertain);
@@ -224,12 +224,12 @@ impl LeaseMachine {
         Some(Command::Renew(Renew { acquisition: self.acquisition, ttl: self.ttl_from(now), reserve }))
     }
 
-    /// Notices at `now` that the lease is lost.
+    /// Updates the state to `now`.
     pub fn handle_timeout(&mut self, now: LocalTime) {
         self.state = self.state(now);
     }
 
-    /// The answer to a renewal that was sent at `sent_at`.
+    /// Handles the answer to a renewal sent at `sent_at`.
     pub fn handle_reply(&mut self, now: LocalTime, sent_at: LocalTime, reply: &Reply) {
         self.in_flight = false;
         self.handle_timeout(now);
@@ -252,7 +252,7 @@ impl LeaseMachine {
         self.handle_timeout(now);
     }
 
-    /// A renewal that has failed, or whose outcome nobody knows.
+    /// Handles a renewal that failed or whose outcome is unknown.
     pub fn handle_failure(&mut self, now: LocalTime) {
         self.in_flight = false;
         self.handle_timeout(now);
@@ -263,20 +263,20 @@ impl LeaseMachine {
             }
             self.retry(now);
             if core::mem::take(&mut self.recheck_pending) {
-                // It failed over the way that was there before.
+                // It failed on the old connection.
                 self.renew_at = now;
             }
         }
     }
 
-    /// A hint that the lease may be gone: ask at once.
+    /// Handles a hint that the lease may be gone: renew at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         self.recheck_pending = self.in_flight;
         self.renew_at = self.renew_at.min(now);
     }
 
-    /// The connection is new: ask at once, unless the lease is to end where no renewal is to come. One that is under way there
-    /// is enough: it is repeated only if it fails, or a connection that is made again and again would keep the lease for ever.
+    /// Handles a reconnect: renew at once, unless automatic renewal is off. In that case a renewal in flight is repeated only
+    /// if it fails; otherwise repeated reconnects would extend the lease for ever.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         let is_due = self.renew_at != LocalTime::NEVER && !self.in_flight;
         if self.terms.renews || is_due {
@@ -287,13 +287,13 @@ impl LeaseMachine {
     fn apply_renewal(&mut self, sent_at: LocalTime, valid_for: Duration) {
         self.state = LeaseState::Held;
         let until = sent_at + valid_for.saturating_sub(drift_margin(valid_for));
-        // An answer that overtook a later one never shortens the trust.
+        // A reordered older answer never shortens the trust period.
         self.trusted_until = self.trusted_until.max(until).min(self.hold_ends_at);
         let is_last = !self.terms.renews || sent_at + valid_for >= self.hold_ends_at;
         self.renew_at = if is_last { LocalTime::NEVER } else { sent_at + valid_for / 3 };
     }
 
-    /// Tries again soon, and several times before the end.
+    /// Schedules a retry, several times before the expiry.
     fn retry(&mut self, now: LocalTime) {
         let pause = self.trusted_until.since(now) / 8;
         self.renew_at = now + pause.max(MIN_RETRY_DELAY);
@@ -304,7 +304,7 @@ impl LeaseMachine {
     }
 
     fn loss_by_time(&self) -> Loss {
-        // The last renewal ends with the hold, and is trusted for a margin less than that.
+        // The last renewal is capped at the max hold, and trusted for a margin less.
         let is_over = self.trusted_until + drift_margin(self.terms.ttl) >= self.hold_ends_at;
         if is_over { Loss::MaxHold } else { Loss::Expired }
     }

@@ -1,10 +1,9 @@
-//! Several stores that vote about one lease: what their answers come to.
+//! Quorum rounds: the result of several nodes voting about one lease.
 //!
 //! The rules of Redlock (S. Sanfilippo, *Distributed locks with Redis*, "The Redlock algorithm"), and fencing, which it does
-//! not have: a token counts once a quorum knows of it, so that the next quorum, which has a member in common with this one,
-//! can't but give a higher one.
+//! not have: a token counts once a quorum has it. The next quorum shares a node with this one, and so gives a higher one.
 //!
-//! Who is asked, in which order, and what becomes of those who answer late is not decided here.
+//! Which nodes are asked, in which order, and how late answers are handled is up to the caller.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,27 +13,27 @@ use crate::command::{Answer, Grant, Reply};
 use crate::time::{LocalTime, drift_margin};
 use crate::token::TokenRange;
 
-/// How many of `nodes` are more than half.
+/// The smallest majority of `nodes`.
 #[must_use]
 pub const fn quorum_of(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// What one node said to an `Acquire`.
+/// A node's vote on an `Acquire`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
-    /// It is granted there.
+    /// The node granted it.
     Yes(Grant),
-    /// Somebody else has it there.
+    /// Another attempt has it there.
     No,
-    /// For so long yet the node may have forgotten what it granted, and does not vote. By its own clock, since clocks differ.
+    /// The node may have lost leases and does not vote for this long, by its own clock.
     Abstains(Duration),
-    /// It said nothing in time, or that it can't.
+    /// No answer in time, or an error.
     Failed,
 }
 
 impl Vote {
-    /// The vote that a store's answer is.
+    /// The vote that an answer stands for.
     #[must_use]
     pub fn of(answer: &Answer) -> Self {
         match &answer.reply {
@@ -46,38 +45,38 @@ impl Vote {
     }
 }
 
-/// What a round came to.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// A quorum granted it, and knows its token.
+    /// A quorum granted it and has its token.
     Granted(Grant),
-    /// So many nodes refused it that the others are no quorum.
+    /// So many nodes refused that no quorum remains.
     Busy,
-    /// A quorum answered, and some of it granted it. Whether the lock is free is for the nodes to say that did not vote.
+    /// A quorum answered, but neither granted nor refused. The missing votes would decide.
     Split,
     /// Fewer than a quorum answered.
     NoQuorum,
-    /// It was granted, but so late that the lease may be over.
+    /// It was granted so late that the lease may have expired.
     TooLate,
 }
 
-/// One round of asking all nodes for the same lease.
+/// One round of requests to all nodes for the same lease.
 #[derive(Clone, Debug)]
 pub struct Round {
     votes: Vec<Option<Vote>>,
-    /// By the local clock, before the first node was asked.
+    /// Local time before the first request was sent.
     sent_at: LocalTime,
     is_fenced: bool,
-    /// What the quorum was granted, once there is one. It does not change any more, whatever comes later.
+    /// The quorum's grant, once there is one. Later votes do not change its token.
     granted: Option<Grant>,
-    /// Which nodes know a token that is at least as high.
+    /// Which nodes have a token that is at least as high.
     has_token: Vec<bool>,
-    /// How many nodes are being told the token.
+    /// Number of nodes to which the token is being propagated.
     propagating: usize,
 }
 
 impl Round {
-    /// A round that begins now. Where it is not fenced, nobody has to know anybody else's token.
+    /// Starts a round. An unfenced round does not propagate tokens.
     #[must_use]
     pub fn new(nodes: usize, is_fenced: bool, sent_at: LocalTime) -> Self {
         Self {
@@ -94,7 +93,7 @@ impl Round {
         quorum_of(self.votes.len())
     }
 
-    /// What each node has said so far.
+    /// The votes so far, by node.
     #[must_use]
     pub fn votes(&self) -> &[Option<Vote>] {
         &self.votes
@@ -104,7 +103,7 @@ impl Round {
         self.votes.iter().filter(|vote| counts(vote)).count()
     }
 
-    /// What this node said. Only its first word counts.
+    /// Handles a node's vote. Only its first vote counts.
     pub fn handle_vote(&mut self, node: usize, vote: Vote) {
         if self.votes[node].is_some() {
             return;
@@ -113,19 +112,19 @@ impl Round {
         match self.granted {
             None => self.count_grants(),
             Some(granted) => {
-                // It may become one of those that the lease stands on.
+                // The node may become part of the quorum.
                 if let (Vote::Yes(late), false) = (vote, self.is_token_at_quorum()) {
                     self.granted =
                         Some(Grant { valid_for: granted.valid_for.min(late.valid_for), ..granted });
                 }
-                // One that gave a higher token knows enough, but others are to see the same token at a quorum, if they can.
+                // A node with a higher token would do, but `inspect` should see one token at a quorum if possible.
                 self.has_token[node] =
                     matches!(vote, Vote::Yes(late) if late.tokens.last == granted.tokens.last);
             }
         }
     }
 
-    /// Nobody is waited for any longer.
+    /// Counts all missing votes as failed.
     pub fn handle_timeout(&mut self) {
         for node in 0..self.votes.len() {
             self.handle_vote(node, Vote::Failed);
@@ -158,8 +157,7 @@ impl Round {
         }
     }
 
-    /// Which nodes that granted the lease have to be told of the quorum's token before it counts: none where enough of
-    /// them know one that is as high.
+    /// The granting nodes to which the quorum's token must be propagated before it counts; none if a quorum has one as high.
     pub fn poll_propagate(&mut self) -> Option<(Vec<usize>, TokenRange)> {
         let granted = self.granted?;
         if self.propagating > 0 || self.is_token_at_quorum() {
@@ -172,11 +170,11 @@ impl Round {
         (!nodes.is_empty()).then_some((nodes, granted.tokens))
     }
 
-    /// Whether this node knows the token now.
+    /// Handles the result of propagating the token to a node.
     pub fn handle_propagated(&mut self, node: usize, is_known: bool) {
         self.has_token[node] |= is_known;
         if !is_known {
-            // It has granted the lease, but nobody can rely on it.
+            // Its grant does not count without the token.
             self.votes[node] = Some(Vote::Failed);
         }
         self.propagating = self.propagating.saturating_sub(1);
@@ -186,7 +184,7 @@ impl Round {
         !self.is_fenced || self.has_token.iter().filter(|has_token| **has_token).count() >= self.quorum()
     }
 
-    /// What it comes to, once no further word can change it. Time is only looked at where the lease is granted.
+    /// The verdict, once no further vote can change it. `now` only matters for a granted lease.
     #[must_use]
     pub fn poll_verdict(&self, now: LocalTime) -> Option<Verdict> {
         let pending = self.count(Option::is_none);
@@ -219,8 +217,8 @@ impl Round {
         }
     }
 
-    /// In how long so many nodes vote again that there may be a quorum, if it is only that which there is none for. Nodes
-    /// that have said nothing yet may still have a vote.
+    /// Time until enough abstaining nodes vote again for a quorum, if abstention is what prevents one. Pending votes count as
+    /// available.
     #[must_use]
     pub fn time_to_quorum(&self) -> Option<Duration> {
         let mut spans: Vec<Duration> = self
@@ -241,73 +239,73 @@ fn has_token(vote: Option<Vote>, tokens: TokenRange) -> bool {
     matches!(vote, Some(Vote::Yes(grant)) if grant.tokens.last >= tokens.last)
 }
 
-/// What one node said to a `Renew`, or to a `Release`.
+/// A node's reply to a `Renew` or a `Release`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeReply {
-    /// The lease was there, and runs for so long from now, if it does.
+    /// The node had the lease.
     Held {
-        /// How long it lasts.
+        /// Remaining lifetime; zero after a release.
         valid_for: Duration,
     },
-    /// The node knows no such lease.
+    /// The node does not have the lease.
     NotHeld,
-    /// It said nothing in time, or that it can't.
+    /// No answer in time, or an error.
     Failed,
 }
 
-/// What the nodes' words about a lease come to.
+/// The combined result of the nodes' replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tally {
-    /// A quorum had it: for so long it lasts at all of these.
+    /// A quorum had the lease.
     Held {
-        /// From when they were asked.
+        /// Remaining lifetime at every node of the quorum, from the time of the request.
         valid_for: Duration,
     },
-    /// So many do not have it that no quorum can.
+    /// So many nodes do not have it that no quorum can.
     NotHeld,
-    /// Nobody can say.
+    /// Too few nodes answered.
     Unknown,
 }
 
-/// The nodes' words about a lease that a quorum granted.
+/// The nodes' replies about a lease that a quorum granted.
 #[derive(Clone, Debug)]
 pub struct NodeReplies {
     replies: Vec<Option<NodeReply>>,
 }
 
 impl NodeReplies {
-    /// Nobody has said anything yet.
+    /// No replies yet.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
         Self { replies: vec![None; nodes] }
     }
 
-    /// What each node has said so far.
+    /// The replies so far, by node.
     #[must_use]
     pub fn replies(&self) -> &[Option<NodeReply>] {
         &self.replies
     }
 
-    /// What this node said. Only its first word counts.
+    /// Handles a node's reply. Only its first reply counts.
     pub fn handle_reply(&mut self, node: usize, reply: NodeReply) {
         self.replies[node].get_or_insert(reply);
     }
 
-    /// Nobody is waited for any longer.
+    /// Counts all missing replies as failed.
     pub fn handle_timeout(&mut self) {
         for reply in &mut self.replies {
             reply.get_or_insert(NodeReply::Failed);
         }
     }
 
-    /// Whether a quorum has said something, whatever it was.
+    /// Whether a quorum has replied.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
         let said = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
         said.count() >= quorum_of(self.replies.len())
     }
 
-    /// What it comes to, once no further word can change it.
+    /// The result, once no further reply can change it.
     #[must_use]
     pub fn poll_tally(&self) -> Option<Tally> {
         let quorum = quorum_of(self.replies.len());

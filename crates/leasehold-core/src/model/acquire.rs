@@ -197,8 +197,8 @@ impl<R: Rows> Step<'_, '_, R> {
     /// The head looks when the lease ends. Should it be gone together with the holder, its followers find that out: after
     /// the time that a head may need, each a little apart from the others.
     ///
-    /// The more clients wait, the more seldom each of them looks, and a client with several places has each of them look the
-    /// more seldom: what one client has in the queue does not keep the others from looking in time.
+    /// With more clients each one re-checks less often, and so does each waiter of a client with several waiters. The waiters
+    /// of one client therefore do not delay the re-checks of other clients.
     fn follower_repoll_at(&mut self) -> Result<StoreTime, R::Error> {
         let now = self.now();
         let ends = self.head_hint()?.repoll_at;

@@ -314,12 +314,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_mutex_keeps_its_promises(ops in ops(1)) {
+    fn mutex_upholds_its_properties(ops in ops(1)) {
         check(Table::new(), 1, &ops).map_err(TestCaseError::fail)?;
     }
 
     #[test]
-    fn a_weighted_resource_keeps_its_promises(ops in ops(3)) {
+    fn weighted_resource_upholds_its_properties(ops in ops(3)) {
         check(Table::new(), 3, &ops).map_err(TestCaseError::fail)?;
     }
 }

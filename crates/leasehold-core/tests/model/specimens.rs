@@ -125,35 +125,35 @@ fn give(client: u128) -> Op {
 }
 
 #[test]
-fn a_store_that_serves_the_last_waiter_first_is_caught() {
+fn store_that_serves_the_last_waiter_first_fails_the_check() {
     let ops = [take(0), take(1), take(2), give(0)];
     let complaint = complaint(Fault::LastComesFirst, &ops);
     assert!(complaint.contains("overtook"), "{complaint}");
 }
 
 #[test]
-fn a_store_that_forgets_the_last_token_is_caught() {
+fn store_that_forgets_the_last_token_fails_the_check() {
     let ops = [take(0), give(0), take(1)];
     let complaint = complaint(Fault::ForgetsTokens, &ops);
     assert!(complaint.contains("came after"), "{complaint}");
 }
 
 #[test]
-fn a_store_that_loses_weight_is_caught() {
+fn store_that_loses_weight_fails_the_check() {
     let ops = [take(0), take(1)];
     let complaint = complaint(Fault::LosesWeight, &ops);
     assert!(complaint.contains("is held"), "{complaint}");
 }
 
 #[test]
-fn a_store_that_keeps_dead_waiters_is_caught() {
+fn store_that_keeps_dead_waiters_fails_the_check() {
     let ops = [take(0), take(1)];
     let complaint = complaint(Fault::KeepsDeadWaiters, &ops);
     assert!(complaint.contains("the dead still hold or wait"), "{complaint}");
 }
 
 #[test]
-fn a_store_that_forgets_leases_is_caught() {
+fn store_that_forgets_leases_fails_the_check() {
     let ops = [take(0)];
     let complaint = complaint(Fault::ForgetsLeases, &ops);
     assert!(complaint.contains("then"), "{complaint}");

@@ -5,7 +5,7 @@ use leasehold_core::{PushKind, Refusal};
 use super::*;
 
 #[test]
-fn a_release_grants_to_the_head_for_a_claim_window_and_tells_the_next_that_it_is_next() {
+fn release_grants_to_the_head_for_a_claim_window_and_notifies_the_next() {
     let mut world = World::new();
     for client in 0..3 {
         world.run(&acquire(id(client, 0), 1, 1, true));
@@ -19,7 +19,7 @@ fn a_release_grants_to_the_head_for_a_claim_window_and_tells_the_next_that_it_is
 }
 
 #[test]
-fn a_holder_with_tokens_set_aside_is_told_once_that_it_is_wanted_and_by_each_renewal() {
+fn contention_is_pushed_once_and_reported_by_each_renewal() {
     let mut world = World::new();
     let Command::Acquire(plain) = acquire(id(0, 0), 1, 1, true) else { unreachable!() };
     world.run(&Command::from(Acquire { reserve: 8, ..Acquire::clone(&plain) }));
@@ -40,7 +40,7 @@ fn a_holder_with_tokens_set_aside_is_told_once_that_it_is_wanted_and_by_each_ren
 }
 
 #[test]
-fn a_frozen_client_costs_the_queue_one_claim_window_however_many_entries_it_has() {
+fn frozen_client_delays_the_queue_by_one_claim_window() {
     let mut world = World::new();
     world.run(&acquire(id(0, 0), 1, 1, true));
     for sequence in 0..5 {
@@ -56,7 +56,7 @@ fn a_frozen_client_costs_the_queue_one_claim_window_however_many_entries_it_has(
 }
 
 #[test]
-fn an_absent_waiter_keeps_its_place_and_delays_nobody() {
+fn absent_waiter_keeps_its_place_and_delays_no_other() {
     let mut world = World::new();
     for client in 0..3 {
         world.run(&acquire(id(client, 0), 1, 1, true));
@@ -72,7 +72,7 @@ fn an_absent_waiter_keeps_its_place_and_delays_nobody() {
 }
 
 #[test]
-fn a_waiter_that_asks_is_answered_although_no_push_would_reach_it() {
+fn unreachable_waiter_that_asks_is_answered() {
     let mut world = World::new();
     world.run(&acquire(id(0, 0), 1, 1, true));
     world.run(&acquire(id(1, 0), 1, 1, true));
@@ -82,7 +82,7 @@ fn a_waiter_that_asks_is_answered_although_no_push_would_reach_it() {
 }
 
 #[test]
-fn a_delayed_acquire_that_arrives_after_its_release_takes_nothing() {
+fn acquire_after_its_release_is_cancelled() {
     let mut world = World::new();
     let cancel = Command::Release(Release {
         acquisition: id(0, 0),
@@ -95,7 +95,7 @@ fn a_delayed_acquire_that_arrives_after_its_release_takes_nothing() {
 }
 
 #[test]
-fn a_holder_that_takes_less_lets_those_behind_it_in_and_keeps_its_token() {
+fn downgrade_admits_waiters_and_keeps_the_token() {
     let mut world = World::new();
     let (write, read) = (id(0, 0), id(0, 1));
     let Reply::Granted(grant) = world.run(&acquire(write, 9, 9, false)) else { panic!() };
@@ -110,7 +110,7 @@ fn a_holder_that_takes_less_lets_those_behind_it_in_and_keeps_its_token() {
 }
 
 #[test]
-fn a_holder_that_waits_for_more_stands_before_everybody_and_gets_a_new_token() {
+fn upgrade_goes_first_and_gets_a_new_token() {
     let mut world = World::new();
     let (read, upgradable, write) = (id(0, 0), id(1, 0), id(1, 1));
     world.run(&acquire(read, 9, 1, false));
@@ -129,7 +129,7 @@ fn a_holder_that_waits_for_more_stands_before_everybody_and_gets_a_new_token() {
 }
 
 #[test]
-fn what_is_to_take_the_place_of_a_lease_that_is_gone_is_refused() {
+fn replacing_a_lost_lease_is_refused() {
     let mut world = World::new();
     let (read, upgradable, write) = (id(0, 0), id(1, 0), id(1, 1));
     assert_eq!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Refused(Refusal::NotHeld));
@@ -144,7 +144,7 @@ fn what_is_to_take_the_place_of_a_lease_that_is_gone_is_refused() {
 }
 
 #[test]
-fn two_that_hold_a_little_can_t_wait_for_each_other_to_take_more() {
+fn two_light_holders_cannot_deadlock_by_upgrading() {
     let mut world = World::new();
     for client in 0..2 {
         world.run(&acquire(id(client, 0), 9, 1, false));
@@ -156,7 +156,7 @@ fn two_that_hold_a_little_can_t_wait_for_each_other_to_take_more() {
 }
 
 #[test]
-fn an_expired_lease_can_t_be_renewed_although_nobody_took_it() {
+fn expired_lease_cannot_be_renewed() {
     let mut world = World::new();
     world.run(&acquire(id(0, 0), 1, 1, false));
     world.pass(TTL);
@@ -164,7 +164,7 @@ fn an_expired_lease_can_t_be_renewed_although_nobody_took_it() {
 }
 
 #[test]
-fn a_release_with_a_least_time_keeps_everybody_out_until_then_and_tells_the_head() {
+fn release_with_min_hold_retains_the_lock_and_notifies_the_head() {
     let mut world = World::new();
     world.run(&acquire(id(0, 0), 1, 1, false));
     world.run(&acquire(id(1, 0), 1, 1, true));
@@ -182,8 +182,7 @@ fn a_release_with_a_least_time_keeps_everybody_out_until_then_and_tells_the_head
 }
 
 #[test]
-fn a_word_from_a_client_that_can_t_be_pushed_to_brings_its_entries_back_though_they_may_be_passed_over_again()
-{
+fn command_from_an_unreachable_client_unparks_its_entries() {
     let mut world = World::new();
     let (holder, early, held, late) = (id(2, 5), id(0, 4), id(0, 1), id(0, 0));
     assert!(matches!(world.run(&acquire(holder, 3, 3, false)), Reply::Granted(_)));

@@ -1,11 +1,10 @@
-//! `memory:`, the lease table in this process.
+//! `memory:`, lease tables in this process, for tests and single-process programs.
 //!
-//! For tests and for programs of one process. `memory:` alone is a store of its own for each client;
-//! `memory:NAME` is shared by all clients of the process that name it, for as long as one of them lives; of its tokens the
-//! process remembers the last for an hour more, as any store does of a lock.
+//! `memory:` is a separate store for each client. `memory:NAME` is shared by all clients of the process that use the name,
+//! while one of them lives. The process keeps the last token of a name for one hour longer.
 //!
-//! Expired state of resources that nobody asks about is swept in passing: every few commands look at as many other
-//! resources, so the store needs no timer, and what is left behind goes as fast as new things come.
+//! The store has no timer. Every [`SWEEP`] commands sweep as many other resources, so expired state is removed as fast as
+//! new state is created.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -26,15 +25,15 @@ const SWEEP: u32 = 16;
 /// The stores with a name.
 static NAMED: Mutex<BTreeMap<String, Named>> = Mutex::new(BTreeMap::new());
 
-/// What a name stands for.
+/// Entry of a named store.
 struct Named {
     store: Weak<Memory>,
-    /// The highest token that a store of this name has given.
+    /// The highest token granted under this name.
     last_token: Arc<AtomicU64>,
 }
 
 impl Named {
-    /// The store while it lives; after that the last token that it gave is to be seen here.
+    /// The store, if it lives. If not, its last token is visible here.
     fn store(&self) -> Option<Arc<Memory>> {
         let store = self.store.upgrade();
         if store.is_none() {
@@ -49,11 +48,11 @@ impl Named {
     }
 }
 
-/// Lease tables that all clients of one process can share.
+/// Lease tables shared by clients of one process.
 #[derive(Default)]
 pub(crate) struct Memory {
     inner: Mutex<Inner>,
-    /// Below this are the tokens of the stores that had its name before.
+    /// Lower bound of new tokens: above those of earlier stores of the same name.
     floor: Option<Token>,
 }
 
@@ -61,16 +60,16 @@ pub(crate) struct Memory {
 struct Inner {
     tables: BTreeMap<Resource, Table>,
     inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
-    /// The highest token that was given; nobody else writes it.
+    /// The highest token granted; written only by this store.
     last_token: Arc<AtomicU64>,
-    /// How many commands there were since the last sweep.
+    /// Number of commands since the last sweep.
     commands: u32,
     /// The resource that was swept last.
     swept: Option<Resource>,
 }
 
 impl Memory {
-    /// The store of this name; a store of its own where the name is empty.
+    /// Opens the store of this name; an empty name gives a separate store.
     pub(crate) fn open(name: &str) -> Arc<Self> {
         if name.is_empty() {
             return Arc::default();
@@ -91,7 +90,7 @@ impl Memory {
         store
     }
 
-    /// From now on this client can be pushed to, for as long as its inbox lives.
+    /// Registers a client's inbox for pushes.
     pub(crate) fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
         let mut inner = self.inner();
         inner.inboxes.retain(|_, inbox| inbox.strong_count() > 0);
@@ -118,7 +117,7 @@ impl Memory {
         Now { floor: self.floor, ..clock::in_memory() }
     }
 
-    /// Lets `step` do its work with the store for itself, and delivers what it pushed.
+    /// Runs `step` with exclusive access, then delivers its pushes without the lock.
     fn run_as<T>(&self, now: Now, step: impl FnOnce(&mut Inner, &mut Vec<Push>) -> T) -> T {
         let mut pushes = Vec::new();
         let (answer, inboxes) = {
@@ -210,7 +209,7 @@ impl Inner {
     }
 }
 
-/// The table may have given a token.
+/// Records the table's last token, if it is the highest.
 fn note_token(last: &AtomicU64, table: &Table) {
     let token = table.header().map_or(0, |header| header.last_token);
     if token > last.load(Ordering::Relaxed) {
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_delivers_the_grant_to_the_waiter_s_inbox_and_to_nobody_else() {
+    fn release_delivers_the_grant_only_to_the_waiters_inbox() {
         let store = Memory::open("");
         let inboxes: Vec<_> = (0..3).map(|_| Arc::new(Letters(Mutex::default()))).collect();
         for (client, inbox) in (0_u128..).zip(&inboxes) {
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_whose_inbox_is_gone_is_passed_over() {
+    fn client_without_an_inbox_is_skipped() {
         let store = Memory::open("");
         let inbox: Arc<dyn Inbox> = Arc::new(Letters(Mutex::default()));
         store.join(ClientId::new(2), Arc::downgrade(&inbox));
@@ -334,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_about_is_swept_in_passing() {
+    fn unused_resources_are_swept_by_other_commands() {
         let store = Memory::open("");
         for number in 0..100 {
             store.run(at(0), &resource(&number.to_string()), &acquire(0));
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_store_is_shared_and_goes_with_its_last_client() {
+    fn named_store_is_shared_and_dropped_with_its_last_client() {
         let first = Memory::open("a_named_store");
         assert!(Arc::ptr_eq(&first, &Memory::open("a_named_store")));
         assert!(!Arc::ptr_eq(&first, &Memory::open("another_named_store")));
@@ -357,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_rise_from_store_to_store_of_one_name() {
+    fn tokens_rise_across_stores_of_one_name() {
         let reserving = |client| match acquire(client) {
             Command::Acquire(plain) => Command::from(Acquire { reserve: 1_000_000, ..(*plain).clone() }),
             other => other,

@@ -1,6 +1,6 @@
-//! Redlock: several servers that know nothing of each other vote, and a lease is what more than half of them have granted.
+//! Redlock: several independent servers vote; a lease needs a majority.
 //!
-//! Every command goes to all nodes at the same time, and has its answer as soon as no further word could change it
+//! Every command goes to all nodes at once, and completes as soon as no further reply can change the result
 //! (`leasehold_core::Round`, `leasehold_core::Words`); nobody waits for a slow node, whose late word is still heard. A try that
 //! fails is given back at all nodes before the next one. An attempt is known to the nodes by another number in each try
 //! (`leases`), and what a node may not have heard of is told it again (`node`).
@@ -17,6 +17,7 @@ mod attempts;
 mod doctor;
 mod inspect;
 mod node;
+mod release;
 mod renew;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,28 +52,28 @@ const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A node that takes this many of its usual round trips is slow.
 const SLOW_ROUND_TRIPS: u32 = 8;
 
-/// How long after the first node's word the others' are waited for.
+/// How long after the first node's grant push to wait for the others'.
 const GATHER_WINDOW: Duration = Duration::from_millis(20);
 
-/// So much later than the others a node may be for no reason: longer than the answers on one connection are apart.
+/// Extra time for stragglers: longer than the gap between two answers on one connection.
 const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
 
-/// How often a release that was not answered is sent again.
+/// Interval between retries of unanswered releases.
 const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Over so many batches attempts at different locks are spread.
+/// Number of batches over which attempts at different locks are spread.
 const SHARDS: u64 = 64;
 
 const RHYTHM: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
 
-/// Several servers that vote.
+/// A quorum store.
 pub(crate) struct Redlock {
     quorum: Arc<Quorum>,
     release_retrier: AbortHandle,
 }
 
-/// What the commands under way share.
+/// Shared state of all commands.
 struct Quorum {
     nodes: Vec<Arc<Node>>,
     /// What the nodes tell comes here, for as long as they are there.

@@ -28,7 +28,7 @@ async fn is_taken_at_once(client: &Client) {
 }
 
 #[tokio::test]
-async fn two_of_five_that_are_killed_are_not_missed_and_come_back_empty_to_a_lease_that_is_held() {
+async fn lease_survives_two_of_five_nodes_restarting_empty() {
     let mut nodes = Nodes::start(5);
     let client = nodes.client().await;
     is_taken_at_once(&client).await;
@@ -55,7 +55,7 @@ async fn two_of_five_that_are_killed_are_not_missed_and_come_back_empty_to_a_lea
 }
 
 #[tokio::test]
-async fn two_of_five_that_are_frozen_are_not_waited_for_and_are_told_what_they_missed() {
+async fn two_frozen_nodes_delay_nothing_and_get_missed_releases() {
     let nodes = Nodes::start(5);
     let client = nodes.client().await;
     let before = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
@@ -81,7 +81,7 @@ async fn two_of_five_that_are_frozen_are_not_waited_for_and_are_told_what_they_m
 }
 
 #[tokio::test]
-async fn two_of_five_that_are_slow_are_not_waited_for() {
+async fn two_slow_nodes_delay_nothing() {
     let nodes = Nodes::start(5);
     let (client, proxies) = nodes.client_through_proxies(3, "").await;
     is_taken_at_once(&client).await;
@@ -111,7 +111,7 @@ async fn two_of_five_that_are_slow_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn without_a_quorum_it_is_said_which_node_said_what_and_nothing_is_left() {
+async fn missing_quorum_reports_each_node_and_leaves_no_lease() {
     let mut nodes = Nodes::start(5);
     let client = nodes.client().await;
     let held = client.mutex("h").ttl(Duration::from_secs(600)).lock().await.unwrap();
@@ -154,7 +154,7 @@ async fn hold_at(server: &leasehold_testkit::Server, name: &str) -> leasehold::G
 }
 
 #[tokio::test]
-async fn try_lock_is_busy_only_if_so_many_nodes_refuse_that_the_others_are_no_quorum() {
+async fn try_lock_is_busy_only_if_no_quorum_remains() {
     for count in [3, 4] {
         let mut nodes = Nodes::start(count);
         let client = nodes.client().await;
@@ -174,7 +174,7 @@ async fn try_lock_is_busy_only_if_so_many_nodes_refuse_that_the_others_are_no_qu
 }
 
 #[tokio::test]
-async fn lock_waits_while_a_quorum_answers_and_does_not_agree() {
+async fn lock_waits_while_the_vote_is_split() {
     let mut nodes = Nodes::start(3);
     let client = nodes.client().await;
     client.mutex("a").lock().await.unwrap().release().await.unwrap();
@@ -226,7 +226,7 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
 }
 
 #[tokio::test]
-async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
+async fn lease_without_a_quorum_is_lost_at_its_deadline() {
     let mut nodes = Nodes::start(3);
     let client = nodes.client().await;
     let guard = client.mutex("a").ttl(Duration::from_secs(1)).lock().await.unwrap();
@@ -238,7 +238,7 @@ async fn a_lease_without_a_quorum_is_lost_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn a_turn_from_when_the_queue_was_elsewhere_is_given_back_there() {
+async fn admission_is_released_at_the_node_that_granted_it() {
     let mut nodes = Nodes::start(3);
     let (holder, client) = (nodes.client().await, nodes.client().await);
     let guard = holder.mutex("a").lock().await.unwrap();
@@ -269,7 +269,7 @@ async fn a_turn_from_when_the_queue_was_elsewhere_is_given_back_there() {
 }
 
 #[tokio::test]
-async fn tokens_rise_while_one_after_the_other_is_started_again_empty() {
+async fn tokens_rise_while_nodes_restart_empty_one_by_one() {
     let mut nodes = Nodes::start(3);
     let client = nodes.client().await;
     let mut last = None;

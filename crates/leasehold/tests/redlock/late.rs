@@ -13,7 +13,7 @@ use crate::nodes::{Nodes, has_granted, holds};
 const LATE: Duration = Duration::from_millis(300);
 
 #[tokio::test]
-async fn a_node_that_grants_it_late_keeps_it_is_renewed_and_gives_it_back() {
+async fn late_node_joins_the_lease_is_renewed_and_released() {
     let nodes = Nodes::start(3);
     let (client, proxies) = nodes.client_through_proxies(2, "").await;
     until_connected(&client, &nodes.0[2]).await;
@@ -39,7 +39,7 @@ async fn a_node_that_grants_it_late_keeps_it_is_renewed_and_gives_it_back() {
 }
 
 #[tokio::test]
-async fn what_a_node_grants_to_an_attempt_that_failed_is_given_back() {
+async fn late_grant_of_a_failed_attempt_is_released() {
     let nodes = Nodes::start(3);
     let (client, proxies) = nodes.client_through_proxies(2, "").await;
     until_connected(&client, &nodes.0[2]).await;
@@ -67,7 +67,7 @@ async fn what_a_node_grants_to_an_attempt_that_failed_is_given_back() {
 }
 
 #[test]
-fn what_a_node_grants_late_is_given_back_though_the_caller_s_runtime_has_ended() {
+fn late_grant_is_released_after_the_caller_runtime_ended() {
     let nodes = Nodes::start(3);
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (own, other) = (runtime(), runtime());
@@ -109,7 +109,7 @@ async fn until_connected(client: &Client, node: &Server) {
 }
 
 #[tokio::test]
-async fn futures_that_are_dropped_at_any_point_leave_nothing_at_any_node() {
+async fn dropped_futures_leave_nothing_at_any_node() {
     const NAMES: [&str; 2] = ["a", "b"];
     let nodes = Nodes::start(5);
     let (one, proxies) = nodes.client_through_proxies(3, "").await;

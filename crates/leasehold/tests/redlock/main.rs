@@ -13,7 +13,7 @@ use leasehold_testkit::{undisturbed, until, wait_until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]
-async fn a_lock_is_taken_at_all_nodes_and_given_back_at_all() {
+async fn lock_is_acquired_and_released_at_all_nodes() {
     let nodes = Nodes::start(5);
     let (one, other) = (nodes.client().await, nodes.client().await);
     let guard = one.mutex("a").lock().await.unwrap();
@@ -27,7 +27,7 @@ async fn a_lock_is_taken_at_all_nodes_and_given_back_at_all() {
 }
 
 #[tokio::test]
-async fn whoever_waits_gets_it_when_it_is_given_back() {
+async fn released_lock_is_granted_to_the_waiter() {
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
     let guard = one.mutex("a").lock().await.unwrap();
@@ -41,7 +41,7 @@ async fn whoever_waits_gets_it_when_it_is_given_back() {
 }
 
 #[tokio::test]
-async fn waiter_takes_over_when_the_lease_of_a_dead_holder_ends() {
+async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
     const TTL: Duration = Duration::from_secs(1);
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
@@ -61,7 +61,7 @@ async fn waiter_takes_over_when_the_lease_of_a_dead_holder_ends() {
 }
 
 #[tokio::test]
-async fn waiter_that_queues_at_the_nodes_is_not_overtaken_by_first_attempts() {
+async fn queued_waiter_is_not_overtaken_by_new_attempts() {
     let nodes = Nodes::start(3);
     let (one, other, newcomer) = (nodes.client().await, nodes.client().await, nodes.client().await);
     // What is given back late at one node may cost the waiter its place.
@@ -97,7 +97,7 @@ async fn waiter_that_queues_at_the_nodes_is_not_overtaken_by_first_attempts() {
 }
 
 #[tokio::test]
-async fn kinds_that_do_not_compose_with_a_quorum_are_refused() {
+async fn unsupported_kinds_are_refused() {
     let nodes = Nodes::start(1);
     let client = nodes.client().await;
     let is_refused = |error: Error| error.is_unsupported() && error.to_string().contains("quorum");
@@ -111,7 +111,7 @@ async fn kinds_that_do_not_compose_with_a_quorum_are_refused() {
 }
 
 #[tokio::test]
-async fn two_clients_that_name_the_nodes_in_another_order_exclude_each_other_and_wait_in_one_queue() {
+async fn node_order_does_not_matter_for_exclusion_and_queueing() {
     let nodes = Nodes::start(3);
     let mut reversed: Vec<String> = nodes.urls();
     reversed.reverse();
@@ -131,7 +131,7 @@ async fn two_clients_that_name_the_nodes_in_another_order_exclude_each_other_and
 }
 
 #[tokio::test]
-async fn whoever_waits_has_a_turn_also_where_the_longest_ttl_is_short() {
+async fn waiters_are_admitted_with_a_short_max_ttl() {
     let nodes = Nodes::start(3);
     let client = nodes.client_with("max_ttl_ms=2000").await;
     let mutex = client.mutex("a").ttl(Duration::from_secs(2));
@@ -143,7 +143,7 @@ async fn whoever_waits_has_a_turn_also_where_the_longest_ttl_is_short() {
 }
 
 #[tokio::test]
-async fn a_lock_within_a_lock_a_set_an_election_and_a_period_need_nothing_else() {
+async fn nested_locks_sets_elections_and_once_per_work() {
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
     let tasks = [one.clone(), other.clone()].map(|client| {
@@ -172,7 +172,7 @@ async fn a_lock_within_a_lock_a_set_an_election_and_a_period_need_nothing_else()
 }
 
 #[test]
-fn it_needs_no_runtime_of_the_caller_s_and_outlasts_one_that_ends() {
+fn redlock_works_without_a_caller_runtime_and_after_one_ended() {
     let nodes = Nodes::start(3);
     let client = blocking::Client::connect(&nodes.url()).unwrap();
     client.mutex("a").lock().unwrap().release().unwrap();
@@ -198,7 +198,7 @@ fn it_needs_no_runtime_of_the_caller_s_and_outlasts_one_that_ends() {
 }
 
 #[tokio::test]
-async fn closing_ends_whoever_waits_and_leaves_nothing() {
+async fn closing_cancels_waiters_and_leaves_nothing() {
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
     let guard = one.mutex("a").lock().await.unwrap();
@@ -216,7 +216,7 @@ async fn closing_ends_whoever_waits_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_taken_away_is_lost_and_given_back_at_nodes_that_kept_it() {
+async fn force_released_lease_is_lost_and_released_at_all_nodes() {
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
     let guard = one.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();

@@ -26,7 +26,7 @@ async fn taken(client: &Client, name: &str) -> Guard {
 }
 
 #[tokio::test]
-async fn a_node_that_comes_back_empty_votes_at_once_unless_told_otherwise() {
+async fn node_restarted_empty_votes_at_once_without_max_ttl() {
     let mut nodes = Nodes::start(3);
     let (client, proxies) = nodes.client_through_proxies(0, "").await;
     // Longer than this test waits for anything.
@@ -43,7 +43,7 @@ async fn a_node_that_comes_back_empty_votes_at_once_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn nobody_gets_what_all_nodes_have_forgotten_while_its_holder_believes_in_it() {
+async fn forgotten_lease_is_not_granted_while_its_holder_trusts_it() {
     let nodes = Nodes::start(3);
     let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
     let guard = client.mutex("a").ttl(LONGEST).auto_renew(false).lock().await.unwrap();
@@ -57,7 +57,7 @@ async fn nobody_gets_what_all_nodes_have_forgotten_while_its_holder_believes_in_
 }
 
 #[tokio::test]
-async fn servers_that_are_new_are_waited_for_or_it_is_said_that_they_do_not_vote_yet() {
+async fn new_servers_abstain_and_waiters_wait_for_them() {
     for stopped in [None, Some(0)] {
         let mut nodes = Nodes::start(3);
         nodes.stop(stopped);
@@ -92,7 +92,7 @@ async fn abstains_after(forget: impl Fn(&mut Server)) {
 }
 
 #[tokio::test]
-async fn a_node_that_was_started_again_empty_abstains_until_what_it_forgot_is_over() {
+async fn node_restarted_empty_abstains_for_max_ttl() {
     abstains_after(|server| {
         server.stop();
         server.start();
@@ -101,12 +101,12 @@ async fn a_node_that_was_started_again_empty_abstains_until_what_it_forgot_is_ov
 }
 
 #[tokio::test]
-async fn a_node_that_was_emptied_abstains_as_well() {
+async fn flushed_node_abstains_for_max_ttl() {
     abstains_after(|server| drop(server.run(&["FLUSHALL"]))).await;
 }
 
 #[tokio::test]
-async fn a_lease_is_kept_while_a_minority_forgets_it_and_nobody_else_gets_it() {
+async fn lease_survives_a_minority_forgetting_it() {
     undisturbed(LONGEST / 4, async || {
         let mut nodes = Nodes::start(3);
         let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
@@ -131,7 +131,7 @@ async fn a_lease_is_kept_while_a_minority_forgets_it_and_nobody_else_gets_it() {
 }
 
 #[tokio::test]
-async fn a_longer_ttl_than_the_longest_that_was_named_is_refused() {
+async fn ttl_above_max_ttl_is_refused() {
     let nodes = Nodes::start(1);
     let client = nodes.client_with(ABSTAINING).await;
     let error = client.mutex("a").ttl(LONGEST + Duration::from_millis(1)).lock().await.unwrap_err();

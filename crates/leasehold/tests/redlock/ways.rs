@@ -6,7 +6,7 @@ use leasehold_testkit::{Certificates, Proxy, Sentinels, Server, until};
 use crate::nodes::url;
 
 #[tokio::test]
-async fn nodes_by_tls_with_passwords_of_their_own_and_behind_sentinels_vote_together() {
+async fn nodes_with_tls_passwords_and_sentinels_vote_together() {
     let files = Certificates::new();
     let encrypted = Server::builder().tls(&files.server, &files.authority).password("first").start();
     let plain = Server::builder().password("second").start();
@@ -82,7 +82,7 @@ fn admin_of(server: &Server) -> redis::Connection {
 }
 
 #[tokio::test]
-async fn a_server_that_is_named_twice_has_one_vote_whenever_that_turns_out() {
+async fn duplicate_server_has_one_vote() {
     let (one, mut other) = (Server::on_port(), Server::on_port());
     let nodes = [one.url(), one.socket_url(), other.url()];
     let connected = Client::connect(&url(&nodes, "")).await;

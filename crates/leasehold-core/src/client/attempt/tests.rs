@@ -61,7 +61,7 @@ fn asked(policy: Option<WaitPolicy>) -> AcquireMachine {
 }
 
 #[test]
-fn an_answered_grant_is_trusted_from_before_it_was_asked_for() {
+fn answered_grant_counts_from_the_send_time() {
     let mut attempt = asked(None);
     attempt.handle_answer(at(0), at(400), &answer(0, Reply::Granted(grant(TTL))));
     let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
@@ -70,7 +70,7 @@ fn an_answered_grant_is_trusted_from_before_it_was_asked_for() {
 }
 
 #[test]
-fn a_push_over_a_new_connection_is_confirmed_before_it_counts() {
+fn push_after_a_reconnect_is_confirmed_first() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_reconnected(at(5));
@@ -86,7 +86,7 @@ fn a_push_over_a_new_connection_is_confirmed_before_it_counts() {
 }
 
 #[test]
-fn answer_asked_for_before_the_reconnect_anchors_no_push_after_it() {
+fn response_requested_before_a_reconnect_anchors_no_later_push() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_hint(at(3));
@@ -103,7 +103,7 @@ fn answer_asked_for_before_the_reconnect_anchors_no_push_after_it() {
 }
 
 #[test]
-fn reconnect_ends_the_pause_after_a_failure() {
+fn reconnect_skips_the_retry_backoff() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     let mut now = 1;
@@ -120,7 +120,7 @@ fn reconnect_ends_the_pause_after_a_failure() {
 }
 
 #[test]
-fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
+fn unconfirmed_push_only_triggers_a_recheck() {
     let mut attempt = asked(patient().map(|policy| WaitPolicy { confirms_pushes: true, ..policy }));
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     let acquisition = attempt.acquisition();
@@ -134,7 +134,7 @@ fn a_push_that_has_to_be_confirmed_only_makes_it_ask() {
 }
 
 #[test]
-fn a_grant_that_arrives_after_its_time_is_given_back() {
+fn grant_received_after_its_expiry_is_released() {
     let mut attempt = asked(None);
     attempt.handle_answer(at(0), at(9_900), &answer(0, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
@@ -142,7 +142,7 @@ fn a_grant_that_arrives_after_its_time_is_given_back() {
 }
 
 #[test]
-fn whoever_waits_asks_again_for_what_is_left_of_a_grant_that_arrives_late() {
+fn waiter_rechecks_after_a_late_grant() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), None);
@@ -157,7 +157,7 @@ fn whoever_waits_asks_again_for_what_is_left_of_a_grant_that_arrives_late() {
 fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
     for (answered_at, is_confirmed) in [(4_000, false), (6_000, true), (9_900, true)] {
         let mut attempt = asked(patient());
-        // The store had the question so late, and answered at once.
+        // The request was delayed by this much, and the store answered at once.
         attempt.handle_answer(at(0), at(answered_at), &answer(0, queued(None)));
         let now = answered_at + 1;
         attempt.handle_push(at(now), &pushed(1, PushKind::Granted(grant(TTL))));
@@ -172,7 +172,7 @@ fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
 }
 
 #[test]
-fn a_late_push_while_an_answer_is_under_way_sends_nothing_twice() {
+fn late_push_during_a_request_sends_nothing_twice() {
     let window = Duration::from_secs(3);
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
     let push = Push { acquisition, at: store(1_005), kind: PushKind::Granted(grant(window)) };
@@ -188,7 +188,7 @@ fn a_late_push_while_an_answer_is_under_way_sends_nothing_twice() {
 }
 
 #[test]
-fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
+fn waiter_retries_when_the_store_is_busy() {
     let mut attempt = asked(patient());
     attempt.handle_failure(at(5_000), Failure::Busy);
     let again = attempt.poll_timeout().unwrap();
@@ -204,7 +204,7 @@ fn whoever_waits_also_waits_for_those_in_the_way_of_asking() {
 }
 
 #[test]
-fn a_delayed_push_can_t_stretch_a_lease() {
+fn delayed_push_does_not_extend_the_lease() {
     let window = Duration::from_secs(3);
     let push = |ms| Push {
         acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
@@ -233,7 +233,7 @@ fn a_delayed_push_can_t_stretch_a_lease() {
 }
 
 #[test]
-fn the_head_looks_again_at_the_holder_s_expiry_and_others_seldom() {
+fn head_repolls_at_the_holders_expiry_and_followers_seldom() {
     let mut head = asked(patient());
     head.handle_answer(at(0), at(2), &answer(0, queued(Some(5_000))));
     assert_eq!(head.poll_timeout(), Some(at(5_052)));
@@ -249,7 +249,7 @@ fn the_head_looks_again_at_the_holder_s_expiry_and_others_seldom() {
 }
 
 #[test]
-fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
+fn waiter_times_out_at_its_deadline_and_leaves_the_queue() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(2), &answer(0, queued(None)));
     attempt.handle_timeout(at(60_000));
@@ -259,7 +259,7 @@ fn a_waiter_gives_up_at_its_deadline_and_leaves_the_queue() {
 }
 
 #[test]
-fn attempt_whose_time_is_over_before_it_began_asks_once() {
+fn attempt_with_an_expired_deadline_asks_once() {
     let over = || {
         let policy = patient().map(|policy| WaitPolicy { deadline: at(0), ..policy });
         let mut attempt = attempt(policy);
@@ -278,7 +278,7 @@ fn attempt_whose_time_is_over_before_it_began_asks_once() {
 }
 
 #[test]
-fn hint_ends_the_pause_after_a_failure() {
+fn hint_skips_the_retry_backoff() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     assert!(attempt.poll_transmit(at(20_000)).is_some());
@@ -289,7 +289,7 @@ fn hint_ends_the_pause_after_a_failure() {
 }
 
 #[test]
-fn whatever_is_unseen_is_given_back_with_a_tombstone() {
+fn unanswered_acquire_is_released_with_a_tombstone() {
     let mut unanswered = asked(None);
     unanswered.handle_cancel();
     assert_eq!(owed(&mut unanswered), Some(TOMBSTONE_TTL));
@@ -313,7 +313,7 @@ fn whatever_is_unseen_is_given_back_with_a_tombstone() {
 }
 
 #[test]
-fn a_lease_pushed_during_a_re_check_needs_a_tombstone_until_that_is_answered() {
+fn lease_pushed_during_a_recheck_needs_a_tombstone_until_the_answer() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_hint(at(5));
@@ -331,7 +331,7 @@ fn pushed(ms: u64, kind: PushKind) -> Push {
 }
 
 #[test]
-fn a_push_that_overtakes_the_first_answer_is_measured_from_that() {
+fn early_push_is_measured_from_the_first_answer() {
     let mut attempt = asked(patient());
     attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), None, "nobody can say yet how old it is");
@@ -345,7 +345,7 @@ fn a_push_that_overtakes_the_first_answer_is_measured_from_that() {
 }
 
 #[test]
-fn a_push_that_overtakes_the_first_answer_counts_from_when_it_was_heard_at_the_latest() {
+fn early_push_counts_from_its_receipt_at_the_latest() {
     let mut attempt = asked(patient());
     // The store's clock was set forward in between.
     attempt.handle_push(at(2), &pushed(5_000, PushKind::Granted(grant(TTL))));
@@ -357,7 +357,7 @@ fn a_push_that_overtakes_the_first_answer_counts_from_when_it_was_heard_at_the_l
 }
 
 #[test]
-fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measured() {
+fn unmeasurable_early_push_triggers_a_recheck() {
     let granted = pushed(6, PushKind::Granted(grant(TTL)));
     let asks_again = |attempt: &mut AcquireMachine, sent_at, ms| {
         attempt.handle_answer(sent_at, at(7), &answer(ms, queued(None)));
@@ -386,7 +386,7 @@ fn a_push_that_overtakes_the_first_answer_is_asked_about_where_it_can_t_be_measu
 }
 
 #[test]
-fn a_waiter_that_is_told_to_be_the_next_before_its_first_answer_looks_again_then() {
+fn early_next_push_sets_the_repoll_time() {
     let next = |ms| PushKind::Next(HeadHint { repoll_at: store(ms) });
     let mut attempt = asked(patient());
     attempt.handle_push(at(6), &pushed(6, next(4_000)));
@@ -410,7 +410,7 @@ fn a_waiter_that_is_told_to_be_the_next_before_its_first_answer_looks_again_then
 }
 
 #[test]
-fn what_else_was_told_before_the_first_answer_is_a_reason_to_confirm_the_grant() {
+fn early_revocation_makes_the_grant_unconfirmed() {
     let mut attempt = asked(patient());
     attempt.handle_push(at(5), &pushed(5, PushKind::Granted(grant(TTL))));
     attempt.handle_push(at(6), &pushed(6, PushKind::Revoked));
@@ -420,7 +420,7 @@ fn what_else_was_told_before_the_first_answer_is_a_reason_to_confirm_the_grant()
 }
 
 #[test]
-fn a_grant_that_nobody_took_is_given_back() {
+fn unclaimed_grant_is_released() {
     let mut attempt = asked(None);
     attempt.handle_answer(at(0), at(1), &answer(0, Reply::Granted(grant(TTL))));
     attempt.handle_cancel();
@@ -428,7 +428,7 @@ fn a_grant_that_nobody_took_is_given_back() {
 }
 
 #[test]
-fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
+fn queued_waiter_retries_with_exponential_backoff() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     let (mut now, mut pauses) = (at(20_000), 0);
@@ -448,7 +448,7 @@ fn a_waiter_with_a_place_asks_again_after_failures_with_growing_pauses() {
 }
 
 #[test]
-fn busy_full_refused_and_cancelled_leave_nothing() {
+fn refused_attempts_release_nothing() {
     let replies = [
         (Reply::Busy, Outcome::NotGranted),
         (Reply::QueueFull, Outcome::QueueFull),

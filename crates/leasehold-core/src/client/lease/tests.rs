@@ -26,7 +26,7 @@ fn renewed(valid_for: Duration) -> Reply {
 }
 
 #[test]
-fn it_renews_at_a_third_and_trusts_from_before_the_request_was_sent() {
+fn lease_renews_at_a_third_of_the_ttl_and_counts_from_the_send_time() {
     let mut lease = lease(terms(), TTL);
     assert_eq!(lease.poll_timeout(), Some(at(3_000)));
     assert_eq!(lease.poll_transmit(at(2_999)), None);
@@ -38,7 +38,7 @@ fn it_renews_at_a_third_and_trusts_from_before_the_request_was_sent() {
 }
 
 #[test]
-fn it_is_lost_by_the_clock_alone() {
+fn lease_expires_by_the_local_clock() {
     let lease = lease(terms(), TTL);
     assert_eq!(lease.state(at(8_907)), LeaseState::Held);
     assert_eq!(lease.state(at(8_908)), LeaseState::Lost(Loss::Expired));
@@ -46,7 +46,7 @@ fn it_is_lost_by_the_clock_alone() {
 }
 
 #[test]
-fn it_is_lost_by_the_clock_while_a_renewal_is_never_answered() {
+fn lease_expires_while_a_renewal_is_in_flight() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
     assert_eq!(lease.poll_timeout(), Some(at(8_908)));
@@ -56,7 +56,7 @@ fn it_is_lost_by_the_clock_while_a_renewal_is_never_answered() {
 }
 
 #[test]
-fn a_failed_renewal_makes_it_uncertain_and_a_later_one_certain_again() {
+fn failed_renewal_makes_the_lease_uncertain_until_one_succeeds() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
     lease.handle_failure(at(3_100));
@@ -69,7 +69,7 @@ fn a_failed_renewal_makes_it_uncertain_and_a_later_one_certain_again() {
 }
 
 #[test]
-fn retries_go_on_until_the_end_without_flooding() {
+fn renewal_retries_back_off_until_expiry() {
     let mut lease = lease(terms(), TTL);
     let mut sent = 0;
     while let Some(now) = lease.poll_timeout() {
@@ -83,7 +83,7 @@ fn retries_go_on_until_the_end_without_flooding() {
 }
 
 #[test]
-fn the_store_s_word_that_it_is_gone_ends_it_at_once() {
+fn not_held_reply_loses_the_lease_at_once() {
     let mut lease = lease(terms(), TTL);
     lease.handle_hint(at(10));
     assert!(lease.poll_transmit(at(10)).is_some());
@@ -93,7 +93,7 @@ fn the_store_s_word_that_it_is_gone_ends_it_at_once() {
 }
 
 #[test]
-fn a_hint_that_overtakes_the_answer_to_a_renewal_makes_it_ask_once_more() {
+fn hint_during_a_renewal_causes_another_renewal() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
     lease.handle_hint(at(3_001));
@@ -104,7 +104,7 @@ fn a_hint_that_overtakes_the_answer_to_a_renewal_makes_it_ask_once_more() {
 }
 
 #[test]
-fn a_pushed_lease_is_claimed_once_even_with_renewal_off() {
+fn pushed_lease_is_claimed_once_without_renewal() {
     let mut lease = lease(LeaseTerms { renews: false, ..terms() }, Duration::from_secs(3));
     assert_eq!(lease.poll_timeout(), Some(at(1_000)));
     assert!(lease.poll_transmit(at(1_000)).is_some());
@@ -113,7 +113,7 @@ fn a_pushed_lease_is_claimed_once_even_with_renewal_off() {
 }
 
 #[test]
-fn renewal_that_fails_after_the_connection_was_made_again_is_repeated_at_once() {
+fn renewal_that_fails_after_a_reconnect_is_retried_at_once() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
     lease.handle_reconnected(at(3_100));
@@ -124,7 +124,7 @@ fn renewal_that_fails_after_the_connection_was_made_again_is_repeated_at_once() 
 }
 
 #[test]
-fn connection_that_is_made_again_during_each_renewal_keeps_no_lease_that_is_renewed_by_hand() {
+fn reconnects_do_not_extend_an_unrenewed_lease() {
     let by_hand = LeaseTerms { renews: false, ..terms() };
     let mut lease = lease(by_hand, TTL);
     lease.handle_hint(at(10));
@@ -142,7 +142,7 @@ fn connection_that_is_made_again_during_each_renewal_keeps_no_lease_that_is_rene
 }
 
 #[test]
-fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
+fn reconnect_renews_only_renewed_leases() {
     let mut renewed_by_itself = lease(terms(), TTL);
     renewed_by_itself.handle_reconnected(at(10));
     assert!(renewed_by_itself.poll_transmit(at(10)).is_some());
@@ -162,7 +162,7 @@ fn new_connection_renews_a_lease_only_if_it_is_to_be_renewed() {
 }
 
 #[test]
-fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
+fn renewal_never_shortens_the_min_lifetime() {
     let min_lifetime = Duration::from_secs(60);
     let mut lease = lease(LeaseTerms { min_lifetime, ..terms() }, min_lifetime);
     let mut hold_ends_at = at(60_000);
@@ -177,7 +177,7 @@ fn a_lease_that_outlives_its_holder_is_never_renewed_to_end_earlier() {
 }
 
 #[test]
-fn the_longest_hold_caps_the_last_renewal_and_ends_it() {
+fn max_hold_caps_the_last_renewal_and_ends_the_lease() {
     let hold = Some(Duration::from_secs(10));
     let mut lease = lease(LeaseTerms { max_hold: hold, ..terms() }, TTL);
     let Some(Command::Renew(renew)) = lease.poll_transmit(at(3_000)) else { panic!() };
@@ -190,7 +190,7 @@ fn the_longest_hold_caps_the_last_renewal_and_ends_it() {
 }
 
 #[test]
-fn it_is_handed_on_only_while_it_is_well_and_asks_for_tokens_before_they_are_gone() {
+fn only_a_healthy_lease_is_handed_off_and_tokens_are_requested_early() {
     let bound = HandoffLimits { max_handoffs: 9, max_duration: TTL };
     let tokens = TokenRange::next(0, 5, StoreTime::ZERO);
     let mut lease = lease(terms(), TTL).with_handoff_budget(HandoffBudget::new(bound, tokens));

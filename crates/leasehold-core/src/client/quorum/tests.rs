@@ -44,7 +44,7 @@ fn orders(nodes: usize) -> [Vec<usize>; 3] {
 }
 
 #[test]
-fn any_two_quorums_have_a_node_in_common() {
+fn any_two_quorums_share_a_node() {
     for nodes in 1..=7 {
         assert!(2 * quorum_of(nodes) > nodes && quorum_of(nodes) <= nodes);
         // Without a minority that can be missing there is no use in it.
@@ -73,7 +73,7 @@ fn is_same(found: Verdict, expected: Verdict) -> bool {
 }
 
 #[test]
-fn every_combination_of_answers_has_its_verdict_and_no_later_answer_changes_it() {
+fn every_combination_of_votes_has_a_final_verdict() {
     let each = [yes(5), Vote::No, Vote::Failed, Vote::Abstains(Duration::from_micros(9))];
     for nodes in 1..=7 {
         each_list(&each, nodes, &mut |votes| {
@@ -97,7 +97,7 @@ fn every_combination_of_answers_has_its_verdict_and_no_later_answer_changes_it()
 }
 
 #[test]
-fn nobody_is_waited_for_once_it_is_certain() {
+fn decided_round_awaits_no_further_vote() {
     for nodes in 1..=7 {
         let quorum = quorum_of(nodes);
         let mut round = Round::new(nodes, true, at(0));
@@ -123,7 +123,7 @@ fn nobody_is_waited_for_once_it_is_certain() {
 }
 
 #[test]
-fn a_token_counts_once_a_quorum_knows_one_as_high_whatever_the_nodes_gave() {
+fn token_counts_once_a_quorum_has_one_as_high() {
     let each = [yes(3), yes(4), yes(5), Vote::No, Vote::Failed];
     for nodes in 1..=6 {
         each_list(&each, nodes, &mut |votes| {
@@ -161,7 +161,7 @@ fn a_token_counts_once_a_quorum_knows_one_as_high_whatever_the_nodes_gave() {
 }
 
 #[test]
-fn a_token_that_no_quorum_can_be_told_is_none() {
+fn token_without_a_quorum_is_no_grant() {
     for failing in 0..4_u32 {
         let mut round = Round::new(3, true, at(0));
         round.handle_vote(0, yes(9));
@@ -191,7 +191,7 @@ fn a_token_that_no_quorum_can_be_told_is_none() {
 }
 
 #[test]
-fn one_that_granted_it_late_is_told_where_that_is_needed() {
+fn late_grant_receives_the_token_if_needed() {
     let mut round = Round::new(3, true, at(0));
     round.handle_vote(0, yes(9));
     round.handle_vote(1, yes(5));
@@ -234,7 +234,7 @@ fn late_yes_with_a_shorter_lease_shortens_the_trust() {
 }
 
 #[test]
-fn nobody_is_waited_for_longer_than_the_limit() {
+fn timeout_decides_the_round() {
     for is_told in [false, true] {
         let mut round = Round::new(3, true, at(0));
         round.handle_vote(0, yes(9));
@@ -249,7 +249,7 @@ fn nobody_is_waited_for_longer_than_the_limit() {
 }
 
 #[test]
-fn unfenced_nobody_is_told_anything() {
+fn unfenced_round_propagates_no_token() {
     let mut round = Round::new(3, false, at(0));
     round.handle_vote(0, yes(9));
     round.handle_vote(1, yes(5));
@@ -258,7 +258,7 @@ fn unfenced_nobody_is_told_anything() {
 }
 
 #[test]
-fn a_grant_that_took_as_long_as_it_lasts_is_none() {
+fn grant_older_than_its_validity_is_too_late() {
     let short = |ms| Vote::Yes(Grant { tokens: range(5), valid_for: Duration::from_millis(ms) });
     let mut round = Round::new(3, true, at(100));
     round.handle_vote(0, short(10_000));
@@ -272,7 +272,7 @@ fn a_grant_that_took_as_long_as_it_lasts_is_none() {
 }
 
 #[test]
-fn whoever_abstains_is_waited_for_if_that_helps() {
+fn time_to_quorum_counts_abstaining_nodes() {
     let abstains = |micros| Vote::Abstains(Duration::from_micros(micros));
     let within = |votes: [Vote; 3]| {
         let mut round = Round::new(3, true, at(0));
@@ -288,7 +288,7 @@ fn whoever_abstains_is_waited_for_if_that_helps() {
 }
 
 #[test]
-fn whoever_has_said_nothing_yet_may_make_up_a_quorum_with_those_who_abstain() {
+fn pending_votes_may_complete_a_quorum() {
     let mut round = Round::new(5, true, at(0));
     round.handle_vote(0, Vote::Failed);
     for (node, micros) in [(1, 7), (2, 9)] {
@@ -300,14 +300,14 @@ fn whoever_has_said_nothing_yet_may_make_up_a_quorum_with_those_who_abstain() {
 }
 
 #[test]
-fn how_long_a_node_abstains_is_told_by_its_own_clock() {
+fn abstention_is_measured_by_the_nodes_own_clock() {
     let at = |micros| StoreTime::from_micros(micros);
     let vote = Vote::of(&Answer { at: at(40), reply: Reply::Abstains(at(100)) });
     assert_eq!(vote, Vote::Abstains(Duration::from_micros(60)));
 }
 
 #[test]
-fn every_combination_of_words_about_a_lease_has_its_tally() {
+fn every_combination_of_replies_has_its_tally() {
     let held = |ms| NodeReply::Held { valid_for: Duration::from_millis(ms) };
     let each = [held(9), held(7), NodeReply::NotHeld, NodeReply::Failed];
     for nodes in 1..=7 {

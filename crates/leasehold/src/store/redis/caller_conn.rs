@@ -1,8 +1,7 @@
-//! The caller's own connection: made in its runtime, so that its commands go out, and its pushes come in, without a switch
-//! of threads.
+//! The caller connection: opened in the caller's runtime, so that commands and pushes need no thread switch.
 //!
-//! The home connection hears the same pushes, since the caller's runtime may be doing nothing, or may have ended. What is
-//! told twice changes nothing.
+//! The driver connection receives the same pushes, because the caller's runtime may be idle or may have ended. Duplicate
+//! pushes have no effect.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,24 +18,24 @@ use super::endpoint::RECONNECT_BACKOFF;
 use super::error::explain;
 use super::handshake;
 
-/// What keeps it connected.
+/// Task that keeps the caller connection open.
 pub(super) struct CallerConnection {
     pub(super) client: redis::Client,
     pub(super) caller: Handle,
     pub(super) connections: Weak<Connections>,
     pub(super) status: Arc<ConnectionStatus>,
     pub(super) on_message: MessageHandler,
-    /// The client's inbox, where it has one for everything.
+    /// The client's inbox channel, if it has only one.
     pub(super) channel: Option<String>,
-    /// The run id of the server that the home connection leads to, where it is known.
+    /// Run id of the driver connection's server, if known.
     pub(super) server: Option<String>,
     pub(super) runtime: Arc<CallerRuntime>,
 }
 
-/// Whether commands may go out from tasks of the caller's runtime.
+/// Whether tasks of the caller's runtime may send commands.
 #[derive(Default)]
 pub(super) struct CallerRuntime {
-    /// A connection has been made there, so its sockets and timers work.
+    /// A connection was opened there, so its sockets and timers work.
     has_connected: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -46,7 +45,7 @@ impl CallerRuntime {
         self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
     }
 
-    /// Notices when the runtime ends, which nothing tells but that its tasks are dropped.
+    /// Detects the runtime's shutdown by a task that it drops.
     pub(super) fn watch(self: &Arc<Self>, caller: &Handle) -> AbortHandle {
         let end = End(self.clone());
         let watch = async move {
@@ -65,7 +64,7 @@ impl Drop for End {
     }
 }
 
-/// Tells when the connection's task ends, for whatever reason: also when its runtime does, without a word.
+/// Notifies when the connection's task ends, including by a runtime shutdown.
 struct Ending(Arc<Notify>);
 
 impl Drop for Ending {
@@ -82,7 +81,7 @@ impl CallerConnection {
                 Ok(Ok((connection, server))) => {
                     let Some(connections) = self.connections.upgrade() else { return };
                     if server != self.server {
-                        // What one address leads to has changed in between.
+                        // The address leads to another server now.
                         connections.close();
                         return;
                     }
@@ -96,7 +95,7 @@ impl CallerConnection {
                 Ok(Err(error)) => {
                     tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
                 }
-                // The caller's runtime has ended, or has no sockets or timers.
+                // The caller's runtime has ended, or lacks sockets or timers.
                 Err(_) => return,
             }
             tokio::time::sleep(*RECONNECT_BACKOFF.end()).await;

@@ -1,7 +1,7 @@
-//! Which node of a cluster has which hash slot, and the links to them.
+//! The slot map of a cluster, and the endpoints of its nodes.
 //!
-//! The client library has a cluster connection too. It is not used, since it hides which node a push came from, sends no
-//! batch whose keys are in several slots, and retries by itself what we know better how to repeat.
+//! The redis crate's own cluster connection is not used: it hides which node sent a push, cannot batch across slots, and
+//! retries commands by itself.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,20 +34,20 @@ pub(super) struct Cluster {
     slots: Arc<RwLock<Slots>>,
     endpoints: Mutex<HashMap<Host, Arc<Endpoint>>>,
     endpoint_config: Box<dyn Fn() -> EndpointConfig + Send + Sync>,
-    /// Whoever waits may have to wait elsewhere.
+    /// Called when slots have moved: waiters may have to queue at another node.
     on_reconnect: ReconnectHandler,
-    /// The nodes may have other slots than we think.
+    /// Signals that the slot map may be outdated.
     refresh_needed: Arc<Notify>,
-    /// How often connected nodes were asked.
+    /// Number of queries to connected nodes; rotates among them.
     asked: AtomicUsize,
 }
 
-/// Who is the master of each slot.
+/// The master of each slot.
 #[derive(Default)]
 struct Slots {
     /// First and last slot, in order.
     ranges: Vec<(u16, u16, Host)>,
-    /// What redirections told since.
+    /// MOVED redirects since the last refresh.
     moved: HashMap<u16, Host>,
 }
 
@@ -61,7 +61,7 @@ impl Slots {
 }
 
 impl Cluster {
-    /// Learns the slots from the first seed that answers.
+    /// Fetches the slot map from the first seed that answers.
     pub(super) async fn open(
         credentials: Credentials,
         seeds: Vec<Host>,
@@ -86,7 +86,7 @@ impl Cluster {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The master of this slot, as far as we know.
+    /// The known master of this slot.
     pub(super) fn master_of(&self, slot: u16) -> Option<Host> {
         self.slots().master_of(slot).cloned()
     }
@@ -107,7 +107,7 @@ impl Cluster {
         Ok(endpoint)
     }
 
-    /// What a node tells about a slot that another one is the master of by now is not believed.
+    /// Configuration of a node's endpoint. Pushes about a slot that has moved to another node are dropped.
     fn config_for(&self, host: &Host) -> EndpointConfig {
         let endpoint_config = (self.endpoint_config)();
         let (on_message, slots, host, node) =
@@ -146,7 +146,7 @@ impl Cluster {
         hosts
     }
 
-    /// Whether the nodes have channels that stay with their slots: Redis has since 7.0.
+    /// Whether the nodes support sharded channels (since Redis 7.0).
     pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
         let mut last_error = slot_unassigned();
         for host in self.masters() {
@@ -157,7 +157,7 @@ impl Cluster {
                         connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
                     match answer.and_then(Value::extract_error) {
                         Ok(_) => return Ok(Channels::Sharded),
-                        // Whoever may not ask is at least understood.
+                        // NOPERM means that the command exists.
                         Err(error) if error.code() == Some("NOPERM") => return Ok(Channels::Sharded),
                         Err(error) if error.to_string().to_lowercase().contains("unknown") => {
                             return Ok(Channels::Plain);
@@ -171,31 +171,31 @@ impl Cluster {
         Err(last_error)
     }
 
-    /// A node said that another one has this slot. What waits there asks again, and measures no push of the new node by the
-    /// clock of the old one.
+    /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old
+    /// node's clock.
     pub(super) fn moved(&self, slot: u16, to: Host) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         if slots.master_of(slot) != Some(&to) {
             slots.moved.insert(slot, to);
-            // Before the new node's pushes are believed, which is when this lock is free.
+            // Before pushes of the new node count, which needs this lock.
             (self.on_reconnect)(&|resource| keys::slot_of(resource) == slot);
         }
         drop(slots);
         self.refresh_needed.notify_one();
     }
 
-    /// Something is wrong with a node: ask who has what.
+    /// Requests a refresh of the slot map.
     pub(super) fn request_refresh(&self) {
         self.refresh_needed.notify_one();
     }
 
-    /// Learns the slots anew, whenever there is reason to.
+    /// Refreshes the slot map on request.
     pub(super) async fn refresh_loop(&self, at_the_latest: Duration) {
         let mut pause = REFRESH_PAUSE;
         loop {
             let _ = timeout(at_the_latest, self.refresh_needed.notified()).await;
             match self.refresh().await {
-                // One redirection seldom comes alone.
+                // Redirects come in bursts: pause between refreshes.
                 Ok(()) => pause = REFRESH_PAUSE,
                 Err(error) => {
                     tracing::debug!(error.message, "the cluster's slots are not known yet");
@@ -236,7 +236,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a node says that we are connected to. It is another one each time, since one may be wrong.
+    /// Queries a connected node; a different one each time, because one may be wrong.
     async fn query_connected_node(&self) -> Option<Vec<(u16, u16, Host)>> {
         let mut friends: Vec<(Host, Arc<Connections>)> = {
             let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_found_in_its_range_unless_it_was_seen_elsewhere() {
+    fn slot_is_found_in_its_range_unless_redirected() {
         let ranges = vec![(0, 99, host(1)), (100, 100, host(2)), (200, 299, host(3))];
         let mut slots = Slots { ranges, moved: HashMap::new() };
         let found = |slots: &Slots, slot| slots.master_of(slot).map(|host| host.port);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_is_the_one_that_was_asked() {
+    fn node_without_a_name_is_the_queried_node() {
         let master =
             |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
         let entry = |name| Value::Array(vec![Value::Int(0), Value::Int(5), master(name)]);

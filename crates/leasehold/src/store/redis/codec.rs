@@ -1,4 +1,4 @@
-//! What goes into a script, and what comes out of it.
+//! Encodes commands as script arguments, and decodes replies and pushes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -12,33 +12,33 @@ use redis::Value;
 
 use super::keys;
 
-/// How the scripts reach the clients' inboxes.
+/// Pub/sub channels of the clients' inboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Channels {
-    /// Heard by whoever subscribes on any server: a server of its own, and a cluster before Redis 7.
+    /// Cluster-wide channels: single servers, and clusters before Redis 7.
     Plain,
-    /// Kept to the nodes that have the slot.
+    /// Sharded channels, which stay on the nodes of the slot.
     Sharded,
 }
 
-/// How a store's commands are spelled.
+/// Variant of the scripts for a kind of deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ScriptVariant {
     pub(super) channels: Channels,
-    /// In a cluster each hash slot has an inbox of its own.
+    /// In a cluster each hash slot has its own inbox.
     pub(super) is_cluster: bool,
-    /// Several servers vote, and this is one of them.
+    /// The server is a quorum node.
     pub(super) is_voting: bool,
 }
 
-/// What one of several servers that vote is told besides each command.
+/// Extra arguments for a quorum node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct VoteArgs<'a> {
-    /// No token below this is given.
+    /// Lower bound of new tokens.
     pub(super) floor: Option<Token>,
-    /// It abstains for this long after it may have forgotten what it granted.
+    /// How long the node abstains after it may have lost leases.
     pub(super) abstains_for: Option<Duration>,
-    /// Which server this is, and which of its lives, as far as that is known.
+    /// The server's run id, if known.
     pub(super) run_id: &'a str,
 }
 
@@ -46,7 +46,7 @@ impl ScriptVariant {
     pub(super) const SERVER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: false };
     pub(super) const VOTER: Self = Self { channels: Channels::Plain, is_cluster: false, is_voting: true };
 
-    /// A command by the name of its script, or with the whole script.
+    /// Encodes a command, with the script's hash or its text.
     pub(super) fn encode(
         self,
         resource: &Resource,
@@ -58,7 +58,7 @@ impl ScriptVariant {
         self.encode_script(script, &[(resource, payload)], vote_args, use_eval)
     }
 
-    /// Attempts at resources of one hash slot as one command, which answers with a list of their answers.
+    /// Encodes an atomic batch of attempts at resources of one hash slot. The reply is a list of answers.
     pub(super) fn encode_acquire_all<'a>(
         self,
         attempts: impl Iterator<Item = (&'a Resource, &'a Command)>,
@@ -110,7 +110,7 @@ impl ScriptVariant {
         command
     }
 
-    /// Renewals by one client, none of which asks for tokens, as one command: see [`renewals`].
+    /// Encodes a batch of one client's renewals without token requests: see [`renewals`].
     pub(super) fn encode_renewals(
         self,
         renewals: &[(&Resource, &Renew)],
@@ -129,7 +129,7 @@ impl ScriptVariant {
         command
     }
 
-    /// With how many keys it goes on, and how many bytes in all.
+    /// Starts a command: EVAL or EVALSHA, and the number of keys. `room` is the expected size in bytes.
     fn begin_command(self, script: lua::Script, keys: usize, room: usize, use_eval: bool) -> redis::Cmd {
         let loaded = &LOADED[&(script, self)];
         let (word, text) = if use_eval { ("EVAL", &loaded.text) } else { ("EVALSHA", &loaded.name) };
@@ -138,7 +138,7 @@ impl ScriptVariant {
         command
     }
 
-    /// What the scripts have to know about inboxes. In a cluster their names differ by slot, and are an argument.
+    /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument.
     fn inboxes(self) -> String {
         let commands = match self.channels {
             Channels::Plain => lua::PLAIN_CHANNELS,
@@ -149,13 +149,13 @@ impl ScriptVariant {
     }
 }
 
-/// As `struct.pack('>d')` has it.
+/// Encodes a number like Lua's `struct.pack('>d')`.
 #[allow(clippy::cast_precision_loss, reason = "tokens and spans are below 2^53")]
 fn number(number: u64) -> [u8; 8] {
     (number as f64).to_be_bytes()
 }
 
-/// The script of a command, and what the command says: the scripts' only argument, but for the inbox.
+/// The script of a command, and its encoded argument.
 pub(super) fn encode_args(command: &Command) -> (lua::Script, Vec<u8>) {
     match command {
         Command::Acquire(acquire) => (lua::Script::Acquire, encode_acquire(acquire)),
@@ -203,7 +203,7 @@ fn encode_acquire(acquire: &Acquire) -> Vec<u8> {
     payload
 }
 
-/// What `RenewAll` is told: whose leases they are, and of each its sequence number and its ttl.
+/// The argument of `RenewAll`: the client id, then each lease's sequence number and ttl.
 pub(super) fn encode_renewal_args<'a>(renewals: impl Iterator<Item = &'a Renew>) -> Vec<u8> {
     let mut payload = Vec::new();
     for renew in renewals {
@@ -216,7 +216,7 @@ pub(super) fn encode_renewal_args<'a>(renewals: impl Iterator<Item = &'a Renew>)
     payload
 }
 
-/// 24 bytes that sort as the numbers do, with room for more behind them.
+/// Encodes an acquisition id as 24 bytes whose order is that of the numbers. `room` is spare capacity.
 fn encode_acquisition(acquisition: Acquisition, room: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24 + room);
     bytes.extend(acquisition.client.get().to_be_bytes());
@@ -224,13 +224,13 @@ fn encode_acquisition(acquisition: Acquisition, room: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a number of Lua can tell exactly is more than enough.
+/// Microseconds, capped to what a Lua number represents exactly.
 fn micros(span: Duration) -> u64 {
     const LONGEST: u64 = 1 << 52;
     u64::try_from(span.as_micros()).map_or(LONGEST, |micros| micros.min(LONGEST))
 }
 
-/// A script as the server is told it, and the hash that it then knows it by.
+/// A script's text and its SHA-1.
 struct Loaded {
     text: String,
     name: String,
@@ -252,7 +252,7 @@ static LOADED: LazyLock<HashMap<(lua::Script, ScriptVariant), Loaded>> = LazyLoc
     lua::Script::ALL.into_iter().flat_map(|script| variants.map(|variant| load(script, variant))).collect()
 });
 
-/// What a command's script returned. None for what no version of it returns.
+/// Decodes a script's reply. None for an unexpected reply.
 pub(super) fn decode_answer(command: &Command, floor: Option<Token>, value: &Value) -> Option<Answer> {
     if let Value::Int(at) = value {
         let at = StoreTime::from_micros(u64::try_from(*at).ok()?);
@@ -262,7 +262,7 @@ pub(super) fn decode_answer(command: &Command, floor: Option<Token>, value: &Val
     Some(Answer { at: list.time(0)?, reply: decode_reply(&list)? })
 }
 
-/// What `RenewAll` returned: each one's answer, or none where it is to be asked for alone.
+/// Decodes the reply of `RenewAll`: one answer per renewal, or `None` for a renewal that must be sent alone.
 pub(super) fn decode_renewals<'a>(
     commands: impl ExactSizeIterator<Item = &'a Command>,
     floor: Option<Token>,
@@ -279,7 +279,7 @@ pub(super) fn decode_renewals<'a>(
     }
 }
 
-/// What a script means that says no more than the time.
+/// The result that a reply stands for which consists of the time only.
 fn short_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
     match command {
         Command::Acquire(acquire) => {
@@ -358,7 +358,7 @@ fn decode_waiter(waiter: &Reader<'_>) -> Option<QueueEntry> {
     })
 }
 
-/// A list of a reply, read by place.
+/// Reads a list in a reply by index.
 struct Reader<'a>(&'a [Value]);
 
 impl<'a> Reader<'a> {
@@ -424,7 +424,7 @@ fn decode_acquisition(bytes: &[u8]) -> Option<Acquisition> {
     })
 }
 
-/// What came into an inbox: a kind, an acquisition, and four numbers as `struct.pack('>Bc24dddd')` has them.
+/// Decodes a push: kind, acquisition and four numbers, as packed by `struct.pack('>Bc24dddd')`.
 pub(super) fn decode_push(message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
     let (acquisition, rest) = rest.split_at_checked(24)?;
@@ -446,7 +446,7 @@ pub(super) fn decode_push(message: &[u8]) -> Option<Push> {
     Some(Push { acquisition: decode_acquisition(acquisition)?, at: StoreTime::from_micros(at), kind })
 }
 
-/// Lua's numbers are doubles; ours stay below 2^53.
+/// Converts a double to an integer below 2^53.
 fn whole(number: f64) -> Option<u64> {
     let is_whole = (0.0..9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked before")]

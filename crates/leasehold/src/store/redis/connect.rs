@@ -1,4 +1,4 @@
-//! From an address to what the client library connects to.
+//! Builds the redis crate's connection settings from an address.
 
 use std::path::Path;
 
@@ -11,13 +11,12 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
 
-/// How long written data may stay unacknowledged before a connection counts as lost. A client that only waits sends
-/// nothing, so for it the kernel asks: after [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
+/// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 
-/// As whom, and how, every node of a store is connected to.
+/// Login, database and TLS settings for every node of a store.
 #[derive(Clone)]
 pub(super) struct Credentials {
     login: Login,
@@ -26,10 +25,10 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the files that the address names.
+    /// Reads the certificate files that the address names.
     pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, Error> {
         if tls.is_some() && rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Where the program has chosen none. It fails only if somebody else was faster.
+            // Only if the program has chosen none. Fails only if another thread was faster.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         Ok(Self { login: login.clone(), database, tls: tls.map(certificates).transpose()? })

@@ -1,4 +1,4 @@
-//! The connections of one link, and what is heard over them.
+//! The connections of one endpoint, and the pushes over them.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -16,15 +16,15 @@ use super::endpoint::ReconnectHandler;
 use super::replicas::REPLICA_RESPONSE_TIMEOUT;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 
-/// How many commands may wait for the connection to write them.
+/// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
 
-/// What to do with a message: of which channel, and what it says.
+/// Handles a published message: channel, payload.
 pub(super) type MessageHandler = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
 
-/// What becomes of one connection: shared with whoever hears from it.
+/// Status of the connections, shared with the push handlers.
 pub(super) struct ConnectionStatus {
-    /// Everybody knows that the connection is new, so its pushes count.
+    /// `on_reconnect` has run, so pushes count.
     is_accepting: AtomicBool,
     is_closed: AtomicBool,
     health_check: Arc<Notify>,
@@ -44,7 +44,7 @@ impl ConnectionStatus {
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Whether pushes over this connection count: neither before it is published, nor after it was given up.
+    /// Whether pushes count: only between publication and closing.
     fn accepts_pushes(&self) -> bool {
         self.is_accepting.load(Ordering::SeqCst) && !self.is_closed()
     }
@@ -56,14 +56,14 @@ pub(super) struct Connections {
     status: Arc<ConnectionStatus>,
     caller_conn: Mutex<Option<MultiplexedConnection>>,
     caller: Option<Id>,
-    /// For what has to be waited for until replicas have it; made when it is first needed.
+    /// For commands that wait for replicas; opened on first use.
     replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
     client: redis::Client,
-    /// Which server this is, and which of its lives; empty where that may not be asked.
+    /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
-    /// The hash slots of a cluster whose inboxes are heard here, by the server's word.
+    /// Hash slots whose inbox subscription the server confirmed.
     slots: Mutex<HashSet<u16>>,
-    /// Ends with the lanes: the connection for pushes where they can't come with answers, and making the express lane.
+    /// Aborted with the connections: the RESP2 push connection, and the task that opens the caller connection.
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -88,7 +88,7 @@ impl Connections {
         }
     }
 
-    /// These tasks end with the lanes.
+    /// Takes ownership of tasks that end with the connections.
     pub(super) fn own(&self, tasks: JoinSet<()>) {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
     }
@@ -101,8 +101,7 @@ impl Connections {
         self.driver_conn.clone()
     }
 
-    /// The caller's own connection where there is one, and this is its runtime: from anywhere else it is no shorter way, and
-    /// that runtime may be doing nothing.
+    /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
     pub(super) fn caller_conn(&self) -> Option<MultiplexedConnection> {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
@@ -116,7 +115,7 @@ impl Connections {
         *self.caller_slot() = Some(connection);
     }
 
-    /// It turned out to be gone. The home connection does until there is another one.
+    /// Drops a lost caller connection. The driver connection serves until there is a new one.
     pub(super) fn drop_caller_conn(&self) {
         *self.caller_slot() = None;
     }
@@ -125,8 +124,7 @@ impl Connections {
         self.caller_conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection on which replicas are waited for. None where it leads to another server than the others, which are
-    /// given up then: what one address leads to has changed in between.
+    /// The connection for waiting on replicas. None if it leads to another server than the others; they are closed then.
     pub(super) async fn replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
         let mut replica_conn = self.replica_conn.lock().await;
         if let Some(connection) = &*replica_conn {
@@ -151,7 +149,7 @@ impl Connections {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the server has confirmed that this slot's inbox is heard.
+    /// Whether the server confirmed the subscription to this slot's inbox.
     pub(super) fn is_subscribed(&self, slot: u16) -> bool {
         self.slots().contains(&slot)
     }
@@ -160,14 +158,14 @@ impl Connections {
         self.slots().insert(slot);
     }
 
-    /// Whether the home connection is any good.
+    /// Whether the driver connection answers a PING.
     pub(super) async fn responds(&self) -> bool {
         let answer = self.driver_conn().send_packed_command(&redis::cmd("PING")).await;
-        // What refuses to answer is there.
+        // An error reply is a response too.
         !answer.is_err_and(|error| error.code().is_none())
     }
 
-    /// Nothing that comes over these connections is believed any more.
+    /// Whether the connections are closed: nothing that arrives over them counts.
     pub(super) fn is_closed(&self) -> bool {
         self.status.is_closed()
     }
@@ -176,12 +174,12 @@ impl Connections {
         self.status.close();
     }
 
-    /// Pushes count from now on.
+    /// Starts accepting pushes.
     pub(super) fn accept_pushes(&self) {
         self.status.is_accepting.store(true, Ordering::SeqCst);
     }
 
-    /// The connections are given up after this.
+    /// Closes the connections after `event`.
     pub(super) fn close_after(&self, event: impl Future<Output = ()> + Send + 'static) {
         let status = self.status.clone();
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +197,7 @@ pub(super) fn config() -> AsyncConnectionConfig {
         .set_pipeline_buffer_size(BUFFER)
 }
 
-/// What comes unasked over the home connection.
+/// Handles unsolicited messages over the driver connection.
 pub(super) fn push_handler(
     on_message: MessageHandler,
     emptied: ReconnectHandler,
@@ -207,10 +205,10 @@ pub(super) fn push_handler(
 ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
     move |info| {
         match info.kind {
-            // A server that loses a slot ends the subscriptions in it. The client library takes this for an answer, and so
-            // each later answer for that of another command: nothing that comes after it may be believed.
+            // A server that loses a slot unsubscribes its channels. The redis crate takes this for a reply and then assigns
+            // every later reply to the wrong command, so the connection must be closed.
             PushKind::SUnsubscribe | PushKind::Disconnection => status.close(),
-            // No key is ever tracked, so this is what a server sends when it was emptied.
+            // No key is ever tracked, so this means FLUSHALL or FLUSHDB.
             PushKind::Invalidate if status.accepts_pushes() => emptied(&|_| true),
             _ => handle_push(&info, &on_message, &status),
         }
@@ -218,7 +216,7 @@ pub(super) fn push_handler(
     }
 }
 
-/// Hands on what was published, unless it came over a connection that was given up.
+/// Delivers a published message, unless the connection does not accept pushes.
 pub(super) fn handle_push(info: &PushInfo, on_message: &MessageHandler, status: &ConnectionStatus) {
     if let PushKind::Message | PushKind::SMessage = info.kind
         && let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice()
@@ -228,7 +226,7 @@ pub(super) fn handle_push(info: &PushInfo, on_message: &MessageHandler, status: 
     }
 }
 
-/// Hears what is published, where it can't come with answers.
+/// Delivers published messages over a RESP2 subscriber connection.
 pub(super) async fn forward_messages(
     inbox: redis::aio::PubSub,
     on_message: MessageHandler,

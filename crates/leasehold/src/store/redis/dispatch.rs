@@ -1,4 +1,4 @@
-//! Which command goes to which node.
+//! Sends commands to nodes, and follows cluster redirects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::{ANSWER_TIMEOUT, Nodes, keys, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
-/// How often a command is redirected at once: from who had the slot to who has it, and once more if that has just changed.
+/// Redirects that are followed without a pause: to the new owner of the slot, and once more if that has just changed.
 const MAX_IMMEDIATE_REDIRECTS: u32 = 2;
 
-/// The pause before a slot that is on its way to another node is asked for again.
+/// Pause before a command to a migrating slot is retried.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 impl Nodes {
-    /// Runs commands in this order, and answers in this order.
+    /// Runs commands in order. Returns one result per command, in the same order.
     pub(super) async fn run(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -36,7 +36,7 @@ impl Nodes {
         self.dispatch(batch, replicas, floor, false).await
     }
 
-    /// Runs attempts at resources of one hash slot as one command.
+    /// Runs attempts at resources of one hash slot as one atomic command.
     pub(super) async fn run_all(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
         self.dispatch(batch, 0, None, true).await
     }
@@ -56,7 +56,7 @@ impl Nodes {
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
                 let options = CallOptions { variant, vote_args, is_asking: false, is_atomic };
                 let answers = run_on(endpoint, options, replicas, &calls, None).await;
-                // The sentinels, or a name that leads elsewhere by now, may know the master.
+                // Reconnect: the sentinels, or the host name, may lead to the new master.
                 if answers.iter().any(is_refused_by_a_replica) {
                     endpoint.invalidate();
                 }
@@ -70,7 +70,7 @@ impl Nodes {
         }
     }
 
-    /// Every resource that has a state, in the order of the names. `Inspect` tells which are in use.
+    /// Every stored resource, ordered by name. `Inspect` shows which are in use.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         let mut resources = Vec::new();
         match self {
@@ -84,7 +84,7 @@ impl Nodes {
                 }
             }
         }
-        // A scan may show a key twice.
+        // SCAN may return a key twice.
         resources.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
         resources.dedup();
         Ok(resources)
@@ -95,7 +95,7 @@ fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ReadOnly(_)))
 }
 
-/// All of these on one node, with what else has to be on the way there before them.
+/// Runs calls on one node, with the subscriptions that they need.
 async fn run_on(
     endpoint: &Endpoint,
     options: CallOptions<'_>,
@@ -119,13 +119,13 @@ async fn run_on(
         Some(client) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, client)).await,
     };
     if connections.is_closed() {
-        // One of these may have been the answer to something else.
+        // A reply may have been assigned to the wrong command.
         for answer in &mut answers {
             *answer = Err(CallError::ConnectionLost(lost()));
         }
     }
     if answers.iter().any(is_lost) {
-        // So that whoever tries again at once does not meet the same connection.
+        // So that an immediate retry does not use the lost connection.
         Box::pin(endpoint.await_stable(&connections)).await;
         // A server that votes is one of several, and its reply would come late.
         if !options.variant.is_voting {
@@ -180,6 +180,7 @@ async fn repeat_lost(
 }
 
 /// By the nearest connection, unless that turns out to be gone.
+/// Runs calls on the preferred connection. A lost caller connection is dropped.
 async fn run_over(
     connections: &Connections,
     options: CallOptions<'_>,
@@ -202,7 +203,7 @@ async fn run_over(
     answers
 }
 
-/// Whoever is going to wait has to hear of it, so its slot's inbox is subscribed to first, in the same flight.
+/// Subscribes to the inboxes of waiting attempts first, in the same pipeline.
 async fn subscribe_and_run(
     connections: &Connections,
     options: CallOptions<'_>,
@@ -218,8 +219,8 @@ async fn subscribe_and_run(
         .collect();
     slots.sort_unstable();
     slots.dedup();
-    // Subscribed to by the server's word: then it does not matter which way the command goes. Whoever does not have that word
-    // asks for it, also if somebody else is about to: that one may be dropped before anything is sent.
+    // A confirmed subscription suits every connection. Otherwise each attempt subscribes by itself, even if another one is
+    // doing so: that one may be dropped before it sends anything.
     slots.retain(|slot| !connections.is_subscribed(*slot));
     if slots.is_empty() {
         return run_over(connections, options, replicas, calls).await;
@@ -240,7 +241,7 @@ async fn subscribe_and_run(
     answers
 }
 
-/// Subscribes to a slot's inbox. An error says why that failed.
+/// Subscribes to a slot's inbox. Returns the error on failure.
 async fn subscribe(
     connections: &Connections,
     options: CallOptions<'_>,
@@ -266,8 +267,8 @@ async fn subscribe(
     }
 }
 
-/// What the answer to an attempt that waits is worth when its inbox could not be subscribed to. A redirection says that the
-/// slot is moving, which takes nothing from a grant; an attempt that was queued has to go where its grant can be heard of.
+/// Adjusts the answer to a waiting attempt whose subscription failed. A redirect means that the slot is migrating: a grant
+/// stays valid, but a queued attempt must go to a node where it can subscribe.
 fn require_subscription(answer: &mut Result<Answer, CallError>, error: &CallError) {
     let Ok(good) = answer else { return };
     if !matches!(error, CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) {
@@ -280,7 +281,7 @@ fn require_subscription(answer: &mut Result<Answer, CallError>, error: &CallErro
 
 // --- A cluster -----------------------------------------------------------------------------------
 
-/// A batch on its way through a cluster.
+/// A batch that is sent to a cluster.
 struct ClusterBatch<'a> {
     cluster: &'a Cluster,
     variant: ScriptVariant,
@@ -291,15 +292,15 @@ struct ClusterBatch<'a> {
     is_atomic: bool,
 }
 
-/// A command on its way.
+/// A call without a final result.
 struct PendingCall {
     index: usize,
     slot: u16,
-    /// The node that is about to get the slot, when the present one sent us there.
+    /// The importing node, after an ASK redirect.
     asked: Option<Host>,
-    /// Why it did not go the last time.
+    /// The last error.
     error: Option<StoreError>,
-    /// It was queued, where its grant can't be heard of.
+    /// Its answer, if it was queued without a subscription.
     queued: Option<Answer>,
 }
 
@@ -344,7 +345,7 @@ impl ClusterBatch<'_> {
                         pending.queued = Some(*queued);
                         pending_calls.push(pending);
                     }
-                    // Nothing of it has happened.
+                    // The command had no effect.
                     Err(
                         CallError::TryAgain(error)
                         | CallError::NotConnected(error)
@@ -366,7 +367,7 @@ impl ClusterBatch<'_> {
                     }
                 }
             }
-            // One that has to go elsewhere holds back nobody's answers: it is for whoever sent it to repeat.
+            // A redirected call must not delay the other answers of the batch: its sender retries it.
             let is_held_back = !pending_calls.is_empty() && self.batch.len() > 1 && !self.is_atomic;
             if pending_calls.is_empty() || is_held_back || Instant::now() >= give_up {
                 break;
@@ -377,7 +378,7 @@ impl ClusterBatch<'_> {
             }
         }
         for PendingCall { index, queued, error, .. } in pending_calls {
-            // Without an inbox it looks again by itself, or when the slots have changed.
+            // Without a subscription the waiter re-checks at its poll interval, or when the slots have changed.
             answers[index] = Some(queued.ok_or_else(|| error.unwrap_or_else(redirect_loop)));
         }
         answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(redirect_loop()))).collect()
@@ -426,6 +427,6 @@ impl ClusterBatch<'_> {
 fn redirect_loop() -> StoreError {
     StoreError {
         failure: Failure::Busy,
-        message: "the cluster's nodes send each other's clients round in a circle: try again soon".to_owned(),
+        message: "the cluster's nodes redirect in a loop: try again soon".to_owned(),
     }
 }

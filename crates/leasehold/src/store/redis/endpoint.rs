@@ -1,13 +1,11 @@
-//! The way to one server: a connection that is there, or that is being made again.
+//! One server endpoint, kept connected.
 //!
-//! A link has a keeper, a task on the client's own thread that connects, tells everybody, waits until the connection is
-//! lost, and connects again; while that fails, with pauses that grow. What came over a connection that was given up is not
-//! believed, and pushes over a new one only count once everybody knows that it is new: it may lead to another server, with
-//! another clock.
+//! The reconnector is a task on the client's own thread. It connects, publishes the connections, waits until they are lost,
+//! and reconnects with backoff. Messages over a closed connection are dropped. Pushes over a new connection count only after
+//! `on_reconnect` has run, because it may lead to another server with another clock.
 //!
-//! There are two lanes. The *home* connection belongs to the client's thread. The *express* connection belongs to the runtime
-//! that the client was made in, where there is one (`express`). It is a convenience; everything also works without it, so
-//! that renewals depend on nobody's runtime.
+//! The *driver connection* belongs to the client's thread. The *caller connection* belongs to the runtime in which the client
+//! was created, if any (`caller_conn`). It is optional, so that renewals do not depend on the caller's runtime.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,53 +26,52 @@ use super::sentinel::Sentinels;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 use crate::store::StoreError;
 
-/// The pauses between attempts to connect that fail.
+/// Backoff between failed connection attempts.
 pub(super) const RECONNECT_BACKOFF: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(2);
 
-/// Attempts to connect begin no closer together than this, however soon a connection is lost and whoever is in a hurry. It
-/// bounds what a server has to bear that closes every connection.
+/// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
 const MIN_CONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The least that an attempt to connect again may take.
+/// Min timeout of a reconnect attempt.
 const MIN_CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// An attempt to connect again may take this part of the shortest ttl at stake, so that several fit into what is left of it.
+/// A reconnect attempt may take this fraction of the shortest ttl, so that several attempts fit into the remaining time.
 const TTL_FRACTION: u32 = 4;
 
-/// An attempt to connect again may take this many times what the last one took that succeeded.
+/// A reconnect attempt may take this many times as long as the last successful one.
 const SLOWDOWN_FACTOR: u32 = 4;
 
-/// Where a link leads.
+/// What an endpoint connects to.
 pub(super) enum Target {
     Server(ConnectionInfo),
-    /// A server that others have named.
+    /// A cluster node named by other nodes.
     Node(ConnectionInfo),
     Master(Sentinels),
 }
 
-/// Called when what was told about resources, those that this is true of, was missed.
+/// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
 
-/// What a link does besides carrying commands.
+/// Configuration and callbacks of an endpoint.
 pub(super) struct EndpointConfig {
-    /// Subscribed to as soon as a connection is there.
+    /// Subscribed to on every connection.
     pub(super) channel: Option<String>,
-    /// What to do with a channel's message.
+    /// Handles a published message.
     pub(super) on_message: MessageHandler,
-    /// The connection is new, or the server was emptied: what was told meanwhile was missed, or is void.
+    /// Called when the connection is new or the server was flushed: pushes were missed or are void.
     pub(super) on_reconnect: ReconnectHandler,
-    /// There is no connection: perhaps the server has been replaced.
+    /// Called when there is no connection: the server may have been replaced.
     pub(super) on_disconnect: Arc<dyn Fn() + Send + Sync>,
-    /// The shortest ttl of the leases that are held.
+    /// Shortest ttl of the held leases.
     pub(super) shortest_ttl: Arc<dyn Fn() -> Option<Duration> + Send + Sync>,
-    /// What an operator should know about the server.
+    /// Reports a warning about the server.
     pub(super) warn: Arc<dyn Fn(String) + Send + Sync>,
-    /// Of the runtime that the client was made in.
+    /// The runtime in which the client was created.
     pub(super) caller: Option<Handle>,
     pub(super) is_resp2: bool,
     pub(super) runtime: Arc<CallerRuntime>,
-    /// The server votes, so no connection counts that does not tell its run id.
+    /// The server is a quorum node: a connection without a run id is refused.
     pub(super) is_voter: bool,
 }
 
@@ -90,13 +87,13 @@ enum State {
     Connecting {
         is_first: bool,
     },
-    /// The last attempt failed like this.
+    /// The last attempt failed.
     Down(StoreError),
     Up(Arc<Connections>),
 }
 
 impl Endpoint {
-    /// Begins to connect. Runs on the client's own runtime.
+    /// Starts connecting. Must run on the client's own runtime.
     pub(super) fn new(target: Target, endpoint_config: EndpointConfig) -> Self {
         let (tell, state) = watch::channel(State::Connecting { is_first: true });
         let (health_check, skip_backoff) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -113,7 +110,7 @@ impl Endpoint {
         Self { state, health_check, skip_backoff, keeper: tokio::spawn(keeper.keep()).abort_handle() }
     }
 
-    /// The connections, if they are there now.
+    /// The connections, if established.
     pub(super) fn current(&self) -> Option<Arc<Connections>> {
         match &*self.state.borrow() {
             State::Up(connections) => Some(connections.clone()),
@@ -121,12 +118,12 @@ impl Endpoint {
         }
     }
 
-    /// The connections, once they are there. An error says that nothing was sent.
+    /// Waits for the connections. An error means that nothing was sent.
     pub(super) async fn connections(&self) -> Result<Arc<Connections>, StoreError> {
         let (limit, address) = match &*self.state.borrow() {
             State::Up(connections) => return Ok(connections.clone()),
             State::Down(error) => return Err(error.clone()),
-            // The first time it may take longer, as connecting may.
+            // The first connect may take longer.
             State::Connecting { is_first: true } => (CONNECT_TIMEOUT, AddressState::Unproven),
             State::Connecting { is_first: false } => (ANSWER_TIMEOUT, AddressState::Proven),
         };
@@ -139,8 +136,7 @@ impl Endpoint {
         }
     }
 
-    /// One of these lanes' connections was lost: waits until it is known whether the other one is too, and what has become
-    /// of the link then; not for long.
+    /// After the loss of one of these connections: waits, for a bounded time, until the endpoint is known to be up or down.
     pub(super) async fn await_stable(&self, connections: &Arc<Connections>) {
         if !connections.is_closed() && connections.responds().await {
             return;
@@ -155,19 +151,19 @@ impl Endpoint {
         let _ = timeout(ANSWER_TIMEOUT, state.wait_for(is_settled)).await;
     }
 
-    /// The server is not the master any more: another one is looked for.
+    /// The server is no longer the master: reconnects to find the new one.
     pub(super) fn invalidate(&self) {
         if let Some(connections) = self.current() {
             connections.close();
         }
     }
 
-    /// Something suggests that the connection may not be any good: it is looked at.
+    /// Requests a PING on a suspect connection.
     pub(super) fn request_health_check(&self) {
         self.health_check.notify_one();
     }
 
-    /// A lease is to be renewed and there is no connection: the next attempt to connect does not wait for its pause.
+    /// A renewal is due without a connection: skips the reconnect backoff.
     pub(super) fn skip_backoff(&self) {
         self.skip_backoff.notify_one();
     }
@@ -179,7 +175,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// What a connection that is closed before its first answer may mean.
+/// Explains a connection that is closed before its first answer.
 fn closed_at_once(address: AddressState) -> String {
     let what = "the server closes new connections: it may have as many clients as it may (maxclients)";
     match address {
@@ -192,21 +188,21 @@ fn not_sent(message: String) -> StoreError {
     StoreError { failure: Failure::NotSent, message }
 }
 
-/// What keeps a link connected.
+/// Task that keeps an endpoint connected.
 struct Reconnector {
     target: Target,
     endpoint_config: EndpointConfig,
-    /// The server has nothing newer, or the caller wants nothing newer.
+    /// Use RESP2: the server has no RESP3, or the address asks for RESP2.
     is_resp2: bool,
     state: watch::Sender<State>,
     health_check: Arc<Notify>,
     skip_backoff: Arc<Notify>,
-    /// How long it took to connect the last time; none before the first time.
+    /// Duration of the last successful connect; none before the first.
     last_connect: Option<Duration>,
 }
 
 impl Drop for Reconnector {
-    /// With the client's thread. Whoever still has the link is not to keep the connections with it.
+    /// Dropped with the client's thread. Remaining users of the endpoint must not keep the connections open.
     fn drop(&mut self) {
         self.state.send_replace(State::Down(not_sent("the client was closed".to_owned())));
     }
@@ -233,14 +229,14 @@ impl Reconnector {
                     connections.close();
                     self.state.send_replace(State::Connecting { is_first: false });
                     (self.endpoint_config.on_disconnect)();
-                    // The server has answered, so this is no reason to wait for long.
+                    // The server had answered, so the backoff restarts.
                     pause = *RECONNECT_BACKOFF.start();
                     sleep_until(began + MIN_CONNECT_INTERVAL).await;
                 }
                 Err(error) => {
                     tracing::debug!(error.message, "not connected yet");
                     failures = failures.saturating_add(1);
-                    // Whatever cut a connection may have cut the next one too: that alone fails no command.
+                    // One failed attempt after a disconnect does not fail commands yet.
                     if failures > 1 || self.last_connect.is_none() {
                         self.state.send_replace(State::Down(error));
                     }
@@ -259,11 +255,10 @@ impl Reconnector {
         }
     }
 
-    /// Without a pause for anything else on this thread: nothing can be heard, asked or answered in between.
+    /// Publishes new connections. No await point: no push or answer can arrive in between.
     ///
-    /// What waits has measured time by the last server that it heard from, which may have been another one. So that it does
-    /// not measure a push from this one by that, it is told of the new connection before any push counts; and it asks again,
-    /// so what was pushed before that is not missed.
+    /// Waiters measured time by the previous server's clock. They learn of the reconnect before any push counts, and re-check,
+    /// so that no earlier push is missed.
     fn publish(&self, connections: &Arc<Connections>, is_first: bool) {
         if !is_first {
             (self.endpoint_config.on_reconnect)(&|_| true);
@@ -277,7 +272,7 @@ impl Reconnector {
         if is_proven { AddressState::Proven } else { AddressState::Unproven }
     }
 
-    /// Waits until the connection is lost, or does not answer when there is doubt about it.
+    /// Waits until the connection is lost, or fails a requested health check.
     async fn until_lost(&self, connections: &Connections) {
         loop {
             self.health_check.notified().await;
@@ -307,7 +302,7 @@ impl Reconnector {
             let (master, info) = sentinels.find_master(self.address()).await?;
             let mut switched = Box::pin(sentinels.clone().until_switched(master.clone()));
             let connected = async {
-                // The sentinels know this address, whether it has ever answered or not.
+                // The sentinels name this address, so it is proven.
                 let connections =
                     self.connect_any_protocol(&info, AddressState::Proven).await.map_err(|error| {
                         StoreError {
@@ -323,13 +318,13 @@ impl Reconnector {
                     connections.close_after(switched);
                     return Ok(connections);
                 }
-                // It may be frozen, which is no reason to wait for it.
+                // The replaced master may be frozen: do not wait for it.
                 () = &mut switched => {}
             }
         }
     }
 
-    /// By the newest protocol that the server has.
+    /// Connects with the newest protocol that the server supports.
     async fn connect_any_protocol(
         &mut self,
         info: &ConnectionInfo,
@@ -389,7 +384,7 @@ impl Reconnector {
             client.clone(),
             server.clone().unwrap_or_default(),
         ));
-        // With the older protocol nobody would notice that it is lost.
+        // RESP2 does not report the loss of this connection.
         if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
             let caller_conn = CallerConnection {
                 client,
@@ -416,7 +411,7 @@ fn connect_timeout(last_connect: Option<Duration>, shortest_ttl: Option<Duration
     shortest_ttl.max(last_connect.saturating_mul(SLOWDOWN_FACTOR)).clamp(MIN_CONNECT_TIMEOUT, CONNECT_TIMEOUT)
 }
 
-/// The server is older than the protocol. What it says then repeats what it was told, the password included.
+/// The server does not support RESP3. Its error text repeats the command, including the password.
 fn is_resp3_unknown(error: &RedisError) -> bool {
     let text = error.to_string().to_lowercase();
     error.kind() == ErrorKind::RESP3NotSupported || text.contains("unknown command") && text.contains("hello")

@@ -1,4 +1,4 @@
-//! What an error of the server or of the connection means.
+//! Classifies and explains errors of the server and of the connection.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use super::ANSWER_TIMEOUT;
 use crate::store::StoreError;
 use crate::url::Host;
 
-/// Why a command has no answer.
+/// Why a call has no answer.
 #[derive(Clone)]
 pub(super) enum CallError {
-    /// Another node of the cluster has the slot.
+    /// MOVED: another node owns the slot.
     Moved(Host),
-    /// Another node has it, for this one command.
+    /// ASK: another node serves this one command.
     Ask(Host),
-    /// The slot is being moved, or the cluster is finding itself again.
+    /// The slot is migrating, or the cluster is failing over.
     TryAgain(StoreError),
-    /// This is the answer, to an attempt that waits, but the inbox could not be subscribed to since the slot is being moved.
+    /// The attempt was queued, but the subscription failed because the slot is migrating.
     NotSubscribed(Box<Answer>),
-    /// The node is a replica (by now).
+    /// The node is a replica.
     ReadOnly(StoreError),
-    /// There is no connection, so it was not sent.
+    /// No connection: the command was not sent.
     NotConnected(StoreError),
-    /// It was lost on a connection that is gone, and may have taken effect.
+    /// The connection was lost: the command may have taken effect.
     ConnectionLost(StoreError),
-    /// No answer came in time. The connection may be gone, and the command may have taken effect.
+    /// No answer in time: the command may have taken effect.
     Timeout(StoreError),
     Failed(StoreError),
 }
@@ -69,12 +69,12 @@ impl From<&RedisError> for CallError {
     }
 }
 
-/// Whether an address may be wrong, which decides what an error advises.
+/// Whether an address may be wrong. It decides what an error message advises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AddressState {
-    /// The user wrote it, and nothing has answered there yet.
+    /// Given by the user; no server has answered there yet.
     Unproven,
-    /// The server there has answered before, or other servers name it.
+    /// A server has answered there, or other servers name the address.
     Proven,
 }
 
@@ -87,7 +87,7 @@ impl AddressState {
         format!("no answer within {limit:?}: {advice}")
     }
 
-    /// The error of an attempt to connect.
+    /// The error of a failed connection attempt.
     pub(super) fn store_error(self, error: &RedisError) -> StoreError {
         StoreError { message: self.explain(error), ..store_error(error) }
     }
@@ -96,7 +96,7 @@ impl AddressState {
         let what = match (self, Refusal::of(error)) {
             (_, None) => return explain(error),
             (Self::Unproven, Some(Refusal::ConnectionRefused)) => {
-                "nobody listens there: check the host and the port, and that the server runs"
+                "connection refused: check the host and the port, and that the server runs"
             }
             (Self::Proven, Some(Refusal::ConnectionRefused)) => {
                 "connection refused: the server has stopped, or is being restarted"
@@ -119,7 +119,7 @@ impl AddressState {
     }
 }
 
-/// Why there is nothing to talk to.
+/// Why a connection was refused.
 enum Refusal {
     ConnectionRefused,
     NoSocket,
@@ -132,7 +132,7 @@ impl Refusal {
         if text.contains("lookup address") || text.contains("resolve") {
             return Some(Self::UnknownHost);
         }
-        // The client library takes a missing socket for a refusal too.
+        // The redis crate reports a missing socket as a refusal too.
         let is_missing = io_error(error).is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound);
         error.is_connection_refusal().then_some(if is_missing {
             Self::NoSocket
@@ -146,12 +146,12 @@ fn io_error(error: &RedisError) -> Option<&std::io::Error> {
     error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?.downcast_ref()
 }
 
-/// A connection was lost with a command on it.
+/// A connection was lost with a command in flight.
 pub(super) fn lost() -> StoreError {
     StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
 }
 
-/// What the server says before it runs a script has changed nothing. Of anything else nobody knows.
+/// Errors that the server raises before it runs a script had no effect. Any other error leaves the outcome unknown.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     const BEFORE: [&str; 14] = [
         "OOM",
@@ -172,7 +172,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     if error.code() == Some("TRYAGAIN") {
         return StoreError { failure: Failure::Busy, message: explain(error) };
     }
-    // What a script may not do it finds out half way. The other reasons are found out at its first write.
+    // NOPERM inside a script can happen after writes. The other errors happen at the first write.
     let is_half_way = code(error) == Some("NOPERM") && error.to_string().contains("script:");
     let is_before = error.is_connection_refusal()
         || code(error).is_some_and(|code| BEFORE.contains(&code)) && !is_half_way;
@@ -180,7 +180,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     StoreError { failure, message: explain(error) }
 }
 
-/// The word that an error begins with. What happens inside of a script comes with that word further behind.
+/// The error code. An error inside a script has its code in the detail text.
 fn code(error: &RedisError) -> Option<&str> {
     const INSIDE: [&str; 6] = ["OOM", "WRONGTYPE", "READONLY", "NOPERM", "NOREPLICAS", "MISCONF"];
     let detail = error.detail().unwrap_or_default();
@@ -188,7 +188,7 @@ fn code(error: &RedisError) -> Option<&str> {
     INSIDE.into_iter().find(says).or(error.code())
 }
 
-/// What an error means for whoever runs this, and what to do. Of an attempt to connect see [`AddressState::explain`].
+/// Explains an error and its remedy. For connection attempts see [`AddressState::explain`].
 pub(super) fn explain(error: &RedisError) -> String {
     if Refusal::of(error).is_some() {
         return AddressState::Unproven.explain(error);

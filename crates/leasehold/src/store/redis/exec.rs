@@ -1,4 +1,4 @@
-//! Commands on one connection.
+//! Runs commands on one connection.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use super::error::{CallError, store_error};
 use super::keys;
 use crate::store::StoreError;
 
-/// One command, and whose.
+/// A command and its resource.
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
-/// How commands go to a node.
+/// How commands are sent to a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallOptions<'a> {
     pub(super) variant: ScriptVariant,
     pub(super) vote_args: VoteArgs<'a>,
-    /// The node is about to get the slot, and has to be told that we know.
+    /// Send ASKING first: the node is importing the slot.
     pub(super) is_asking: bool,
-    /// As one command: attempts at resources of one hash slot, all of which are granted, or none.
+    /// Send all attempts as one atomic command; their resources are in one hash slot.
     pub(super) is_atomic: bool,
 }
 
-/// So many renewals are one command at most: a server that runs it does nothing else meanwhile.
+/// Max number of renewals in one command, because it blocks the server.
 const MAX_RENEWALS: usize = 128;
 
-/// All in one flight, but for renewals that turn out to be more than that.
+/// Runs calls in one pipeline; renewals that need their own command follow in a second one.
 ///
-/// Here, in `route.rs` and in `link.rs`, futures for what is rare are boxed: every command's would have room for all of them.
+/// Futures of rare paths are boxed here, in `dispatch.rs` and in `endpoint.rs`, to keep every command's future small.
 pub(super) async fn run(
     mut connection: MultiplexedConnection,
     options: CallOptions<'_>,
@@ -63,7 +63,7 @@ async fn run_several(
     answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unexpected_reply()))).collect()
 }
 
-/// As [`run`], which nearly always has one command, without all that is for several.
+/// Fast path of [`run`] for a single command.
 async fn run_one(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
@@ -77,12 +77,12 @@ async fn run_one(
     read(command, options.vote_args.floor, value)
 }
 
-/// What goes to the server as one command.
+/// One command on the wire.
 enum WireCommand<'a> {
     One(Call<'a>),
-    /// All of which are granted, or none.
+    /// An atomic batch of attempts.
     Attempts(&'a [Call<'a>]),
-    /// Each as if it were alone, if nothing is special about it.
+    /// A batch of independent renewals.
     Renewals(&'a [Call<'a>]),
 }
 
@@ -91,7 +91,7 @@ impl<'a> WireCommand<'a> {
         if options.is_atomic {
             return vec![Self::Attempts(calls)];
         }
-        // A command is for one hash slot.
+        // In a cluster a command may only use one hash slot.
         if options.variant.is_cluster {
             return calls.iter().map(|call| Self::One(call)).collect();
         }
@@ -131,7 +131,7 @@ impl<'a> WireCommand<'a> {
         }
     }
 
-    /// An answer to each of the calls, but to those that are to go alone.
+    /// Decodes one answer per call; `None` for a call that must be sent alone.
     fn read(
         &self,
         options: CallOptions<'_>,
@@ -145,7 +145,7 @@ impl<'a> WireCommand<'a> {
                     let pairs = calls.iter().zip(values);
                     pairs.map(|((_, command), value)| Some(read(command, floor, Ok(value)))).collect()
                 }
-                // One answer to all of them: an error, or something that no script answers.
+                // One reply for all: an error, or an unexpected reply.
                 value => calls.iter().map(|(_, command)| Some(read(command, floor, value.clone()))).collect(),
             },
             Self::Renewals(calls) => {
@@ -153,7 +153,7 @@ impl<'a> WireCommand<'a> {
                 let commands = calls.iter().map(|(_, command)| command);
                 match value.map(|value| codec::decode_renewals(commands, floor, &value)) {
                     Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
-                    // One that fails is no reason why the others should.
+                    // One failed renewal must not fail the others.
                     Ok(None) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
                     Err(error) => calls.iter().map(|_| Some(Err(error.clone()))).collect(),
                 }
@@ -162,7 +162,7 @@ impl<'a> WireCommand<'a> {
     }
 }
 
-/// A script that the server does not know (any more) is sent in full.
+/// Sends commands by script hash, and again with the script text after NOSCRIPT.
 async fn send(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
@@ -172,7 +172,7 @@ async fn send(
     let mut values = pipeline(connection, commands.collect(), options.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
-        // In full once, and then the server knows it for those behind.
+        // Send each script text once; the server then knows it for the later commands.
         let mut told = Vec::new();
         let commands = unknown.iter().map(|at| {
             let script = sent[*at].script();
@@ -188,7 +188,7 @@ async fn send(
     values
 }
 
-/// Whether the server does not know the script (any more).
+/// Whether the server does not know the script.
 pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
@@ -229,7 +229,7 @@ fn unexpected_reply() -> CallError {
     })
 }
 
-/// Every resource that has a state on this server.
+/// Every resource stored on this server.
 pub(super) async fn scan(mut connection: MultiplexedConnection) -> Result<Vec<Resource>, StoreError> {
     let mut resources = Vec::new();
     let mut cursor = 0_u64;

@@ -1,14 +1,15 @@
-//! What is said first on a new connection: is it the same layout, and is the server fit for locks?
+//! First commands on a new connection: layout check, settings check, run id.
 
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
 use super::keys::{LAYOUT, LAYOUT_KEY};
 
-/// How long a server remembers which layout its clients have, since the last of them connected.
+/// Lifetime of the layout key after the last client connected.
 const LAYOUT_KEY_TTL_SECONDS: u32 = 30 * 24 * 3600;
 
-/// Says which server this is, as far as that may be known. Fails when clients with another layout use this server: they and we would not see each other's locks.
+/// Checks a new connection and returns the server's run id, if the user may read it. Fails if clients with another key layout
+/// use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
@@ -20,14 +21,12 @@ pub(super) async fn handshake(
     questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL_SECONDS);
     questions.cmd("INFO").arg("memory");
     if !is_resp2 {
-        // By opt-in, which no command ever asks for, the server remembers no key for this connection. All that is left of
-        // tracking is that it says when FLUSHALL or FLUSHDB has emptied it. A user who may not ask for that learns of it by
-        // the next renewal.
+        // With OPTIN and no CLIENT CACHING command, the server tracks no key. It only reports FLUSHALL and FLUSHDB. Without
+        // the right to do this, a flush is noticed by the next renewal.
         questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
     }
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
-    // A replica, a full memory, another node of the cluster or a narrow ACL: whatever refuses these will refuse locks, and
-    // say why, or does not matter.
+    // Other errors (replica, full memory, redirect, ACL) either do not matter or also fail the first lock command.
     if let Some(Err(error)) = answers.get(1)
         && error.code() == Some("LOADING")
     {
@@ -55,7 +54,7 @@ pub(super) async fn handshake(
     run_id(connection).await
 }
 
-/// Which server this is, and which of its lives; none where the user may not ask.
+/// The server's run id, which changes at each start; none if the user may not ask.
 pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Option<String>, RedisError> {
     match redis::cmd("INFO").arg("server").query_async::<String>(connection).await {
         Ok(info) => {
@@ -66,7 +65,7 @@ pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Opt
     }
 }
 
-/// Why a server whose run id is not known may not vote.
+/// The error for a quorum node without a run id.
 pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
     let user = user.unwrap_or("default");
     let message = format!(
@@ -76,7 +75,7 @@ pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
     (ErrorKind::Client, "run id", message).into()
 }
 
-/// The policy, where it lets the server remove keys that have an expiry, as all of ours do.
+/// The policy, if it allows the server to evict keys with an expiry, as all lock keys are.
 fn unsafe_eviction_policy(info: &str) -> Option<&str> {
     let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();
     (policy != "noeviction").then_some(policy)

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_braces_stays_in_one_slot_and_no_two_names_meet() {
+    fn braces_in_names_are_escaped_without_collisions() {
         let encode = |name| {
             let mut keys = Vec::new();
             let resource = Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_slot_has_an_inbox_of_its_own() {
+    fn every_slot_has_its_own_inbox() {
         // As CLUSTER KEYSLOT has it.
         assert_eq!(slot("foo"), 12_182);
         for slot in [0, 1, 12_182, SLOTS - 1] {

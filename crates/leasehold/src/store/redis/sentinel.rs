@@ -1,4 +1,4 @@
-//! Who is the master? Sentinels know, and tell when it changes.
+//! Finds the master by Sentinel, and watches for failovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::store::StoreError;
 use crate::url::Host;
 
-/// How often the sentinels are asked, besides listening to them.
+/// Poll interval, besides the subscription.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
-/// Between two times that they are asked, however much they tell.
+/// Min time between two polls.
 const AT_LEAST: Duration = Duration::from_millis(100);
 
-/// How much longer than the first sentinel the others may take to answer.
+/// How long to wait for the other sentinels after the first answer.
 const LATE_BY: Duration = Duration::from_millis(250);
 
-/// The pause before the next attempt to listen when no sentinel answers.
+/// Pause before the next subscription attempt if no sentinel answers.
 const NOBODY_ANSWERS: Duration = Duration::from_secs(2);
 
 const SWITCHED: &str = "+switch-master";
@@ -37,12 +37,12 @@ const SWITCHED: &str = "+switch-master";
 pub(super) struct Sentinels {
     pub(super) hosts: Vec<ConnectionInfo>,
     pub(super) service: String,
-    /// The servers', which are not the sentinels'.
+    /// Credentials for the servers, not for the sentinels.
     pub(super) credentials: Credentials,
 }
 
 impl Sentinels {
-    /// The master by the word of most of the sentinels that answer. It is not asked itself: see [`Sentinels::confirm`].
+    /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
     pub(super) async fn find_master(
         &self,
         address: AddressState,
@@ -53,9 +53,8 @@ impl Sentinels {
         Ok((master.clone(), info))
     }
 
-    /// Checks a connection that was made to `master`: it may have taken long to make, for instance while the server was
-    /// frozen, and another server may be the master by now. The old one itself does not know that for some seconds, so the
-    /// sentinels are asked once more, after it.
+    /// Confirms a new connection to `master`. Connecting may have taken long, for example to a frozen server that was replaced
+    /// meanwhile. The old master does not know that for some seconds, so the sentinels are asked again.
     pub(super) async fn confirm(
         &self,
         master: &Host,
@@ -67,7 +66,7 @@ impl Sentinels {
             Ok(role) if matches!(&role[..], [redis::Value::BulkString(word), ..] if word != b"master") => {
                 return Err(say("it says that it is none (any more)"));
             }
-            // A user without that right learns it from the first write, which a replica refuses.
+            // Without the right to ROLE, a replica is noticed by the first write.
             Ok(_) => {}
             Err(error) if error.code() == Some("NOPERM") => {}
             Err(error) => return Err(say(&explain(&error))),
@@ -76,7 +75,7 @@ impl Sentinels {
         if named == *master { Ok(()) } else { Err(say("it was replaced while the connection was made")) }
     }
 
-    /// What the sentinels name. Returns as soon as `enough` have answered, and does not wait long for the slow ones.
+    /// The masters that the sentinels name. Returns once `enough` have answered, or soon after the first answer.
     async fn named(&self, enough: usize, address: AddressState) -> Result<Vec<Host>, StoreError> {
         let mut asked: FuturesUnordered<_> =
             self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
@@ -120,14 +119,14 @@ impl Sentinels {
         Ok(Host { name, port })
     }
 
-    /// Returns when most of the sentinels name another master than this, which may be before that one knows it.
+    /// Returns when most sentinels name another master, possibly before that server knows it.
     pub(super) async fn until_switched(self, master: Host) {
         loop {
             let heard = Arc::new(Notify::new());
             let listening = select_ok(
                 self.hosts.iter().map(|sentinel| self.forward_messages(sentinel, heard.clone()).boxed()),
             );
-            // Kept for as long as it is listened to.
+            // Keeps the subscription alive.
             let listening = listening.await;
             let mut pause = AT_LEAST;
             loop {
@@ -138,12 +137,12 @@ impl Sentinels {
                 if named.iter().all(|named| *named == master) {
                     break;
                 }
-                // The others are about to learn it.
+                // The other sentinels are about to agree.
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(ASK_AGAIN);
             }
             if listening.is_ok() {
-                // Also when the connection is lost.
+                // Also notified when the connection is lost.
                 let _ = timeout(ASK_AGAIN, heard.notified()).await;
                 tokio::time::sleep(AT_LEAST).await;
             } else {
@@ -152,7 +151,7 @@ impl Sentinels {
         }
     }
 
-    /// A connection that tells of changes.
+    /// Subscribes to failover messages.
     async fn forward_messages(
         &self,
         sentinel: &ConnectionInfo,

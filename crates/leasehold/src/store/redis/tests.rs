@@ -318,22 +318,22 @@ fn play_jointly(twins: &mut Twins<'_, '_>, steps: &[Joint]) {
 }
 
 #[test]
-fn the_scripts_say_what_the_model_says() {
+fn scripts_match_the_model() {
     differ(&steps(1), 1, |twins, steps| play_alone(twins, steps));
 }
 
 #[test]
-fn the_scripts_say_what_the_model_says_of_what_many_share() {
+fn scripts_match_the_model_for_shared_locks() {
     differ(&steps(4), 1, |twins, steps| play_alone(twins, steps));
 }
 
 #[test]
-fn the_scripts_say_what_the_model_says_of_what_is_taken_together() {
+fn scripts_match_the_model_for_acquire_all() {
     differ(&joint_steps(1), RESOURCES, |twins, steps| play_jointly(twins, steps));
 }
 
 #[test]
-fn the_scripts_say_what_the_model_says_of_what_many_share_and_take_together() {
+fn scripts_match_the_model_for_shared_acquire_all() {
     differ(&joint_steps(4), RESOURCES, |twins, steps| play_jointly(twins, steps));
 }
 
@@ -349,7 +349,7 @@ fn waits(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
 }
 
 #[test]
-fn a_release_grants_to_as_many_readers_as_the_model_says() {
+fn release_grants_to_as_many_readers_as_the_model() {
     const READERS: u128 = 70;
     let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
@@ -369,7 +369,7 @@ fn a_release_grants_to_as_many_readers_as_the_model_says() {
 }
 
 #[test]
-fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
+fn clock_step_back_extends_no_lease() {
     let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
@@ -415,7 +415,7 @@ fn a_clock_that_is_set_back_leaves_no_lock_held_for_longer_than_asked() {
 }
 
 #[test]
-fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has() {
+fn parking_a_client_has_constant_cost() {
     let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
@@ -450,7 +450,7 @@ fn a_client_is_parked_and_returns_at_the_same_cost_however_many_waiters_it_has()
 }
 
 #[test]
-fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_missed() {
+fn last_token_retention_is_extended_in_time() {
     let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
@@ -476,7 +476,7 @@ fn the_last_token_of_a_lock_in_use_is_kept_for_another_hour_before_it_could_be_m
 }
 
 #[test]
-fn every_dialect_reaches_the_inbox_of_whoever_waits() {
+fn every_script_variant_reaches_the_waiters_inbox() {
     let server = leasehold_testkit::Server::on_socket();
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();

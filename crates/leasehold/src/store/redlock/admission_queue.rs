@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn unanswered_release_goes_to_the_same_node_again_and_is_forgotten_in_the_end() {
+    fn unanswered_release_is_routed_to_the_same_node_until_forgotten() {
         let mut admission_nodes = AdmissionNodes::default();
         let (first, acquire, release) = attempt(1);
         admission_nodes.handle_answered(first, 2, &acquire, &queued(), at(0));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_is_remembered_for_a_second_and_then_forgotten() {
+    fn contention_is_remembered_for_one_second() {
         let resource = |name| Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
         let mut contended = ContendedLocks::default();
         contended.note(&resource("a"), at(0));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn attempt_that_was_not_sent_is_nowhere() {
+    fn unsent_attempt_has_no_node() {
         let mut admission_nodes = AdmissionNodes::default();
         let (acquisition, acquire, _) = attempt(1);
         admission_nodes.handle_answered(acquisition, 2, &acquire, &queued(), at(0));

@@ -1,4 +1,4 @@
-//! What this client has at the nodes: a try at a lease, or a lease.
+//! This client's attempts and leases at the nodes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,34 +7,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, Resource, Token};
 use tokio::sync::watch;
 
-/// The nodes hear of each try by a number of its own, since what is given back after an answer was lost leaves a tombstone.
-/// It can't be one of the numbers by which the session knows its attempts.
+/// First sequence number of node attempts. Each try uses a new number, because a release after a lost answer leaves a
+/// tombstone. The range is disjoint from the session's attempt numbers.
 const FIRST_NODE_SEQUENCE: u64 = 1 << 63;
 
-/// One attempt's try, or its lease.
+/// One try of an attempt, or its lease.
 #[derive(Clone, Debug)]
 pub(super) struct NodeAttempt {
     pub(super) resource: Arc<Resource>,
-    /// As the nodes know it.
+    /// The id that the nodes know.
     pub(super) acquisition: Acquisition,
-    /// Which try it is, from 1.
+    /// Number of the try, from 1.
     pub(super) tries: u32,
-    /// What it asks for.
+    /// The original request.
     pub(super) request: Arc<Acquire>,
-    /// Of the lease, once a quorum has granted it.
+    /// The lease's token, once a quorum has granted it.
     pub(super) token: Option<Token>,
-    /// Since when it has been granted by some nodes, but not by a quorum.
+    /// Since when some nodes, but no quorum, have granted it.
     pub(super) partial_since: Option<LocalTime>,
-    /// Nodes that have told that they granted it to this waiter.
+    /// Nodes that pushed a grant to this waiter.
     granted_by: Vec<usize>,
-    /// Some node's was taken away by force: no other node is asked to join any more.
+    /// A node's lease was revoked: no further node may join.
     is_revoked: bool,
-    /// By node: the `Acquire`s that have no answer.
+    /// By node: its unanswered `Acquire`s.
     pub(super) requests: Arc<[NodeRequests]>,
 }
 
-/// The `Acquire`s of one try that a node was sent. What those come to that are not answered may still arrive, so this
-/// outlives the try.
+/// The `Acquire`s of one try that were sent to a node. Unanswered ones may still arrive, so this outlives the try.
 #[derive(Debug)]
 pub(super) struct NodeRequests(watch::Sender<RequestCounts>);
 
@@ -42,7 +41,7 @@ pub(super) struct NodeRequests(watch::Sender<RequestCounts>);
 pub(super) struct RequestCounts {
     pub(super) sent: u32,
     pub(super) unanswered: u32,
-    /// By some answer the node keeps something.
+    /// The node answered that it has a lease or a queue entry.
     pub(super) keeps_something: bool,
 }
 
@@ -92,20 +91,20 @@ impl NodeAttempt {
     }
 }
 
-/// What became of an attempt.
+/// State of an attempt.
 enum AttemptState {
-    /// Nothing is at the nodes; so many tries have come to nothing.
+    /// Nothing is at the nodes; `tries` have failed.
     Idle {
         tries: u32,
     },
     Active(NodeAttempt),
-    /// It was given back before it was asked for, as it seems here; this is forgotten then.
+    /// Released before its acquire arrived; forgotten at `until`.
     Cancelled {
         until: LocalTime,
     },
 }
 
-/// Everything that one client has at the nodes.
+/// All attempts and leases of one client.
 pub(super) struct Attempts {
     client: ClientId,
     nodes: usize,
@@ -113,7 +112,7 @@ pub(super) struct Attempts {
     table: Mutex<AttemptTable>,
 }
 
-/// Attempts by their numbers, and the attempts whose tries these are.
+/// State by attempt, and attempt by node attempt.
 #[derive(Default)]
 struct AttemptTable {
     by_attempt: HashMap<Acquisition, AttemptState>,
@@ -155,7 +154,7 @@ impl Attempts {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this is the number of a try.
+    /// Whether this id is a node attempt's.
     pub(super) fn is_node_attempt(acquisition: Acquisition) -> bool {
         acquisition.sequence >= FIRST_NODE_SEQUENCE
     }

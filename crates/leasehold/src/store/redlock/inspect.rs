@@ -7,13 +7,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold_core::{
     Acquisition, Answer, Command, Failure, Holder, NodeReplies, NodeReply, QueueEntry, Release, Reply,
-    Resource, Round, StoreTime, Token, View, Vote, quorum_of,
+    Resource, Round, StoreTime, TOMBSTONE_TTL, Token, View, Vote, quorum_of,
 };
 use tokio::time::timeout;
 
 use super::Quorum;
 use super::admission_queue::is_admission_queue;
-use super::renew::TOMBSTONE;
 use crate::store::admission_queue_of;
 use crate::store::{CallResult, Store as _, StoreError};
 
@@ -87,7 +86,7 @@ impl Quorum {
         // A renewal in between may have had a node join again that had let go already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
-            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE };
+            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE_TTL };
             self.call_all(&resource, Command::Release(release)).await?;
         }
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })

@@ -1,4 +1,4 @@
-//! One of the servers that vote.
+//! One quorum node.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -15,23 +15,23 @@ use crate::engine::clock;
 use crate::store::redis::Redis;
 use crate::store::{CallResult, Store as _, StoreError};
 
-/// A node that owes so many answers, and has given none for so long, stands still: it is not sent what would pile up.
+/// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
 const MAX_UNANSWERED: usize = 256;
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many releases that it has not answered are kept for a node, the newest ones. The leases end by themselves too.
+/// Max number of unanswered releases kept per node, newest first. The leases also expire by themselves.
 const MAX_PENDING_RELEASES: usize = 10_000;
 
-/// How many of them go in one batch.
+/// Max number of releases in one batch.
 const BATCH: usize = 128;
 
 /// What a node's clock says is older than its answer by half of a round trip, and what is sent to it arrives as much later.
 const NO_CLOCK: i64 = i64::MIN;
 
-/// One of the servers that vote, and what is known about it.
+/// One quorum node, with its latency, clock offset and pending releases.
 pub(super) struct Node {
     pub(super) store: Arc<Redis>,
-    /// Its address, without what may be secret.
+    /// Its address without secrets.
     pub(super) name: String,
     unanswered: AtomicUsize,
     /// By the local clock, in microseconds: its last answer, or since when it has owed one.
@@ -43,7 +43,7 @@ pub(super) struct Node {
     /// A test pretends that its clock is so many microseconds ahead of what it says.
     #[cfg(test)]
     pub(super) skew: AtomicI64,
-    /// Releases that it has not answered, and until when there is something to release.
+    /// Unanswered releases, each until its lease has expired.
     pending_releases: Mutex<BTreeMap<Acquisition, PendingRelease>>,
 }
 
@@ -53,7 +53,7 @@ struct PendingRelease {
     until: LocalTime,
 }
 
-/// Counts an answer as owed until it is there, or nobody waits for it any more.
+/// Counts an unanswered request; dropped with the answer or the request.
 struct Unanswered(Arc<Node>);
 
 impl Drop for Unanswered {
@@ -167,7 +167,7 @@ impl Node {
         Some(StoreTime::from_micros(u64::try_from(micros).ok()?))
     }
 
-    /// This was to be given back, and nobody knows whether it was. By then the lease is over anyway.
+    /// Records an unconfirmed release, to be retried until `until`, when the lease has expired anyway.
     pub(super) fn add_pending_release(&self, resource: Arc<Resource>, release: Release, until: LocalTime) {
         let mut pending_releases = self.pending_releases();
         pending_releases.insert(release.acquisition, PendingRelease { resource, release, until });
@@ -180,7 +180,7 @@ impl Node {
         !self.pending_releases().is_empty()
     }
 
-    /// Gives back what was not, as far as the node answers.
+    /// Resends pending releases.
     pub(super) async fn retry_pending_releases(self: Arc<Self>) {
         let due: Vec<(Arc<Resource>, Command)> = {
             let mut pending_releases = self.pending_releases();

@@ -95,7 +95,7 @@ fn servers() -> Vec<Server> {
 }
 
 #[tokio::test]
-async fn a_round_that_is_overtaken_by_another_one_of_its_attempt_does_not_end_the_attempt() {
+async fn superseded_round_does_not_end_its_attempt() {
     let servers = servers();
     let (holder, waiter) = (Lab::new(&servers, 1).await, Lab::new(&servers, 2).await);
     assert!(matches!(holder.ask(1).await, Ok(Reply::Granted(_))));
@@ -109,7 +109,7 @@ async fn a_round_that_is_overtaken_by_another_one_of_its_attempt_does_not_end_th
 }
 
 #[tokio::test]
-async fn two_rounds_that_are_both_granted_are_one_lease() {
+async fn two_granted_rounds_are_one_lease() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     let (one, other) = futures_util::future::join(lab.ask(1), lab.ask(1)).await;
@@ -119,7 +119,7 @@ async fn two_rounds_that_are_both_granted_are_one_lease() {
 }
 
 #[tokio::test]
-async fn what_was_given_back_before_it_was_asked_for_is_not_granted_any_more() {
+async fn acquire_after_release_is_cancelled() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     assert_eq!(lab.release(1, Duration::from_secs(60)).await, Reply::NotHeld);
@@ -128,7 +128,7 @@ async fn what_was_given_back_before_it_was_asked_for_is_not_granted_any_more() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
+async fn release_during_acquire_leaves_nothing() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     let tombstone = Duration::from_secs(60);
@@ -150,7 +150,7 @@ async fn what_is_given_back_while_it_is_asked_for_is_left_nowhere() {
 }
 
 #[tokio::test]
-async fn a_round_whose_try_came_to_an_end_meanwhile_is_asked_for_once_more() {
+async fn round_whose_node_attempt_ended_is_unknown_and_can_be_retried() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     // The round has been sent when the try is given back, which nobody need remember.
@@ -163,7 +163,7 @@ async fn a_round_whose_try_came_to_an_end_meanwhile_is_asked_for_once_more() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_before_all_have_answered_leaves_no_tombstones() {
+async fn release_before_all_answers_leaves_no_tombstones() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     for sequence in 1..=50 {
@@ -188,7 +188,7 @@ async fn what_is_given_back_before_all_have_answered_leaves_no_tombstones() {
 }
 
 #[tokio::test]
-async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_higher_one() {
+async fn inspect_reports_the_holders_token_despite_a_higher_late_token() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     for sequence in 1..=20 {
@@ -203,7 +203,7 @@ async fn who_looks_sees_the_token_that_the_holder_has_though_a_late_node_gave_a_
 }
 
 #[tokio::test]
-async fn who_connects_waits_for_a_node_that_is_a_little_later_than_a_quorum() {
+async fn connect_waits_briefly_for_stragglers() {
     let servers = servers();
     let proxies: Vec<Proxy> = servers.iter().map(Proxy::before).collect();
     for (proxy, late_by) in proxies.iter().zip([100, 100, 130]) {
@@ -214,7 +214,7 @@ async fn who_connects_waits_for_a_node_that_is_a_little_later_than_a_quorum() {
 }
 
 #[tokio::test]
-async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
+async fn try_lock_retries_while_some_nodes_are_free() {
     let servers = servers();
     // The others have decided when the first one answers.
     let proxy = Proxy::before(&servers[0]);
@@ -259,7 +259,7 @@ async fn who_only_tries_does_so_again_while_some_nodes_are_free() {
 }
 
 #[tokio::test]
-async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_with_each_other() {
+async fn renewals_and_attempts_use_separate_shards() {
     let lab = Lab::new(&servers(), 1).await;
     let (acquisition, ttl) = (lab.attempt(1), Duration::from_secs(1));
     let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
@@ -282,7 +282,7 @@ async fn renewals_share_no_batch_with_attempts_nor_attempts_at_different_locks_w
 }
 
 #[tokio::test]
-async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
+async fn node_with_a_clock_far_ahead_does_not_vote() {
     let mut servers = servers();
     let lab = Lab::new(&servers, 1).await;
     assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
@@ -323,7 +323,7 @@ async fn node_whose_clock_is_far_ahead_does_not_vote_and_raises_no_tokens() {
 }
 
 #[tokio::test]
-async fn who_looks_sees_those_too_who_queue_at_another_node() {
+async fn inspect_includes_waiters_queued_at_another_node() {
     let servers = servers();
     let lab = Lab::new(&servers, 1).await;
     let queue = Arc::new(admission_queue_of(&lab.resource).unwrap());
@@ -347,7 +347,7 @@ async fn who_looks_sees_those_too_who_queue_at_another_node() {
 }
 
 #[test]
-fn one_node_that_is_late_does_not_decide_until_when_a_lease_is_there() {
+fn late_node_does_not_decide_the_expiry() {
     let seen = |seconds: u64, retained| Holder {
         acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
         owner: None,

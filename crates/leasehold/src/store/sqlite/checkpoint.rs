@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_to_a_very_large_log_moves_it_first() {
+    fn very_large_log_is_checkpointed_first() {
         let folder = tempfile::tempdir().unwrap();
         // Nobody who does so has a worker.
         let come = || schema::prepare(&folder.path().join("locks.db"), false).unwrap();

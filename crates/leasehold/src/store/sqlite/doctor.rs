@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_of_a_file_is_told() {
+    fn each_file_problem_is_reported() {
         let told = |severity, what: &str| vec![(severity, what.to_owned())];
         assert_eq!(troubles(&sound()), []);
         let damaged = Seen { damage: Some("page 3".to_owned()), ..sound() };
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn process_whose_log_was_removed_is_found() {
+    fn process_with_a_removed_log_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks.db");
         let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_is_read_as_it_was() {
+    fn written_push_is_read_unchanged() {
         let (_folder, path) = database();
         let (client, sender) = (ClientId::new(7), Mailboxes::beside(&path).unwrap());
         let mailbox = sender.open(client, &path).unwrap();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_ignored_and_a_full_pipe_drops_what_comes() {
+    fn garbage_is_ignored_and_a_full_pipe_drops_pushes() {
         let (_folder, path) = database();
         let (client, sender) = (ClientId::new(7), Mailboxes::beside(&path).unwrap());
         let mailbox = sender.open(client, &path).unwrap();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_writes_to_a_client_that_has_just_gone_is_sent_no_signal() {
+    fn writing_to_a_closed_pipe_raises_no_signal() {
         let (_folder, path) = database();
         let sender = Mailboxes::beside(&path).unwrap();
         for go in [kill, drop::<Mailbox>] {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_write_the_database_may_open_a_pipe_both_ways() {
+    fn pipe_permissions_follow_the_database() {
         let (_folder, path) = database();
         let sender = Mailboxes::beside(&path).unwrap();
         for (database, pipe) in
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_gone_is_not_reached_and_its_pipe_is_swept() {
+    fn dead_client_is_unreachable_and_its_pipe_is_removed() {
         let (_folder, path) = database();
         let sender = Mailboxes::beside(&path).unwrap();
         let (dead, living) = (ClientId::new(1), ClientId::new(2));
@@ -362,7 +362,7 @@ mod tests {
     const NOBODY: u32 = 65_534;
 
     #[test]
-    fn pipe_and_its_folder_belong_to_the_owner_of_the_database_also_when_root_made_them() {
+    fn pipes_made_by_root_belong_to_the_database_owner() {
         let (folder, path) = database();
         let is_root = rustix::process::geteuid().is_root();
         let owner = if is_root { NOBODY } else { rustix::process::geteuid().as_raw() };

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_that_is_mounted_by_itself_is_refused_and_its_directory_is_named() {
+    fn bind_mounted_file_is_refused() {
         let error = refuse_mounted_alone(Path::new("/proc")).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("mount its directory"), "{error}");
         let folder = tempfile::tempdir().unwrap();
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_known_where_its_number_has_a_sign() {
+    fn file_system_with_a_signed_number_is_known() {
         let folder = tempfile::tempdir().unwrap();
         let mut found = rustix::fs::statfs(folder.path()).unwrap();
         for (number, name) in [(-0x00AC_B2BE, "CIFS"), (-0x01AC_B2BE, "SMB"), (0x6969, "NFS")] {

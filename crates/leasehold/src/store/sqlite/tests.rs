@@ -187,29 +187,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_file_says_what_the_model_says(steps in steps(1)) {
+    fn file_matches_the_model(steps in steps(1)) {
         CONNECTION.with(|connection| says_the_same(connection, false, &of_one(steps)));
     }
 
     #[test]
-    fn the_file_says_what_the_model_says_of_what_many_share(steps in steps(4)) {
+    fn file_matches_the_model_for_shared_locks(steps in steps(4)) {
         CONNECTION.with(|connection| says_the_same(connection, true, &of_one(steps)));
     }
 
     #[test]
-    fn the_file_says_what_the_model_says_of_what_is_taken_together(steps in joint_steps(1)) {
+    fn file_matches_the_model_for_acquire_all(steps in joint_steps(1)) {
         CONNECTION.with(|connection| says_the_same(connection, false, &steps));
     }
 
     #[test]
-    fn the_file_says_what_the_model_says_of_what_many_share_and_take_together(steps in joint_steps(4)) {
+    fn file_matches_the_model_for_shared_acquire_all(steps in joint_steps(4)) {
         CONNECTION.with(|connection| says_the_same(connection, true, &steps));
     }
 }
 
 #[test]
 #[should_panic(expected = "after")]
-fn a_file_that_forgets_a_row_is_caught() {
+fn file_that_forgets_a_row_fails_the_check() {
     let connection = empty();
     connection
         .execute_batch("CREATE TRIGGER forgets AFTER INSERT ON lease BEGIN DELETE FROM lease; END")
@@ -244,7 +244,7 @@ fn refusal(path: &Path) -> String {
 }
 
 #[test]
-fn a_file_that_can_t_be_ours_is_named_and_left_alone() {
+fn foreign_file_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("no/locks.db");
     assert!(refusal(&missing).contains("does not exist: create it"));
@@ -273,7 +273,7 @@ fn a_file_that_can_t_be_ours_is_named_and_left_alone() {
 }
 
 #[test]
-fn a_file_without_permission_is_named() {
+fn file_without_permission_is_reported() {
     if rustix::process::geteuid().is_root() {
         // Nothing is forbidden to root; a file on a device that can't be written is as good.
         let path = Path::new("/proc/leasehold-locks.db");
@@ -288,7 +288,7 @@ fn a_file_without_permission_is_named() {
 }
 
 #[test]
-fn a_damaged_file_is_an_error_and_no_grant() {
+fn damaged_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -310,7 +310,7 @@ fn a_damaged_file_is_an_error_and_no_grant() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_changes_nothing() {
+fn full_disk_is_an_error_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder.path().join("locks.db"), 1).unwrap();
     {
@@ -360,7 +360,7 @@ impl Inbox for PipeWriter {
 }
 
 #[test]
-fn a_release_reaches_the_next_client_and_a_dead_one_is_passed_over() {
+fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let (told, hears) = std::sync::mpsc::channel();
@@ -381,7 +381,7 @@ fn a_release_reaches_the_next_client_and_a_dead_one_is_passed_over() {
 }
 
 #[test]
-fn tokens_rise_over_a_restart_and_a_reboot_ends_leases() {
+fn tokens_rise_over_restarts_and_a_reboot_ends_leases() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -405,7 +405,7 @@ fn tokens_rise_over_a_restart_and_a_reboot_ends_leases() {
 }
 
 #[test]
-fn a_busy_file_is_waited_for_by_the_worker_and_not_by_the_caller() {
+fn busy_file_blocks_the_worker_and_not_the_caller() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -429,7 +429,7 @@ fn a_busy_file_is_waited_for_by_the_worker_and_not_by_the_caller() {
 }
 
 #[test]
-fn the_log_does_not_grow_for_ever() {
+fn write_ahead_log_stays_bounded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -472,7 +472,7 @@ fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
 }
 
 #[test]
-fn what_nobody_asks_about_is_swept_in_passing() {
+fn unused_resources_are_swept_by_other_commands() {
     const OLD: u32 = 1_000;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
@@ -503,7 +503,7 @@ fn what_nobody_asks_about_is_swept_in_passing() {
 }
 
 #[test]
-fn what_nobody_asks_about_is_swept_by_a_client_that_does_nothing() {
+fn unused_resources_are_swept_by_an_idle_client() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -522,7 +522,7 @@ fn what_nobody_asks_about_is_swept_by_a_client_that_does_nothing() {
 }
 
 #[test]
-fn rows_in_use_are_visited_seldom() {
+fn rows_in_use_are_rarely_visited() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -537,7 +537,7 @@ fn rows_in_use_are_visited_seldom() {
 }
 
 #[test]
-fn whoever_waits_outlasts_a_file_that_is_kept_busy_and_whoever_tries_is_told() {
+fn waiter_survives_a_busy_file_and_try_lock_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
@@ -562,7 +562,7 @@ fn whoever_waits_outlasts_a_file_that_is_kept_busy_and_whoever_tries_is_told() {
 }
 
 #[test]
-fn all_names_of_a_file_lead_to_one_store_and_a_hard_link_is_refused() {
+fn symlinks_share_one_store_and_hard_links_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let link = folder.path().join("link.db");
@@ -586,7 +586,7 @@ fn all_names_of_a_file_lead_to_one_store_and_a_hard_link_is_refused() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_further_client_does_not_drop_the_locks_that_sqlite_holds_for_the_first() {
+fn second_client_keeps_the_first_clients_file_locks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let _first = open(&path, 1).unwrap();

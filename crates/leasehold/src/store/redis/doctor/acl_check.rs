@@ -276,7 +276,7 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
 
     #[test]
-    fn the_document_names_every_right_and_no_other() {
+    fn document_names_exactly_the_required_rights() {
         let mut named: Vec<&str> = DOCUMENT
             .lines()
             .filter(|line| line.starts_with("ACL SETUSER locks"))
@@ -296,7 +296,7 @@ mod tests {
         ["+select", "+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
 
     #[test]
-    fn every_command_of_the_scripts_is_among_the_rights() {
+    fn every_script_command_is_among_the_rights() {
         for script in leasehold_core::lua::Script::ALL {
             let text = script.text(
                 leasehold_core::lua::CLOCK,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_s_keys_are_in_a_slot_that_was_asked_for() {
+    fn probe_keys_are_in_the_requested_slot() {
         let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
         let slot = keys::slot_of(&probe.resource);
         assert!(slot == 5 || (9_000..=9_400).contains(&slot));

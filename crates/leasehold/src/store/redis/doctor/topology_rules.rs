@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn three_sentinels_that_agree_are_fine() {
+    fn three_agreeing_sentinels_are_fine() {
         let component = sentinels(vec![Ok(opinion("a:1", 2, 2)), Ok(opinion("a:1", 2, 2))]);
         assert_eq!(
             findings(&component),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_that_are_few_silent_or_at_odds_are_named() {
+    fn few_silent_or_disagreeing_sentinels_are_reported() {
         let component = sentinels(vec![Ok(opinion("a:1", 2, 1)), Err("gone".to_owned())]);
         assert_eq!(
             findings(&component),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_and_masters_that_nobody_stands_in_for_are_named() {
+    fn uncovered_slots_and_masters_without_replicas_are_reported() {
         let whole = [node(1, (0, 16_383), Some(1)), node(2, (0, 16_383), None)];
         assert_eq!(check_cluster(&whole, &[]).findings[0].severity, Severity::Fine);
         let part = [node(1, (0, 99), Some(0))];
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_s_masters_and_replicas_are_told_apart() {
+    fn cluster_masters_and_replicas_are_distinguished() {
         let member = |port| Value::Array(vec![Value::Nil, Value::Int(port)]);
         let entry = |first, last, members: &[i64]| {
             let slots = [Value::Int(first), Value::Int(last)];
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_s_replicas_are_read() {
+    fn replicas_of_a_master_are_parsed() {
         let info = HashMap::from([(
             "slave0".to_owned(),
             "ip=10.0.0.2,port=6380,state=online,offset=1,lag=0".to_owned(),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn voters_that_hang_together_are_named() {
+    fn dependent_voters_are_reported() {
         let (a, b, c) = (voter("1", "a1", "00"), voter("2", "b1", "00"), voter("3", "c1", "00"));
         let long = Some(Duration::from_secs(30));
         let fine = (Severity::Fine, "the nodes are independent of each other".to_owned());
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_voter_that_may_forget_is_named_unless_it_abstains() {
+    fn forgetful_voter_is_reported_unless_it_abstains() {
         let mut a = voter("1", "a1", "00");
         a.info.insert("aof_enabled".to_owned(), "1".to_owned());
         a.settings.insert("appendfsync".to_owned(), "everysec".to_owned());

@@ -49,7 +49,7 @@ fn link_to(url: &str, told: &Arc<Told>) -> Endpoint {
 }
 
 #[tokio::test]
-async fn no_push_over_a_new_connection_counts_before_its_word_that_it_is_new() {
+async fn pushes_count_only_after_on_reconnect() {
     for protocol in [3, 2] {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
@@ -82,7 +82,7 @@ async fn no_push_over_a_new_connection_counts_before_its_word_that_it_is_new() {
 }
 
 #[test]
-fn dial_limit_follows_the_shortest_ttl_at_stake_and_the_last_dial() {
+fn connect_timeout_follows_the_shortest_ttl_and_the_last_connect() {
     let limit =
         |last_connect: Option<u64>, ttl: Option<u64>| connect_timeout(last_connect.map(ms), ttl.map(ms));
     assert_eq!(limit(None, Some(1_000)), CONNECT_TIMEOUT, "the first time");

@@ -26,7 +26,7 @@ fn is_gone(answered: &CallResult) -> bool {
 }
 
 #[test]
-fn client_whose_files_were_removed_or_replaced_has_lost_its_leases_and_gets_no_others() {
+fn removed_or_replaced_files_lose_all_leases() {
     for harm in [remove as Harm, replace] {
         for suffix in files::SUFFIXES {
             let folder = tempfile::tempdir().unwrap();
@@ -55,7 +55,7 @@ fn client_whose_files_were_removed_or_replaced_has_lost_its_leases_and_gets_no_o
 }
 
 #[test]
-fn holder_and_waiter_whose_log_was_removed_are_told_before_the_lease_ends() {
+fn removed_log_is_noticed_before_the_lease_expires() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
@@ -94,7 +94,7 @@ fn directory_that_is_moved_away_ends_its_clients_leases() {
 }
 
 #[test]
-fn process_opens_a_new_log_only_when_its_clients_of_the_removed_one_have_ended() {
+fn new_log_is_opened_only_after_old_clients_ended() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let first = open(&path, 1).unwrap();
@@ -109,7 +109,7 @@ fn process_opens_a_new_log_only_when_its_clients_of_the_removed_one_have_ended()
 }
 
 #[test]
-fn log_that_was_removed_is_not_moved_into_the_file_of_others() {
+fn removed_log_is_not_checkpointed_into_the_shared_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
@@ -127,7 +127,7 @@ fn log_that_was_removed_is_not_moved_into_the_file_of_others() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn what_is_mounted_by_itself_is_known() {
+fn bind_mounted_file_is_detected() {
     // A directory will do: whatever the kernel mounts is the root of its mount.
     assert!(files::is_mounted_alone(Path::new("/proc")));
     let folder = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn files_in_a_directory_for_a_group_are_for_that_group_and_no_others_are() {
+fn files_in_a_group_directory_get_group_permissions() {
     let folder = tempfile::tempdir().unwrap();
     for (directory, is_shared) in [(0o2775, true), (0o2755, false), (0o775, false), (0o2770, true)] {
         let here = folder.path().join(format!("{directory:o}"));
@@ -169,7 +169,7 @@ fn files_in_a_directory_for_a_group_are_for_that_group_and_no_others_are() {
 }
 
 #[test]
-fn file_that_exists_keeps_its_mode_in_a_directory_for_a_group() {
+fn existing_file_keeps_its_mode() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o2775)).unwrap();
     let path = folder.path().join("locks.db");

@@ -14,7 +14,7 @@ impl Inbox for Panics {
 }
 
 #[test]
-fn a_client_whose_worker_has_panicked_counts_as_gone_and_what_it_asks_of_it_fails() {
+fn client_with_a_panicked_worker_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let inbox: Arc<dyn Inbox> = Arc::new(Panics);
@@ -67,7 +67,7 @@ impl Inbox for Echo {
 }
 
 #[test]
-fn what_others_push_does_not_wait_for_the_end_of_a_long_batch() {
+fn pushes_are_delivered_during_a_long_batch() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     fs::write(&path, "").unwrap();
@@ -95,7 +95,7 @@ const FAILS: &str = "
 ";
 
 #[test]
-fn what_became_of_a_commit_that_failed_is_unknown_to_all_of_its_commands_and_none_is_repeated() {
+fn failed_commit_is_unknown_for_all_its_commands() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();

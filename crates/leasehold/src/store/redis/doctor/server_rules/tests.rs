@@ -73,12 +73,12 @@ fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Snapshot)) -> 
 }
 
 #[test]
-fn a_sound_server_has_nothing_to_mend() {
+fn well_configured_server_has_no_trouble() {
     assert_eq!(troubles(|_| ()), []);
 }
 
 #[test]
-fn a_server_that_throws_keys_away_is_dangerous() {
+fn evicting_server_is_dangerous() {
     let remedy = finds(Severity::Danger, "maxmemory-policy is volatile-ttl", |seen| {
         set(seen, "maxmemory-policy", "volatile-ttl");
     });
@@ -86,13 +86,13 @@ fn a_server_that_throws_keys_away_is_dangerous() {
 }
 
 #[test]
-fn a_memory_that_is_almost_full_is_told() {
+fn nearly_full_memory_is_reported() {
     finds(Severity::Advice, "90 % of maxmemory are in use", |seen| inform(seen, "used_memory:900"));
     assert_eq!(troubles(|seen| inform(seen, "maxmemory:0")), [], "there is no limit");
 }
 
 #[test]
-fn a_server_that_forgets_leases_is_dangerous() {
+fn server_without_persistence_is_dangerous() {
     let remedy = finds(Severity::Danger, "nothing is written to disk", |seen| inform(seen, "aof_enabled:0"));
     assert_eq!(remedy, "CONFIG SET appendonly yes");
     finds(Severity::Danger, "only snapshots are written to disk", |seen| {
@@ -109,7 +109,7 @@ fn a_server_that_forgets_leases_is_dangerous() {
 }
 
 #[test]
-fn a_server_that_tells_no_settings_is_judged_by_what_it_does_tell() {
+fn server_without_config_is_checked_by_info() {
     let found = troubles(|seen| {
         seen.settings.clear();
         inform(seen, "maxmemory_policy:allkeys-lru");
@@ -139,14 +139,14 @@ fn voter_without_info_is_dangerous() {
 }
 
 #[test]
-fn a_server_that_is_too_old_is_dangerous() {
+fn old_server_is_dangerous() {
     finds(Severity::Danger, "this is Redis 6.0.16", |seen| inform(seen, "redis_version:6.0.16"));
     assert_eq!(troubles(|seen| inform(seen, "redis_version:6.2.0")), []);
     assert_eq!(troubles(|seen| inform(seen, "redis_version:10.0.0")), []);
 }
 
 #[test]
-fn a_replica_is_no_place_for_locks() {
+fn replica_is_dangerous() {
     finds(Severity::Danger, "this server is a replica", |seen| inform(seen, "role:slave"));
     let follows = |seen: &mut Snapshot| {
         inform(seen, "role:slave");
@@ -170,7 +170,7 @@ fn a_replica_is_no_place_for_locks() {
 }
 
 #[test]
-fn a_master_that_goes_on_alone_is_dangerous_where_it_can_be_replaced() {
+fn isolated_master_that_accepts_writes_is_dangerous() {
     let alone = |seen: &mut Snapshot| {
         inform(seen, "connected_slaves:2");
         set(seen, "min-replicas-to-write", "0");
@@ -195,7 +195,7 @@ fn a_master_that_goes_on_alone_is_dangerous_where_it_can_be_replaced() {
 }
 
 #[test]
-fn sentinels_that_the_address_does_not_name_are_dangerous() {
+fn unnamed_sentinels_are_dangerous() {
     let what = "3 sentinels watch this server, and the address does not name them";
     finds(Severity::Danger, what, |seen| seen.watchers = 3);
     assert_eq!(
@@ -208,7 +208,7 @@ fn sentinels_that_the_address_does_not_name_are_dangerous() {
 }
 
 #[test]
-fn connections_that_are_cut_or_never_missed_are_told() {
+fn idle_timeout_and_missing_keepalive_are_reported() {
     let remedy = finds(Severity::Advice, "connections that are idle for 300 s are closed", |seen| {
         set(seen, "timeout", "300");
     });
@@ -223,7 +223,7 @@ fn connections_that_are_cut_or_never_missed_are_told() {
 }
 
 #[test]
-fn a_password_in_the_clear_is_told_unless_it_stays_on_this_machine() {
+fn plain_password_is_reported_unless_local() {
     let plain = |seen: &mut Snapshot| seen.transport = Transport::PlainWithPassword;
     finds(Severity::Advice, "the password goes over the network in the clear", plain);
     finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |seen| {
@@ -239,7 +239,7 @@ fn a_password_in_the_clear_is_told_unless_it_stays_on_this_machine() {
 }
 
 #[test]
-fn rights_that_are_missing_are_dangerous_if_locks_need_them() {
+fn missing_required_rights_are_dangerous() {
     let remedy = finds(Severity::Danger, "the user \"locks\" missing_rights rights: +hset", |seen| {
         seen.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
     });
@@ -250,7 +250,7 @@ fn rights_that_are_missing_are_dangerous_if_locks_need_them() {
 }
 
 #[test]
-fn a_server_that_is_slow_or_takes_no_lock_is_told() {
+fn slow_or_refusing_server_is_reported() {
     finds(Severity::Advice, "a round trip takes 300.0 ms", |seen| {
         seen.round_trip = Duration::from_millis(300);
     });
@@ -265,7 +265,7 @@ fn a_server_that_is_slow_or_takes_no_lock_is_told() {
 }
 
 #[test]
-fn a_clock_that_is_off_is_dangerous_and_a_slow_network_is_not() {
+fn wrong_clock_is_dangerous_and_a_slow_network_is_not() {
     let clock = |ahead_micros, error_ms| {
         move |seen: &mut Snapshot| {
             seen.clock = Some(Clock { ahead_micros, error: Duration::from_millis(error_ms) });
