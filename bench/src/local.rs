@@ -1,4 +1,4 @@
-//! Tasks of one client that hand a lease on among themselves, and how fair that is to other clients.
+//! Local hand-off among the tasks of one client, and its fairness to other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const EACH: u32 = 500;
 /// One after the other.
 const PAIRS: u32 = 500;
 const ROUNDS: u32 = 15;
-/// How often the other client takes its turn.
+/// Number of acquisitions by the other client.
 const TURNS: u32 = 50;
 const CLIENTS: u32 = 16;
 const HOLD: Duration = Duration::from_millis(1);
@@ -31,7 +31,7 @@ const BOUND: Duration = Duration::from_millis(10 + 2 + 1);
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should, or a token does not rise.
+/// If a server does not start or sends an unexpected reply, or a token does not increase.
 pub fn run(report: &mut Report) {
     let server = Server::on_port();
     runtime().block_on(async {
@@ -41,7 +41,7 @@ pub fn run(report: &mut Report) {
     });
 }
 
-/// What a line costs whoever stands in it alone.
+/// The cost of the local queue for a single task.
 async fn uncontended(report: &mut Report, server: &Server) {
     let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
     let (strict, mutex) = (&mutex.clone().strict(), &mutex);
@@ -60,7 +60,7 @@ async fn uncontended(report: &mut Report, server: &Server) {
     report.at_most("in a line against strictly", ratio(&used, 1, 0), 1.05);
 }
 
-/// Takes the lock and gives it back, `each` times or until `end`, with an empty critical section.
+/// Acquires and releases, `each` times or until `end`, with an empty critical section.
 fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>> {
     let highest = Arc::new(AtomicU64::new(0));
     let task = |_| {
@@ -121,7 +121,7 @@ async fn with_another(report: &mut Report, server: &Server) {
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn fairness(report: &mut Report, span: Duration) {
     let server = Server::on_port();
     runtime().block_on(async {
@@ -150,7 +150,7 @@ fn extremes(turns: &[u32]) -> (f64, f64) {
     (f64::from(least), f64::from(most))
 }
 
-/// The turns of each client, and the longest time in which one of them had none.
+/// Acquisitions of each client, and the longest time in which one of them had none.
 async fn contest(
     server: &Server,
     tasks: u32,
@@ -177,7 +177,7 @@ async fn contest(
     (turns, longest)
 }
 
-/// When the client's last turn ended, and the longest time from one to the next.
+/// End of the client's last acquisition, and the longest time between two of them.
 type Last = Arc<std::sync::Mutex<(Instant, Duration)>>;
 
 async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instant) {

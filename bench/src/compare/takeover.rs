@@ -1,4 +1,4 @@
-//! (e) A holder is killed: how long until the one that waits has the lock, against the ttl.
+//! (e) A holder is killed: the time until the waiter has the lock, against the ttl.
 
 use std::thread;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(4);
-/// Nobody is waited for any longer.
+/// Maximum time of a takeover.
 const LIMIT: Duration = Duration::from_secs(20);
-/// From the moment when somebody asks until the holder is killed.
+/// Time from the waiter's request until the holder is killed.
 const WAITING: Duration = Duration::from_millis(500);
 const NAME: &str = "bench:takeover";
 
-/// All rows at the same time, since all that they do is wait.
+/// Runs all rows at the same time, since they only wait.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     let rows = catalog::contended().into_iter().chain(catalog::OTHER_STORES);
     let rows: Vec<Row> = rows.filter(|row| bench.takes_part(row.program)).collect();
@@ -69,7 +69,7 @@ fn once(row: Row) -> Result<f64, String> {
         log: log.path().display().to_string(),
         ..Run::default()
     }))?;
-    // What is measured begins with the kill; that it waits by then is all that this is for.
+    // The measurement starts at the kill; before that the waiter only has to be in the queue.
     thread::sleep(WAITING);
     let killed = now_ns();
     holder.kill();
