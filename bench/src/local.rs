@@ -24,7 +24,7 @@ const ROUNDS: u32 = 15;
 const TURNS: u32 = 50;
 const CLIENTS: u32 = 16;
 const HOLD: Duration = Duration::from_millis(1);
-/// A turn once somebody waits, as the mutex documents it, with the hold that it may end in and the way to the next one.
+/// Maximum time of a lease among local tasks once another client waits, plus the hold that ends it and the hand-off.
 const BOUND: Duration = Duration::from_millis(10 + 2 + 1);
 
 /// `local`.
@@ -50,14 +50,16 @@ async fn uncontended(report: &mut Report, server: &Server) {
             Mutex::lock(mutex).await.expect("it is free").release().await.expect("is given back");
         }
     };
-    let mut racers =
-        [Racer::new("strictly", move || pairs(strict)), Racer::new("in a line", move || pairs(mutex))];
+    let mut racers = [
+        Racer::new("mutex, global FIFO", move || pairs(strict)),
+        Racer::new("mutex, local hand-off", move || pairs(mutex)),
+    ];
     let used = race(ROUNDS, &mut racers, &wall()).await;
     report.title(&format!("lock + release, one after the other ({ROUNDS} rounds of {PAIRS})"));
     for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
         report.time(racer.name, time / f64::from(PAIRS), ratio(&used, index, 0));
     }
-    report.at_most("in a line against strictly", ratio(&used, 1, 0), 1.05);
+    report.at_most("local hand-off against global FIFO", ratio(&used, 1, 0), 1.05);
 }
 
 /// Acquires and releases, `each` times or until `end`, with an empty critical section.
@@ -91,7 +93,7 @@ async fn alone(report: &mut Report, server: &Server) {
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
     report.title(&format!("{TASKS} tasks of one client on one mutex, empty critical section"));
     report.at_least("acquisitions per second", all / span, 500_000.0);
-    report.at_most("percent of them that cause a command", commands / all * 100.0, 1.0);
+    report.at_most("percent of acquisitions that send a command", commands / all * 100.0, 1.0);
 }
 
 async fn with_another(report: &mut Report, server: &Server) {
@@ -111,10 +113,14 @@ async fn with_another(report: &mut Report, server: &Server) {
     end.store(true, Ordering::Relaxed);
     let all = turns(tasks).await + f64::from(TURNS);
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
-    report.title(&format!("the same, while another client takes {TURNS} turns"));
+    report.title(&format!("the same, while another client acquires {TURNS} times"));
     report.figure("acquisitions", all / span, "per second");
     report.figure("commands", commands / all * 100.0, "percent of the acquisitions");
-    report.at_most("the other's longest wait in ms", longest.as_secs_f64() * 1e3, BOUND.as_secs_f64() * 1e3);
+    report.at_most(
+        "longest wait of the other client in ms",
+        longest.as_secs_f64() * 1e3,
+        BOUND.as_secs_f64() * 1e3,
+    );
 }
 
 /// `fairness`.
@@ -130,15 +136,15 @@ pub fn fairness(report: &mut Report, span: Duration) {
         report.title(&format!(
             "{CLIENTS} clients on one mutex with a hold of {HOLD:?}, strictly, for {span:?}"
         ));
-        report.figure("the least served", least, "turns");
-        report.figure("the most served", most, "turns");
-        report.at_most("percent between them", (most - least) / most * 100.0, 5.0);
+        report.figure("fewest acquisitions", least, "per client");
+        report.figure("most acquisitions", most, "per client");
+        report.at_most("difference in percent", (most - least) / most * 100.0, 5.0);
 
         let (turns, longest) = contest(&server, 4, |mutex| mutex, span).await;
         let (least, most) = extremes(&turns);
-        report.title(&format!("the same with four tasks each, which hand on among themselves, for {span:?}"));
-        report.figure("the least served", least, "turns");
-        report.figure("the most served", most, "turns");
+        report.title(&format!("the same with four tasks each and local hand-off, for {span:?}"));
+        report.figure("fewest acquisitions", least, "per client");
+        report.figure("most acquisitions", most, "per client");
         let bound = BOUND * (CLIENTS - 1);
         report.at_most("the longest wait in ms", longest.as_secs_f64() * 1e3, bound.as_secs_f64() * 1e3);
     });
@@ -172,7 +178,7 @@ async fn contest(
     for (all, count, last) in clients {
         join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
         turns.push(count.load(Ordering::Relaxed));
-        longest = longest.max(last.lock().expect("nobody panics").1);
+        longest = longest.max(last.lock().expect("no thread panics").1);
     }
     (turns, longest)
 }
@@ -184,11 +190,11 @@ async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instan
     while Instant::now() < end {
         let guard = mutex.lock().await.expect("granted");
         {
-            let mut last = last.lock().expect("nobody panics");
+            let mut last = last.lock().expect("no thread panics");
             last.1 = last.1.max(last.0.elapsed());
         }
         tokio::time::sleep(HOLD).await;
-        last.lock().expect("nobody panics").0 = Instant::now();
+        last.lock().expect("no thread panics").0 = Instant::now();
         turns.fetch_add(1, Ordering::Relaxed);
         guard.release().await.expect("given back");
     }

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_never_gets_the_lock_has_waited_all_the_time() {
+    fn a_task_that_never_acquires_the_lock_has_waited_for_the_whole_run() {
         let turns = [turn(0, 0, 100, 200), turn(0, 210, 300, 400)];
         let found = of(&turns, COURSE, 2);
         assert_eq!(found["wait_max"], 10.0);

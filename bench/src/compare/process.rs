@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_not_built_says_what_builds_it() {
-        let why = Process::start("nobody").err().unwrap();
-        assert_eq!(why, "it is not built: bench/setup nobody");
+        let why = Process::start("unknown").err().unwrap();
+        assert_eq!(why, "it is not built: bench/setup unknown");
     }
 
     #[test]

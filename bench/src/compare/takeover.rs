@@ -53,7 +53,9 @@ fn once(row: Row) -> Result<f64, String> {
     let mut stage = Stage::set(row.program, (2, 1), NEAR, TTL)?;
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
-    let [holder, next] = stage.processes.as_mut_slice() else { return Err("it takes two".into()) };
+    let [holder, next] = stage.processes.as_mut_slice() else {
+        return Err("a takeover needs two processes".into());
+    };
     holder.ask(&Order::Hold(Hold { lock: lock.clone(), is_tuned, name: NAME.into(), count: 1 }), LIMIT)?;
     let start_ns = now_ns();
     next.tell(&Order::Run(Run {
@@ -75,9 +77,9 @@ fn once(row: Row) -> Result<f64, String> {
     holder.kill();
     next.answer(LIMIT)?;
     let turns = turn::read(log.path()).map_err(|error| error.to_string())?;
-    let turn = turns.first().ok_or_else(|| format!("nobody had it within {LIMIT:?}"))?;
+    let turn = turns.first().ok_or_else(|| format!("no client acquired the lock within {LIMIT:?}"))?;
     if turn.entered < killed {
-        return Err("broken: it was had while somebody else held it".into());
+        return Err("broken: two holders at the same time".into());
     }
     Ok(Duration::from_nanos(turn.entered - killed).as_secs_f64())
 }
