@@ -189,9 +189,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_page_keeps_everything_outside_of_the_marks() {
-        let page = format!("before\n{BEGIN}old\n{END}after\n");
+        let page = format!("before\n{BEGIN}stale figures\n{END}after\n");
         let new = replace_in(&page, &rows()).unwrap();
-        assert!(new.starts_with("before\n") && new.ends_with("after\n") && !new.contains("old"));
+        assert!(new.starts_with("before\n") && new.ends_with("after\n") && !new.contains("stale"));
         assert_eq!(replace_in(&new, &rows()).unwrap(), new);
         assert!(replace_in("no marks", &rows()).is_err());
     }
