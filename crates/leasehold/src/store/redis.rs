@@ -21,6 +21,7 @@ mod exec;
 mod handshake;
 mod replicas;
 mod sentinel;
+mod slot_map;
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -421,7 +422,8 @@ impl Drop for Redis {
     }
 }
 
-fn runtime_ended() -> StoreError {
+/// The error of a command whose runtime has ended.
+pub(crate) fn runtime_ended() -> StoreError {
     StoreError {
         failure: Failure::Unknown,
         message: "the runtime that the command was sent from has ended".to_owned(),

@@ -15,6 +15,7 @@ mod acquire;
 mod admission_queue;
 mod attempts;
 mod doctor;
+mod gather;
 mod inspect;
 mod node;
 mod release;
@@ -26,14 +27,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, Failure, Kind, LocalTime, Push, PushKind, Reply, Resource,
-    StoreTime, quorum_of,
+    Acquisition, Answer, ClientId, Command, Kind, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
+    quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::redis::{Redis, Voting, slot_of};
+use super::redis::{Redis, Voting, runtime_ended, slot_of};
 use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
@@ -354,10 +355,7 @@ impl Store for Redlock {
 
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let (quorum, count) = (self.quorum.clone(), batch.len());
-        let ended = move || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            vec![Err(StoreError { failure: Failure::Unknown, message }); count]
-        };
+        let ended = move || vec![Err(runtime_ended()); count];
         // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
         let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
         first.unwrap_or(&self.quorum.nodes[0]).store.run_on_runtime(quorum.run(batch), ended)
@@ -365,10 +363,7 @@ impl Store for Redlock {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
-        })
+        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
     }
 
     fn poll_intervals(&self) -> PollIntervals {
@@ -408,10 +403,8 @@ impl Store for Redlock {
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
-        })
+        let work = async move { Ok(quorum.diagnose().await) };
+        self.quorum.nodes[0].store.run_on_runtime(work, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -14,16 +14,16 @@ use futures_util::future::select_ok;
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use redis::Value;
-use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::connect::Credentials;
+use super::connect::{self, Credentials};
 use super::connections::Connections;
 use super::endpoint::{Endpoint, EndpointConfig, ReconnectHandler, Target};
 use super::error::{explain, store_error};
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
+use super::slot_map::{self, SlotMap, SlotRange};
+use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -31,7 +31,7 @@ use crate::url::Host;
 pub(super) struct Cluster {
     credentials: Credentials,
     seeds: Vec<Host>,
-    slots: Arc<RwLock<Slots>>,
+    slots: Arc<RwLock<SlotMap>>,
     endpoints: Mutex<HashMap<Host, Arc<Endpoint>>>,
     endpoint_config: Box<dyn Fn() -> EndpointConfig + Send + Sync>,
     /// Called when slots have moved: waiters may have to queue at another node.
@@ -40,24 +40,6 @@ pub(super) struct Cluster {
     refresh_needed: Arc<Notify>,
     /// Number of queries to connected nodes; rotates among them.
     asked: AtomicUsize,
-}
-
-/// The master of each slot.
-#[derive(Default)]
-struct Slots {
-    /// First and last slot, in order.
-    ranges: Vec<(u16, u16, Host)>,
-    /// MOVED redirects since the last refresh.
-    moved: HashMap<u16, Host>,
-}
-
-impl Slots {
-    fn master_of(&self, slot: u16) -> Option<&Host> {
-        self.moved.get(&slot).or_else(|| {
-            let at = self.ranges.partition_point(|(_, last, _)| *last < slot);
-            self.ranges.get(at).filter(|(first, ..)| *first <= slot).map(|(.., host)| host)
-        })
-    }
 }
 
 impl Cluster {
@@ -82,7 +64,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn slots(&self) -> std::sync::RwLockReadGuard<'_, Slots> {
+    fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,10 +122,7 @@ impl Cluster {
 
     /// The masters, each once.
     pub(super) fn masters(&self) -> Vec<Host> {
-        let mut hosts: Vec<Host> = self.slots().ranges.iter().map(|(.., host)| host.clone()).collect();
-        hosts.sort();
-        hosts.dedup();
-        hosts
+        self.slots().masters()
     }
 
     /// Whether the nodes support sharded channels (since Redis 7.0).
@@ -175,8 +154,7 @@ impl Cluster {
     /// node's clock.
     pub(super) fn moved(&self, slot: u16, to: Host) {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if slots.master_of(slot) != Some(&to) {
-            slots.moved.insert(slot, to);
+        if slots.redirect(slot, to) {
             // Before pushes of the new node count, which needs this lock.
             (self.on_reconnect)(&|resource| slot_of(resource) == slot);
         }
@@ -220,8 +198,7 @@ impl Cluster {
         };
         let is_other = {
             let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-            let is_other = slots.ranges != ranges;
-            *slots = Slots { ranges, moved: HashMap::new() };
+            let is_other = slots.replace(ranges);
             if is_other {
                 // As in `moved`.
                 (self.on_reconnect)(&|_| true);
@@ -237,7 +214,7 @@ impl Cluster {
     }
 
     /// Queries a connected node; a different one each time, because one may be wrong.
-    async fn query_connected_node(&self) -> Option<Vec<(u16, u16, Host)>> {
+    async fn query_connected_node(&self) -> Option<Vec<SlotRange>> {
         let mut friends: Vec<(Host, Arc<Connections>)> = {
             let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
             endpoints
@@ -249,88 +226,19 @@ impl Cluster {
         let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
         friends.rotate_left(first);
         for (host, connections) in friends {
-            if let Ok(ranges) = query_slots(connections.driver_conn(), &host).await {
+            if let Ok(ranges) = slot_map::query(&mut connections.driver_conn(), &host).await {
                 return Some(ranges);
             }
         }
         None
     }
 
-    async fn ask(&self, host: Host) -> Result<Vec<(u16, u16, Host)>, String> {
+    async fn ask(&self, host: Host) -> Result<Vec<SlotRange>, String> {
         let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
         let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
         let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
-        let config = redis::AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(ANSWER_TIMEOUT));
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
-        query_slots(connection.map_err(|error| say(explain(&error)))?, &host).await.map_err(say)
-    }
-}
-
-async fn query_slots(mut node: MultiplexedConnection, host: &Host) -> Result<Vec<(u16, u16, Host)>, String> {
-    let mut question = redis::cmd("CLUSTER");
-    let answer = question.arg("SLOTS").query_async(&mut node).await;
-    let answer: Value = answer.map_err(|error| explain(&error))?;
-    let ranges = parse_slots(&answer, host).ok_or("it did not tell its slots")?;
-    if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
-}
-
-/// What `CLUSTER SLOTS` says about masters. A node that does not know its own name means the one that was asked.
-fn parse_slots(answer: &Value, asked: &Host) -> Option<Vec<(u16, u16, Host)>> {
-    let Value::Array(entries) = answer else { return None };
-    let mut ranges = Vec::new();
-    for entry in entries {
-        let Value::Array(entry) = entry else { return None };
-        let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = &entry[..] else { return None };
-        let [name, Value::Int(port), ..] = &master[..] else { return None };
-        let name = match name {
-            Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
-            _ => asked.name.clone(),
-        };
-        let port = u16::try_from(*port).ok()?;
-        ranges.push((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, Host { name, port }));
-    }
-    ranges.sort_unstable();
-    Some(ranges)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn host(port: u16) -> Host {
-        Host { name: "h".to_owned(), port }
-    }
-
-    #[test]
-    fn slot_is_found_in_its_range_unless_redirected() {
-        let ranges = vec![(0, 99, host(1)), (100, 100, host(2)), (200, 299, host(3))];
-        let mut slots = Slots { ranges, moved: HashMap::new() };
-        let found = |slots: &Slots, slot| slots.master_of(slot).map(|host| host.port);
-        assert_eq!(
-            [0, 99, 100, 101, 200, 299, 300].map(|slot| found(&slots, slot)),
-            [Some(1), Some(1), Some(2), None, Some(3), Some(3), None]
-        );
-        slots.moved.insert(99, host(3));
-        assert_eq!(found(&slots, 99), Some(3));
-        assert_eq!(found(&slots, 98), Some(1));
-    }
-
-    #[test]
-    fn node_without_a_name_is_the_queried_node() {
-        let master =
-            |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
-        let entry = |name| Value::Array(vec![Value::Int(0), Value::Int(5), master(name)]);
-        for (name, expected) in [
-            (Value::Nil, "asked"),
-            (Value::BulkString(Vec::new()), "asked"),
-            (Value::BulkString(b"b".to_vec()), "b"),
-        ] {
-            let asked = Host { name: "asked".to_owned(), port: 1 };
-            let ranges = parse_slots(&Value::Array(vec![entry(name)]), &asked).unwrap();
-            assert_eq!(ranges, [(0, 5, Host { name: expected.to_owned(), port: 7000 })]);
-        }
-        assert!(parse_slots(&Value::Okay, &host(1)).is_none());
+        let connection = client.get_multiplexed_async_connection_with_config(&connect::config()).await;
+        let mut connection = connection.map_err(|error| say(explain(&error)))?;
+        slot_map::query(&mut connection, &host).await.map_err(say)
     }
 }

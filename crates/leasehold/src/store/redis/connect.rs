@@ -1,20 +1,47 @@
 //! Builds the redis crate's connection settings from an address.
 
 use std::path::Path;
-
-use redis::{
-    ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo,
-    TlsCertificates, io::tcp::TcpSettings,
-};
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _,
+    ProtocolVersion, RedisConnectionInfo, RedisError, TlsCertificates,
+};
+
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
 
-/// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
+/// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after
+/// [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+
+/// Settings of every connection: how long connecting and an answer may take.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(ANSWER_TIMEOUT))
+}
+
+/// Connects with this protocol version.
+pub(super) async fn open(
+    info: &ConnectionInfo,
+    is_resp2: bool,
+    config: &AsyncConnectionConfig,
+) -> Result<MultiplexedConnection, RedisError> {
+    let client = redis::Client::open(with_protocol(info, is_resp2))?;
+    client.get_multiplexed_async_connection_with_config(config).await
+}
+
+pub(super) fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
+    let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
+    let settings = info.redis_settings().clone().set_protocol(protocol);
+    info.clone().set_redis_settings(settings)
+}
 
 /// Login, database and TLS settings for every node of a store.
 #[derive(Clone)]
@@ -44,7 +71,7 @@ impl Credentials {
     }
 
     pub(super) fn info_for_addr(&self, address: ConnectionAddr) -> Result<ConnectionInfo, Error> {
-        let invalid = |error: redis::RedisError| Error::new(ErrorKind::Invalid, error.to_string());
+        let invalid = |error: RedisError| Error::new(ErrorKind::Invalid, error.to_string());
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::endpoint::ReconnectHandler;
 use super::replicas::REPLICA_RESPONSE_TIMEOUT;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
+use super::{connect, handshake};
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
@@ -191,10 +191,7 @@ impl Connections {
 }
 
 pub(super) fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(ANSWER_TIMEOUT))
-        .set_pipeline_buffer_size(BUFFER)
+    connect::config().set_pipeline_buffer_size(BUFFER)
 }
 
 /// Handles unsolicited messages over the driver connection.

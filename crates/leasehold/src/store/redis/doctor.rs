@@ -147,10 +147,10 @@ impl Doctor {
         let mut error = super::slot_unassigned();
         for host in cluster.masters() {
             let info = credentials.at(&host).map_err(|error| not_sent(&error))?;
-            match probe::query_slots(&info).await {
+            match probe::query_slots(&info, &host).await {
                 Err(what) => error = failed(what),
                 Ok(slots) => {
-                    let nodes = topology_rules::nodes_of(&slots, &host);
+                    let nodes = topology_rules::nodes_of(&slots);
                     for node in &nodes {
                         let target = credentials.at(&node.host).map(|info| ProbeTarget {
                             slots: node.slots.clone(),

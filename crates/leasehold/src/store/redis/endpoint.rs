@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Failure, Resource};
-use redis::{ConnectionInfo, ErrorKind, ProtocolVersion, RedisError};
+use redis::{ConnectionInfo, ErrorKind, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -23,7 +23,7 @@ use super::connections::{
 };
 use super::error::{AddressState, explain};
 use super::sentinel::Sentinels;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, connect, handshake};
 use crate::store::StoreError;
 
 /// Backoff between failed connection attempts.
@@ -347,7 +347,7 @@ impl Reconnector {
     async fn connect_server(&self, info: &ConnectionInfo) -> Result<Arc<Connections>, RedisError> {
         let status = Arc::new(ConnectionStatus::new(self.health_check.clone()));
         let mut tasks = JoinSet::new();
-        let client = redis::Client::open(with_protocol(info, self.is_resp2))?;
+        let client = redis::Client::open(connect::with_protocol(info, self.is_resp2))?;
         let config = config();
         let on_message = self.endpoint_config.on_message.clone();
         let config = if self.is_resp2 {
@@ -415,12 +415,6 @@ fn connect_timeout(last_connect: Option<Duration>, shortest_ttl: Option<Duration
 fn is_resp3_unknown(error: &RedisError) -> bool {
     let text = error.to_string().to_lowercase();
     error.kind() == ErrorKind::RESP3NotSupported || text.contains("unknown command") && text.contains("hello")
-}
-
-fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
-    let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
-    let settings = info.redis_settings().clone().set_protocol(protocol);
-    info.clone().set_redis_settings(settings)
 }
 
 #[cfg(test)]

@@ -8,13 +8,12 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError};
+use redis::{ConnectionInfo, PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connect::Credentials;
+use super::connect::{self, Credentials};
 use super::error::{AddressState, explain};
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -100,7 +99,7 @@ impl Sentinels {
 
     async fn ask(&self, sentinel: &ConnectionInfo, address: AddressState) -> Result<Host, String> {
         let say = |what: String| format!("the sentinel {}: {what}", sentinel.addr());
-        let connection = connect(sentinel, config()).await;
+        let connection = connect::open(sentinel, false, &connect::config()).await;
         let mut connection = connection.map_err(|error| say(address.explain(&error)))?;
         self.master_by(&mut connection).await.map_err(say)
     }
@@ -163,7 +162,8 @@ impl Sentinels {
             }
             Ok::<(), std::convert::Infallible>(())
         };
-        let mut connection = connect(sentinel, config().set_push_sender(push_handler)).await?;
+        let config = connect::config().set_push_sender(push_handler);
+        let mut connection = connect::open(sentinel, false, &config).await?;
         connection.subscribe(SWITCHED).await?;
         Ok(connection)
     }
@@ -186,21 +186,6 @@ fn disagreement(named: &[Host]) -> String {
 
 fn not_sent(message: String) -> StoreError {
     StoreError { failure: Failure::NotSent, message }
-}
-
-fn config() -> AsyncConnectionConfig {
-    AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(ANSWER_TIMEOUT))
-}
-
-async fn connect(
-    info: &ConnectionInfo,
-    config: AsyncConnectionConfig,
-) -> Result<MultiplexedConnection, RedisError> {
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
-    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
 #[cfg(test)]

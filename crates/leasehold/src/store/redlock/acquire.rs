@@ -14,6 +14,7 @@ use leasehold_core::{
 use tokio::time::{sleep, timeout};
 
 use super::attempts::{NodeAttempt, NodeRequests};
+use super::gather::drain;
 use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::engine::clock;
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -43,111 +44,153 @@ pub(super) enum NodeResponse {
 
 type PendingResponses = FuturesUnordered<BoxFuture<(usize, NodeResponse)>>;
 
+/// One try of an attempt, after its vote.
+struct Ballot {
+    /// The try as it was sent.
+    sent: NodeAttempt,
+    verdict: Verdict,
+    round: Round,
+    /// Why a node did not vote.
+    node_errors: Vec<Option<String>>,
+    /// How long until a quorum may be free, if known.
+    time_until_free: Option<Duration>,
+}
+
+impl Ballot {
+    /// Whether the attempt waits for the lock.
+    fn waits(&self) -> bool {
+        self.sent.request.wait.is_some()
+    }
+}
+
 impl Quorum {
+    /// Acquires a lease at a majority of the nodes. An attempt that does not wait is tried up to [`MAX_IMMEDIATE_TRIES`] times
+    /// while some node is free.
     pub(super) async fn acquire(
         self: &Arc<Self>,
         resource: Arc<Resource>,
         request: Arc<Acquire>,
     ) -> CallResult {
-        let attempt = request.acquisition;
-        let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
-            return answer(clock::local(), Reply::Cancelled);
-        };
+        loop {
+            let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
+                return answer(clock::local(), Reply::Cancelled);
+            };
+            let sent = self.attempts.past(resource.clone(), request.clone(), acquisition, requests);
+            let ballot = self.vote(sent).await;
+            if let Some(result) = self.conclude(ballot).await {
+                return result;
+            }
+        }
+    }
+
+    /// Asks all nodes for their votes on a try, and waits for the verdict.
+    async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> Ballot {
         let sent_at = clock::local();
-        let command = Acquire { acquisition, reserve: 0, ..(*request).clone() };
+        let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
         let responses = PendingResponses::new();
         let mut round = Round::new(self.nodes.len(), self.is_fenced, sent_at);
         let mut node_errors = vec![None; self.nodes.len()];
-        let duplicate_nodes = self.duplicate_nodes();
-        for (node, duplicate) in duplicate_nodes.into_iter().enumerate() {
+        for (node, duplicate) in self.duplicate_nodes().into_iter().enumerate() {
             if duplicate.is_some() {
-                requests[node].answered(false);
+                sent.requests[node].answered(false);
                 round.handle_vote(node, Vote::Failed);
                 node_errors[node] = duplicate;
                 continue;
             }
-            let call = (resource.clone(), command.clone());
-            responses.push(self.request_vote(node, requests.clone(), call, floor));
+            let call = (sent.resource.clone(), command.clone());
+            responses.push(self.request_vote(node, sent.requests.clone(), call, floor));
         }
         let mut collector = VoteCollector {
             quorum: self.clone(),
-            resource: resource.clone(),
-            acquisition,
-            ttl: request.ttl,
+            resource: sent.resource.clone(),
+            acquisition: sent.acquisition,
+            ttl: sent.request.ttl,
             round,
             responses,
             node_errors,
             repoll_hints: Vec::new(),
         };
         let verdict = collector.collect().await;
-        let retries = request.wait.is_some();
-        if verdict == Verdict::Busy && !retries {
+        if verdict == Verdict::Busy && sent.request.wait.is_none() {
             collector.await_stragglers().await;
         }
         let time_until_free = collector.time_until_free();
         let VoteCollector { round, responses, node_errors, .. } = collector;
-        // What comes late is kept if this is granted, so that the lease does not have to stand on a bare quorum; otherwise it
-        // says whether there is something to give back.
+        // Late votes still count: for a granted lease they are more than a bare quorum, and otherwise they say which nodes
+        // have something to release.
         drain(responses);
-        let past = self.attempts.past(resource, request.clone(), acquisition, requests);
-        let now = clock::local();
-        if retries || matches!(verdict, Verdict::Busy | Verdict::Split) {
-            self.note_contended(&past.resource);
+        Ballot { sent, verdict, round, node_errors, time_until_free }
+    }
+
+    /// The attempt's result after a vote; `None` if it is to be tried again at once.
+    async fn conclude(self: &Arc<Self>, ballot: Ballot) -> Option<CallResult> {
+        let Ballot { sent, verdict, round, time_until_free, .. } = &ballot;
+        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), clock::local());
+        if waits || matches!(verdict, Verdict::Busy | Verdict::Split) {
+            self.note_contended(&sent.resource);
         }
-        match verdict {
+        match *verdict {
             Verdict::Granted(grant) => {
-                if !self.attempts.granted(attempt, acquisition, grant.tokens.first) {
-                    return self.superseded(past, &round).await;
-                }
-                answer(now, Reply::Granted(grant))
+                let is_current = self.attempts.granted(attempt, sent.acquisition, grant.tokens.first);
+                Some(if is_current {
+                    answer(now, Reply::Granted(grant))
+                } else {
+                    self.superseded(sent, round).await
+                })
             }
             Verdict::Busy | Verdict::Split
-                if retries && self.keeps_waiting(attempt, acquisition, &round, now) =>
+                if waits && self.keeps_waiting(attempt, sent.acquisition, round, now) =>
             {
-                queued(now, if is_partial(&round) { Some(backoff(0)) } else { time_until_free })
+                Some(queued(now, if is_partial(round) { Some(backoff(0)) } else { *time_until_free }))
             }
-            Verdict::Busy | Verdict::Split => {
-                let retries_now =
-                    !retries && is_partial(&round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
-                let Some(known) = self.attempts.failed(attempt, acquisition, retries || retries_now) else {
-                    return self.superseded(past, &round).await;
-                };
-                self.release_at_nodes(&known, &round).await;
-                if retries {
-                    return queued(clock::local(), Some(backoff(known.tries)));
-                }
-                if !retries_now {
-                    return match verdict {
-                        Verdict::Busy => answer(now, Reply::Busy),
-                        _ => Err(StoreError {
-                            failure: Failure::NotSent,
-                            message: self.split_failure(&round, &node_errors),
-                        }),
-                    };
-                }
-                sleep(backoff(known.tries)).await;
-                Box::pin(self.acquire(past.resource, request)).await
-            }
-            Verdict::NoQuorum | Verdict::TooLate => {
-                let time_to_quorum = self.time_to_quorum(&round, now).filter(|_| retries);
-                let Some(known) = self.attempts.failed(attempt, acquisition, time_to_quorum.is_some()) else {
-                    return self.superseded(past, &round).await;
-                };
-                self.release_at_nodes(&known, &round).await;
-                if let Some(time_to_quorum) = time_to_quorum {
-                    return queued(clock::local(), Some(time_to_quorum));
-                }
-                let message = match verdict {
-                    Verdict::TooLate => {
-                        "a quorum granted it, but so late that the lease may be over".to_owned()
-                    }
-                    _ => self.quorum_failure(&round, &node_errors),
-                };
-                Err(StoreError { failure: Failure::NotSent, message })
-            }
+            Verdict::Busy | Verdict::Split => self.conclude_refused(&ballot, now).await,
+            Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&ballot, now).await),
         }
+    }
+
+    /// After a quorum has answered and not granted the try: releases it, and tries again, now or later, or gives up.
+    async fn conclude_refused(self: &Arc<Self>, ballot: &Ballot, now: LocalTime) -> Option<CallResult> {
+        let Ballot { sent, verdict, round, node_errors, .. } = ballot;
+        let (attempt, waits) = (sent.request.acquisition, ballot.waits());
+        let retries_now =
+            !waits && is_partial(round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
+        let Some(failed) = self.attempts.failed(attempt, sent.acquisition, waits || retries_now) else {
+            return Some(self.superseded(sent, round).await);
+        };
+        self.release_at_nodes(&failed, round).await;
+        if waits {
+            return Some(queued(clock::local(), Some(backoff(failed.tries))));
+        }
+        if retries_now {
+            sleep(backoff(failed.tries)).await;
+            return None;
+        }
+        Some(match verdict {
+            Verdict::Busy => answer(now, Reply::Busy),
+            _ => {
+                Err(StoreError { failure: Failure::NotSent, message: self.split_failure(round, node_errors) })
+            }
+        })
+    }
+
+    /// After a vote without a quorum in time: releases the try. It is queued if enough nodes abstain only for a while.
+    async fn conclude_undecided(self: &Arc<Self>, ballot: &Ballot, now: LocalTime) -> CallResult {
+        let Ballot { sent, verdict, round, node_errors, .. } = ballot;
+        let time_to_quorum = self.time_to_quorum(round, now).filter(|_| ballot.waits());
+        let failed =
+            self.attempts.failed(sent.request.acquisition, sent.acquisition, time_to_quorum.is_some());
+        let Some(failed) = failed else { return self.superseded(sent, round).await };
+        self.release_at_nodes(&failed, round).await;
+        if let Some(time_to_quorum) = time_to_quorum {
+            return queued(clock::local(), Some(time_to_quorum));
+        }
+        let message = match verdict {
+            Verdict::TooLate => "a quorum granted it, but so late that the lease may have expired".to_owned(),
+            _ => self.quorum_failure(round, node_errors),
+        };
+        Err(StoreError { failure: Failure::NotSent, message })
     }
 
     /// Whether an attempt stays in the nodes' queues: with what it has been granted there, if the rest may be under way, as
@@ -222,11 +265,11 @@ impl Quorum {
         Some(time_to_quorum)
     }
 
-    /// The try came to an end while this round of it was under way: by the caller, or by another round where this one was
-    /// taken for lost. What it was granted is given back.
-    async fn superseded(self: &Arc<Self>, past: NodeAttempt, round: &Round) -> CallResult {
-        self.release_at_nodes(&past, round).await;
-        if self.attempts.is_cancelled(past.request.acquisition) {
+    /// Ends a round whose try has ended meanwhile: the caller released it, or a repeat after a lost reply decided it. Releases
+    /// what this round was granted.
+    async fn superseded(self: &Arc<Self>, sent: &NodeAttempt, round: &Round) -> CallResult {
+        self.release_at_nodes(sent, round).await;
+        if self.attempts.is_cancelled(sent.request.acquisition) {
             return answer(clock::local(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
@@ -258,9 +301,7 @@ impl Quorum {
             () = all => {}
             () = limit => {}
         }
-        if !granted.is_empty() {
-            tokio::spawn(granted.for_each(|_| async {}));
-        }
+        drain(granted);
     }
 }
 
@@ -343,13 +384,6 @@ impl VoteCollector {
                 self.round.handle_propagated(node, is_known);
             }
         }
-    }
-}
-
-/// Waits for what is still to come, with nobody waiting for that.
-fn drain(mut responses: PendingResponses) {
-    if !responses.is_empty() {
-        tokio::spawn(async move { while responses.next().await.is_some() {} });
     }
 }
 

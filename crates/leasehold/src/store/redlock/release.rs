@@ -1,16 +1,16 @@
 //! Releases leases and attempts at all nodes.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
     Command, Failure, LocalTime, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::attempts::{NodeAttempt, RequestCounts};
+use super::gather::gather;
 use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::engine::clock;
 use crate::store::{CallResult, StoreError};
@@ -30,33 +30,25 @@ impl Quorum {
             // Others may wait as this client did.
             self.note_contended(&known.resource);
         }
-        let mut replies = NodeReplies::new(self.nodes.len());
-        let mut responses = FuturesUnordered::new();
+        let responses = FuturesUnordered::new();
         for node in 0..self.nodes.len() {
-            let giving = self.clone().release_node(node, &known, release.min_hold, false);
-            responses.push(async move { (node, giving.await) });
+            let release = self.clone().release_node(node, &known, release.min_hold, false);
+            responses.push(async move { (node, release.await) });
         }
-        let mut limit = pin!(sleep(self.node_timeout(known.request.ttl)));
-        let tally = loop {
-            if let Some(tally) = replies.poll_tally() {
-                break tally;
-            }
-            tokio::select! {
-                biased;
-                Some((node, reply)) = responses.next() => replies.handle_reply(node, reply),
-                () = &mut limit => replies.handle_timeout(),
-            }
-        };
-        if !responses.is_empty() {
-            tokio::spawn(async move { while responses.next().await.is_some() {} });
-        }
+        let mut replies = [NodeReplies::new(self.nodes.len())];
+        let limit = self.node_timeout(known.request.ttl);
+        gather(responses, limit, &mut replies, |replies, node, reply| {
+            replies[0].handle_reply(node, reply);
+        })
+        .await;
+        let [replies] = replies;
         let now = clock::local();
-        match tally {
-            Tally::Held { .. } => answer(now, Reply::Released),
-            Tally::NotHeld => answer(now, Reply::NotHeld),
-            Tally::Unknown if replies.has_quorum() => answer(now, Reply::Released),
-            // Nodes that did not answer are told again until the lease is over there.
-            Tally::Unknown => {
+        match replies.poll_tally() {
+            Some(Tally::Held { .. }) => answer(now, Reply::Released),
+            Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
+            Some(Tally::Unknown) if replies.has_quorum() => answer(now, Reply::Released),
+            // The release is sent again to nodes that did not answer, until the lease has expired there.
+            Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies);
                 Err(StoreError { failure: Failure::Unknown, message })
             }

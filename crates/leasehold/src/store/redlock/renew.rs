@@ -1,19 +1,18 @@
 //! Renews leases at all nodes.
 
-use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::stream::FuturesUnordered;
 use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, Reply, Resource, Tally};
-use tokio::time::sleep;
 
 use super::attempts::NodeAttempt;
+use super::gather::{fail, gather};
 use super::{Quorum, answer};
 use crate::engine::clock;
 use crate::store::{CallResult, StoreError};
 
 impl Quorum {
-    /// Renews these, all at each node in one flight.
+    /// Renews several leases, with one batch per node.
     pub(super) async fn renew(self: &Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
         let known: Vec<Option<(Renew, NodeAttempt)>> = batch
             .into_iter()
@@ -36,38 +35,7 @@ impl Quorum {
                 (known.resource.clone(), Command::Renew(renew))
             })
             .collect();
-        let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
-        let mut replies: Vec<NodeReplies> =
-            requests.iter().map(|_| NodeReplies::new(self.nodes.len())).collect();
-        let mut responses = FuturesUnordered::new();
-        let mut errors = self.duplicate_nodes();
-        for (node, to) in self.nodes.iter().enumerate() {
-            if errors[node].is_some() {
-                replies.iter_mut().for_each(|replies| replies.handle_reply(node, NodeReply::Failed));
-                continue;
-            }
-            let call = to.clone().call(commands.clone(), None);
-            responses.push(async move { (node, call.await) });
-        }
-        let mut limit = pin!(sleep(self.node_timeout(shortest)));
-        while replies.iter().any(|replies| replies.poll_tally().is_none()) {
-            tokio::select! {
-                // What is there counts, even if the whole process stood still until the time was over.
-                biased;
-                Some((node, answers)) = responses.next() => {
-                    for (replies, answered) in replies.iter_mut().zip(&answers) {
-                        replies.handle_reply(node, reply_of(answered));
-                        if let Err(error) = answered {
-                            errors[node] = Some(error.message.clone());
-                        }
-                    }
-                }
-                () = &mut limit => replies.iter_mut().for_each(NodeReplies::handle_timeout),
-            }
-        }
-        if !responses.is_empty() {
-            tokio::spawn(async move { while responses.next().await.is_some() {} });
-        }
+        let (replies, errors) = self.renew_at_nodes(&requests, &commands).await;
         let now = clock::local();
         let mut answers =
             requests.iter().zip(&replies).map(|((renew, known), replies)| match replies.poll_tally() {
@@ -90,8 +58,39 @@ impl Quorum {
             .collect()
     }
 
-    /// RequestCounts the nodes that do not have the lease for it too, now that a quorum has kept it: they may have been away, or were
-    /// started again. They learn its token by that.
+    /// Sends the renewals to every node, and gathers the replies by renewal, and the errors by node.
+    async fn renew_at_nodes(
+        &self,
+        requests: &[&(Renew, NodeAttempt)],
+        commands: &[(Arc<Resource>, Command)],
+    ) -> (Vec<NodeReplies>, Vec<Option<String>>) {
+        let mut replies = vec![NodeReplies::new(self.nodes.len()); requests.len()];
+        let mut errors = self.duplicate_nodes();
+        let responses = FuturesUnordered::new();
+        for (node, to) in self.nodes.iter().enumerate() {
+            if errors[node].is_some() {
+                fail(&mut replies, node);
+                continue;
+            }
+            let call = to.clone().call(commands.to_vec(), None);
+            responses.push(async move { (node, call.await) });
+        }
+        let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
+        let limit = self.node_timeout(shortest);
+        gather(responses, limit, &mut replies, |replies, node, answers: Vec<CallResult>| {
+            for (replies, answer) in replies.iter_mut().zip(&answers) {
+                replies.handle_reply(node, reply_of(answer));
+                if let Err(error) = answer {
+                    errors[node] = Some(error.message.clone());
+                }
+            }
+        })
+        .await;
+        (replies, errors)
+    }
+
+    /// Acquires a renewed lease at the nodes that do not have it, because they were unreachable or restarted. They learn its
+    /// token by that.
     fn rejoin_nodes(self: &Arc<Self>, renew: &Renew, known: &NodeAttempt, replies: &NodeReplies) {
         for (node, reply) in replies.replies().iter().enumerate() {
             if *reply != Some(NodeReply::NotHeld)

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold_redis_protocol::ScriptVariant;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
+use redis::{Cmd, ConnectionInfo, FromRedisValue, RedisError, Value};
 
+use super::super::connect;
 use super::super::error::explain;
-use super::super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
+use crate::url::Host;
 
 /// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
 const SETTINGS: [&str; 11] = [
@@ -186,20 +188,14 @@ pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Res
     })
 }
 
-/// What a node says about who has which hash slots.
-pub(super) async fn query_slots(node: &ConnectionInfo) -> Result<Value, String> {
+/// A node's view of the slot map.
+pub(super) async fn query_slots(node: &ConnectionInfo, host: &Host) -> Result<Vec<SlotRange>, String> {
     let mut connection = connect(node, false).await.map_err(|error| explain(&error))?;
-    ask(&mut connection, &["CLUSTER", "SLOTS"]).await.map_err(|error| explain(&error))
+    slot_map::query(&mut connection, host).await
 }
 
 async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
-    let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
-    let settings = info.redis_settings().clone().set_protocol(protocol);
-    let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(ANSWER_TIMEOUT));
-    client.get_multiplexed_async_connection_with_config(&config).await
+    connect::open(info, is_resp2, &connect::config()).await
 }
 
 pub(super) fn command(words: &[&str]) -> Cmd {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_core::quorum_of;
-use redis::Value;
 
+use super::super::slot_map::SlotRange;
 use super::probe::{SentinelView, Snapshot};
 use super::server_rules::{differ, span};
 use crate::diagnostics::{Check, Component};
@@ -106,37 +106,20 @@ pub(super) struct Node {
     pub(super) replicas: Option<usize>,
 }
 
-/// What `CLUSTER SLOTS` says. A node that does not know its own name means the one that was asked.
-pub(super) fn nodes_of(slots: &Value, asked: &Host) -> Vec<Node> {
+/// The nodes of a slot map, each with all of its ranges.
+pub(super) fn nodes_of(ranges: &[SlotRange]) -> Vec<Node> {
     let mut nodes: Vec<Node> = Vec::new();
-    let Value::Array(entries) = slots else { return nodes };
-    for entry in entries {
-        let Value::Array(entry) = entry else { continue };
-        let [Value::Int(first), Value::Int(last), members @ ..] = &entry[..] else { continue };
-        let (Ok(first), Ok(last)) = (u16::try_from(*first), u16::try_from(*last)) else { continue };
-        let hosts: Vec<Host> = members.iter().filter_map(|member| host_of(member, asked)).collect();
-        for (place, host) in hosts.iter().enumerate() {
+    for range in ranges {
+        let replicas = range.replicas.iter().map(|host| (host, None));
+        for (host, replicas) in [(&range.master, Some(range.replicas.len()))].into_iter().chain(replicas) {
+            let slots = (range.first, range.last);
             match nodes.iter_mut().find(|node| node.host == *host) {
-                Some(node) => node.slots.push((first, last)),
-                None => nodes.push(Node {
-                    host: host.clone(),
-                    slots: vec![(first, last)],
-                    replicas: (place == 0).then_some(hosts.len() - 1),
-                }),
+                Some(node) => node.slots.push(slots),
+                None => nodes.push(Node { host: host.clone(), slots: vec![slots], replicas }),
             }
         }
     }
     nodes
-}
-
-fn host_of(member: &Value, asked: &Host) -> Option<Host> {
-    let Value::Array(member) = member else { return None };
-    let [name, Value::Int(port), ..] = &member[..] else { return None };
-    let name = match name {
-        Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
-        _ => asked.name.clone(),
-    };
-    Some(Host { name, port: u16::try_from(*port).ok()? })
 }
 
 pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
@@ -381,13 +364,14 @@ mod tests {
 
     #[test]
     fn cluster_masters_and_replicas_are_distinguished() {
-        let member = |port| Value::Array(vec![Value::Nil, Value::Int(port)]);
-        let entry = |first, last, members: &[i64]| {
-            let slots = [Value::Int(first), Value::Int(last)];
-            Value::Array(slots.into_iter().chain(members.iter().map(|port| member(*port))).collect())
+        let host = |port| Host { name: "h".to_owned(), port };
+        let range = |first, last, master, replicas: &[u16]| SlotRange {
+            first,
+            last,
+            master: host(master),
+            replicas: replicas.iter().copied().map(host).collect(),
         };
-        let slots = Value::Array(vec![entry(0, 5, &[1, 2]), entry(6, 9, &[3]), entry(20, 21, &[1, 2])]);
-        let nodes = nodes_of(&slots, &Host { name: "h".to_owned(), port: 1 });
+        let nodes = nodes_of(&[range(0, 5, 1, &[2]), range(6, 9, 3, &[]), range(20, 21, 1, &[2])]);
         let master = Node { slots: vec![(0, 5), (20, 21)], ..node(1, (0, 0), Some(1)) };
         let replica = Node { slots: vec![(0, 5), (20, 21)], ..node(2, (0, 0), None) };
         assert_eq!(nodes, [master, replica, node(3, (6, 9), Some(0))]);

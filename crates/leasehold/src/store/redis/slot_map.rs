@@ -1,0 +1,153 @@
+//! The slot map of a cluster, and the reply of `CLUSTER SLOTS`.
+
+use std::collections::HashMap;
+
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+
+use super::error::explain;
+use crate::url::Host;
+
+/// A range of hash slots and the nodes that have it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SlotRange {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) master: Host,
+    pub(super) replicas: Vec<Host>,
+}
+
+/// The master of each slot.
+#[derive(Default)]
+pub(super) struct SlotMap {
+    /// In order.
+    ranges: Vec<SlotRange>,
+    /// MOVED redirects since the last refresh.
+    moved: HashMap<u16, Host>,
+}
+
+impl SlotMap {
+    /// The known master of a slot.
+    pub(super) fn master_of(&self, slot: u16) -> Option<&Host> {
+        self.moved.get(&slot).or_else(|| {
+            let at = self.ranges.partition_point(|range| range.last < slot);
+            self.ranges.get(at).filter(|range| range.first <= slot).map(|range| &range.master)
+        })
+    }
+
+    /// The masters, each once.
+    pub(super) fn masters(&self) -> Vec<Host> {
+        let mut hosts: Vec<Host> = self.ranges.iter().map(|range| range.master.clone()).collect();
+        hosts.sort();
+        hosts.dedup();
+        hosts
+    }
+
+    /// Records a MOVED redirect. Returns whether it is news.
+    pub(super) fn redirect(&mut self, slot: u16, to: Host) -> bool {
+        let is_new = self.master_of(slot) != Some(&to);
+        if is_new {
+            self.moved.insert(slot, to);
+        }
+        is_new
+    }
+
+    /// Replaces the map. Returns whether any slot has another master.
+    pub(super) fn replace(&mut self, ranges: Vec<SlotRange>) -> bool {
+        let masters = |ranges: &[SlotRange]| -> Vec<(u16, u16, Host)> {
+            ranges.iter().map(|range| (range.first, range.last, range.master.clone())).collect()
+        };
+        let is_other = masters(&self.ranges) != masters(&ranges);
+        *self = Self { ranges, moved: HashMap::new() };
+        is_other
+    }
+}
+
+/// Queries a node for the slot map.
+pub(super) async fn query(node: &mut MultiplexedConnection, host: &Host) -> Result<Vec<SlotRange>, String> {
+    let reply: Result<Value, _> = redis::cmd("CLUSTER").arg("SLOTS").query_async(node).await;
+    let reply = reply.map_err(|error| explain(&error))?;
+    let ranges = parse(&reply, host).ok_or("the reply to CLUSTER SLOTS has an unknown form")?;
+    if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
+}
+
+/// Parses the reply of `CLUSTER SLOTS`. A node that does not know its own name is the one that was asked.
+fn parse(reply: &Value, asked: &Host) -> Option<Vec<SlotRange>> {
+    let Value::Array(entries) = reply else { return None };
+    let mut ranges = entries.iter().map(|entry| parse_range(entry, asked)).collect::<Option<Vec<_>>>()?;
+    ranges.sort_unstable();
+    Some(ranges)
+}
+
+fn parse_range(entry: &Value, asked: &Host) -> Option<SlotRange> {
+    let Value::Array(entry) = entry else { return None };
+    let [Value::Int(first), Value::Int(last), master, replicas @ ..] = &entry[..] else { return None };
+    Some(SlotRange {
+        first: u16::try_from(*first).ok()?,
+        last: u16::try_from(*last).ok()?,
+        master: parse_host(master, asked)?,
+        replicas: replicas.iter().filter_map(|replica| parse_host(replica, asked)).collect(),
+    })
+}
+
+fn parse_host(node: &Value, asked: &Host) -> Option<Host> {
+    let Value::Array(node) = node else { return None };
+    let [name, Value::Int(port), ..] = &node[..] else { return None };
+    let name = match name {
+        Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
+        _ => asked.name.clone(),
+    };
+    Some(Host { name, port: u16::try_from(*port).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(port: u16) -> Host {
+        Host { name: "h".to_owned(), port }
+    }
+
+    /// A range without replicas.
+    fn range(first: u16, last: u16, master: Host) -> SlotRange {
+        SlotRange { first, last, master, replicas: Vec::new() }
+    }
+
+    #[test]
+    fn slot_is_found_in_its_range_unless_redirected() {
+        let ranges = vec![range(0, 99, host(1)), range(100, 100, host(2)), range(200, 299, host(3))];
+        let mut slots = SlotMap::default();
+        assert!(slots.replace(ranges.clone()) && !slots.replace(ranges));
+        let found = |slots: &SlotMap, slot| slots.master_of(slot).map(|host| host.port);
+        assert_eq!(
+            [0, 99, 100, 101, 200, 299, 300].map(|slot| found(&slots, slot)),
+            [Some(1), Some(1), Some(2), None, Some(3), Some(3), None]
+        );
+        assert!(slots.redirect(99, host(3)) && !slots.redirect(99, host(3)));
+        assert_eq!(found(&slots, 99), Some(3));
+        assert_eq!(found(&slots, 98), Some(1));
+        assert_eq!(slots.masters(), [host(1), host(2), host(3)]);
+    }
+
+    #[test]
+    fn node_without_a_name_is_the_queried_node() {
+        let node =
+            |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
+        let entry = |name: Value| {
+            let replica = Value::Array(vec![Value::BulkString(b"r".to_vec()), Value::Int(7001)]);
+            Value::Array(vec![Value::Int(0), Value::Int(5), node(name), replica])
+        };
+        for (name, expected) in [
+            (Value::Nil, "asked"),
+            (Value::BulkString(Vec::new()), "asked"),
+            (Value::BulkString(b"b".to_vec()), "b"),
+        ] {
+            let asked = Host { name: "asked".to_owned(), port: 1 };
+            let ranges = parse(&Value::Array(vec![entry(name)]), &asked).unwrap();
+            let master = Host { name: expected.to_owned(), port: 7000 };
+            let replicas = vec![Host { name: "r".to_owned(), port: 7001 }];
+            assert_eq!(ranges, [SlotRange { replicas, ..range(0, 5, master) }]);
+        }
+        assert!(parse(&Value::Okay, &host(1)).is_none());
+    }
+}
