@@ -1,4 +1,4 @@
-//! Who asks: clients, their attempts, and owners that outlive one attempt.
+//! Ids of clients, attempts and owners.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -8,7 +8,7 @@ use core::fmt;
 pub struct ClientId(u128);
 
 impl ClientId {
-    /// The client with this number. Whoever calls this provides the randomness.
+    /// The client with this number. The caller provides the randomness.
     #[must_use]
     pub const fn new(number: u128) -> Self {
         Self(number)
@@ -33,13 +33,12 @@ impl fmt::Debug for ClientId {
     }
 }
 
-/// The id of one attempt to lock. It is new for each attempt, and every command names it, so that
-/// every command can be repeated safely.
+/// The id of one attempt to lock. Every command names it, so that every command can be repeated safely.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Acquisition {
-    /// Whose attempt it is.
+    /// The client that makes the attempt.
     pub client: ClientId,
-    /// Counted up by the client.
+    /// Number of the attempt, counted by the client.
     pub sequence: u64,
 }
 
@@ -55,13 +54,13 @@ impl fmt::Debug for Acquisition {
     }
 }
 
-/// An identity that the caller names in order to hold the same lock more than once, possibly from
-/// several tasks or processes. Where none is named, the acquisition is its own owner.
+/// A named owner, which may hold the same lock more than once, from any task or process. Without one, each acquisition is
+/// its own owner.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// An owner of that name.
+    /// The owner with this name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(Arc::from(name))

@@ -1,12 +1,12 @@
-//! What is locked: a kind and a name.
+//! Names, kinds and resources.
 
 use alloc::sync::Arc;
 use core::fmt;
 
-/// The longest name, in bytes of UTF-8.
+/// Max length of a name, in bytes of UTF-8.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// A checked name: not empty, at most [`MAX_NAME_BYTES`] bytes, no control characters.
+/// A valid name: not empty, at most [`MAX_NAME_BYTES`] bytes, no control characters.
 ///
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,7 +17,7 @@ impl Name {
     ///
     /// # Errors
     ///
-    /// The rule that it breaks.
+    /// [`NameError`] names the rule that it breaks.
     pub fn new(name: &str) -> Result<Self, NameError> {
         if name.is_empty() {
             return Err(NameError::Empty);
@@ -31,7 +31,7 @@ impl Name {
         Ok(Self(Arc::from(name)))
     }
 
-    /// The name as it was given.
+    /// The name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -50,20 +50,20 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Why a name can't be used.
+/// Why a name is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NameError {
-    /// It has no characters.
+    /// It is empty.
     Empty,
     /// It is longer than [`MAX_NAME_BYTES`].
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// It has a control character, a line end for example.
+    /// It has a control character, for example a line end.
     ControlCharacter {
-        /// The byte where the first one stands.
+        /// Byte offset of the first one.
         position: usize,
     },
 }
@@ -90,7 +90,7 @@ impl core::error::Error for NameError {}
 pub enum Kind {
     /// One holder at a time.
     Mutex,
-    /// A number of permits that holders share.
+    /// A number of permits, shared by several holders.
     Semaphore,
     /// Many readers, or one writer.
     ReadWrite,
@@ -98,9 +98,9 @@ pub enum Kind {
     Election,
     /// A number that is counted down to zero.
     Latch,
-    /// A place where parties wait until all have come.
+    /// Parties wait until all have arrived.
     Barrier,
-    /// Those who wait for a lock that several stores vote about: whose turn it is to try. It is no lock of its own.
+    /// The admission queue of a lock on a quorum: which waiter may queue at the nodes. It is not a lock.
     Admission,
 }
 
@@ -109,7 +109,7 @@ impl Kind {
     pub const ALL: &[Self] =
         &[Self::Mutex, Self::Semaphore, Self::ReadWrite, Self::Election, Self::Latch, Self::Barrier];
 
-    /// The word that stands for it in keys, tables and on the command line.
+    /// The kind's name in keys, tables and on the command line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ impl Kind {
         }
     }
 
-    /// The kind that this word stands for.
+    /// The kind with this name.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().chain([Self::Admission]).find(|kind| kind.as_str() == word)
@@ -136,7 +136,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a lease table is about: a kind and a name.
+/// A lock: a kind and a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Resource {
     /// The kind of lock.

@@ -1,6 +1,6 @@
-//! Two kinds of time that must never be mixed, and the margin between them.
+//! The store's time and the process's time, which must never be mixed, and the margin between them.
 //!
-//! Neither is read here: whoever drives the core passes them in.
+//! The core reads no clock: the caller passes the time in.
 
 use core::fmt;
 use core::ops::Add;
@@ -17,10 +17,10 @@ macro_rules! microseconds {
         impl $name {
             /// The origin of this clock.
             pub const ZERO: Self = Self(0);
-            /// A point that is never reached.
+            /// A time that is never reached.
             pub const NEVER: Self = Self(u64::MAX);
 
-            /// A point that many microseconds after the origin.
+            /// The time this many microseconds after the origin.
             #[must_use]
             pub const fn from_micros(micros: u64) -> Self {
                 Self(micros)
@@ -32,13 +32,13 @@ macro_rules! microseconds {
                 self.0
             }
 
-            /// The time from `earlier` to here; zero when `earlier` is later.
+            /// Time since `earlier`; zero if `earlier` is later.
             #[must_use]
             pub const fn since(self, earlier: Self) -> Duration {
                 Duration::from_micros(self.0.saturating_sub(earlier.0))
             }
 
-            /// This point moved back by `span`, no further than the origin.
+            /// This time minus `span`, but not before the origin.
             #[must_use]
             pub fn saturating_sub(self, span: Duration) -> Self {
                 Self(self.0.saturating_sub(whole_micros(span)))
@@ -62,13 +62,13 @@ macro_rules! microseconds {
 }
 
 microseconds! {
-    /// A point on the *store's* clock. Every expiry is one, and only the store compares them.
+    /// A time of the *store's* clock. Every expiry is one, and only the store compares them.
     StoreTime
 }
 
 microseconds! {
-    /// A point on *this process's* clock, which never steps back and also runs while the machine
-    /// sleeps. It bounds how long the client trusts a lease, and decides nothing else.
+    /// A time of *this process's* clock, which never steps back and also counts suspend. It only bounds how long the client
+    /// trusts a lease.
     LocalTime
 }
 
@@ -76,31 +76,31 @@ fn whole_micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// What the store's clocks say at the moment of one command.
+/// The store's clocks when it runs a command.
 ///
-/// On Redis both are the server's `TIME`. The embedded stores run their leases on the boot clock,
-/// which no administrator can step, and their tokens on the wall clock, which outlives a reboot.
+/// On Redis both are the server's `TIME`. The embedded stores use the boot clock for leases, because it cannot be set, and the
+/// wall clock for tokens, because it continues after a reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// The clock of expiries.
+    /// For expiries.
     pub time: StoreTime,
-    /// The clock of tokens: microseconds since 1970.
+    /// For tokens: microseconds since 1970.
     pub wall: StoreTime,
-    /// Where several stores vote: what the others may have given. No token below it is given, and a renewal raises the
-    /// lease's own and the last one to it.
+    /// On a quorum node: what the other nodes may have granted. No token below it is granted, and a renewal raises the lease's
+    /// token and the last token to it.
     pub floor: Option<Token>,
 }
 
 impl Now {
-    /// A store that has one clock for both.
+    /// The time of a store with one clock for both.
     #[must_use]
     pub const fn same(time: StoreTime) -> Self {
         Self { time, wall: time, floor: None }
     }
 }
 
-/// How much of `span` a client gives away because its clock and the store's run at different
-/// speeds and because timers fire late: 1 % and 2 ms.
+/// Safety margin for `span`, because the clocks of client and store run at different speeds and timers fire late: 1 % and
+/// 2 ms.
 #[must_use]
 pub fn drift_margin(span: Duration) -> Duration {
     span / 100 + Duration::from_millis(2)

@@ -1,29 +1,28 @@
 //! Fencing tokens: a hybrid logical clock.
 //!
-//! A token is `max(last + 1, wall clock in µs)`. It rises with every grant as a counter would, and
-//! unlike a counter it does not start again when the store loses its memory: the wall clock has
-//! moved on meanwhile. (Kulkarni et al., *Logical Physical Clocks*, 2014, reduced to one number.)
+//! A token is `max(last + 1, wall clock in µs)`. It rises with every grant like a counter. Unlike a counter it does not restart
+//! when the store loses its data, because the wall clock has moved on. (Kulkarni et al., *Logical Physical Clocks*, 2014, reduced to one number.)
 
 use core::fmt;
 
 use crate::time::StoreTime;
 
-/// Tokens stay below 2^53, so that they survive a trip through a double (Lua, JavaScript, JSON).
+/// Tokens stay below 2^53, so that a double represents them exactly (Lua, JavaScript, JSON).
 /// In microseconds since 1970 that is the year 2255.
 pub const MAX_TOKEN: u64 = (1 << 53) - 1;
 
-/// The highest wall time that a token follows; above it tokens only count. It leaves room for 2^40
-/// grants by a store whose clock is absurd.
+/// The highest wall time that a token follows; above it tokens only count up. This leaves room for 2^40 grants if a store's
+/// clock is far in the future.
 const MAX_WALL: u64 = MAX_TOKEN - (1 << 40);
 
-/// A fencing token: each grant of a resource carries a higher one than every grant before it.
+/// A fencing token. Each grant of a resource has a higher token than every earlier grant.
 ///
-/// Give it to whatever the lock protects, and let that refuse a lower token than it has seen.
+/// Pass it to the protected resource, which must refuse any token lower than the highest it has seen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(u64);
 
 impl Token {
-    /// The token with this number; none when it is zero or above [`MAX_TOKEN`].
+    /// The token with this number; `None` if it is zero or above [`MAX_TOKEN`].
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
         if number == 0 || number > MAX_TOKEN {
@@ -46,7 +45,7 @@ impl From<Token> for u64 {
 }
 
 impl From<Token> for i64 {
-    /// As databases have it. Tokens are below 2^53, so nothing is lost.
+    /// The number as a signed integer, for databases. Tokens are below 2^53, so nothing is lost.
     fn from(token: Token) -> Self {
         token.0.cast_signed()
     }
@@ -64,21 +63,21 @@ impl fmt::Display for Token {
     }
 }
 
-/// A grant's token and the higher ones that were set aside for its holder to hand on locally.
+/// A grant's token, and the higher ones that are reserved for local hand-offs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRange {
     /// The grant's own token.
     pub first: Token,
-    /// The last one set aside; equal to `first` when none was asked for.
+    /// The last reserved token; equal to `first` if none was requested.
     pub last: Token,
 }
 
 impl TokenRange {
-    /// The next `1 + reserve` tokens after `last` (zero: no token was given yet), at wall time `wall`.
+    /// The next `1 + reserve` tokens after `last` (zero if there was none), at wall time `wall`.
     ///
     /// # Panics
     ///
-    /// When 2^53 is reached, which takes a trillion grants by a clock set to the year 2220 or later.
+    /// If 2^53 is reached, which takes a trillion grants by a clock set to the year 2220 or later.
     #[must_use]
     pub fn next(last: u64, reserve: u32, wall: StoreTime) -> Self {
         let first = (last + 1).max(wall.as_micros().min(MAX_WALL));

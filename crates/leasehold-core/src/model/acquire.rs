@@ -1,5 +1,5 @@
-//! `Acquire`: what becomes of an attempt. It is granted at once, gets a place in the queue, or is told why not; repeated, it
-//! learns what it has. The twin of `lua/acquire.lua`.
+//! `Acquire`: an attempt is granted, queued or refused; a repeat returns the present state. The counterpart of the script
+//! `acquire.lua`.
 
 use core::time::Duration;
 
@@ -50,7 +50,7 @@ impl<R: Rows> Step<'_, '_, R> {
         }
     }
 
-    /// The answer to an attempt that the table has heard of before.
+    /// The answer to an attempt that the table knows already.
     fn known_attempt(&mut self, acquire: &Acquire) -> Result<Option<Reply>, R::Error> {
         let acquisition = acquire.acquisition;
         if let Some(grant) = self.take_back_grant(acquisition) {
@@ -72,14 +72,14 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(None)
     }
 
-    /// The answer to a repeated `Acquire`: the same grant with the time that is left of it.
+    /// The answer to a repeated `Acquire`: the same grant with its remaining lifetime.
     fn repeated_grant(&self, lease: &Lease, acquire: &Acquire) -> Reply {
         if lease.retained {
             return Reply::Cancelled;
         }
-        // The range that was set aside is not stored: a repeat gets the grant's own token only.
+        // The reserved range is not stored: a repeat gets the grant's own token only.
         let tokens = TokenRange { first: lease.token, last: lease.token };
-        // A clock that was set back leaves more than was asked for, which ends early should the clock be set forward again.
+        // After the clock was set back more than the ttl would remain, and end early if the clock is set forward again.
         let valid_for = lease.expires_at.since(self.now()).min(acquire.ttl);
         Reply::Granted(Grant { tokens, valid_for })
     }
@@ -109,8 +109,8 @@ impl<R: Rows> Step<'_, '_, R> {
         self.grant_now(acquire, TokenRange { first: held.token, last: held.token }, self.now())
     }
 
-    /// Takes the place of a lease. With less weight it is still the same critical section, with the same token; with
-    /// more it is another one. In both cases the hold goes on, and counts since its beginning.
+    /// Replaces a lease. With less weight this is the same critical section, with the same token; with more it is a new one. In
+    /// both cases the hold continues, and counts from its beginning.
     fn replace(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
         let further = acquire.weight.saturating_sub(held.weight);
         if !self.fits(further) {
@@ -152,7 +152,7 @@ impl<R: Rows> Step<'_, '_, R> {
     }
 
     fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {
-        // A holder that waits for more is the only one of its kind, and those who stand behind it must not cost it its lease.
+        // At most one holder can wait for more, and a full queue must not cost it its lease.
         if acquire.replaces.is_none() && self.header.waiters >= wait.max_queue {
             return Ok(Reply::QueueFull);
         }
@@ -180,7 +180,7 @@ impl<R: Rows> Step<'_, '_, R> {
         self.queued(place)
     }
 
-    /// The answer for a place in the queue. The head learns here that it is the head, and needs no push.
+    /// The answer for a queue entry. The head learns here that it is the head, and needs no push.
     fn queued(&mut self, place: u64) -> Result<Reply, R::Error> {
         let is_head = self.first_ready()?.is_some_and(|first| first.place == place);
         let repoll_at = if is_head {
@@ -192,17 +192,17 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(Reply::Queued(Queued { is_head, repoll_at }))
     }
 
-    /// When a waiter looks again that is not the head.
+    /// When a waiter other than the head re-checks.
     ///
-    /// The head looks when the lease ends. Should it be gone together with the holder, its followers find that out: after
-    /// the time that a head may need, each a little apart from the others.
+    /// The head re-checks when the lease ends. If both holder and head are gone, the followers find out: after the time that
+    /// a head may need, spread over an interval.
     ///
     /// With more clients each one re-checks less often, and so does each waiter of a client with several waiters. The waiters
     /// of one client therefore do not delay the re-checks of other clients.
     fn follower_repoll_at(&mut self) -> Result<StoreTime, R::Error> {
         let now = self.now();
         let ends = self.head_hint()?.repoll_at;
-        // A lease that ends sooner than this was not renewed, or not claimed.
+        // A lease that ends sooner than this was not renewed or not claimed.
         let head_start = if ends.since(now) > CLAIM_WINDOW { CLAIM_WINDOW } else { Duration::ZERO };
         let client = self.requester.map_or(ClientId::new(0), |requester| requester.client);
         // The lower half of a random number.

@@ -1,4 +1,4 @@
-//! Several resources in one step: all of them, or none.
+//! Acquires several resources in one step: all are granted, or none is. The counterpart of the script `acquire_all.lua`.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -8,9 +8,9 @@ use crate::command::{Acquire, Answer, Command, Release, Reply};
 
 /// Steps several resources by one attempt each, none of which waits: all are granted, or none is.
 ///
-/// Every attempt steps as if it were alone. At the first that is not granted, what was granted before it in this step is
-/// given back in this step, and the others are not asked: that one's answer says why, and theirs is `Busy`. What an
-/// attempt had before this step it keeps: this may be a repetition that comes after a part was given back.
+/// Every attempt runs as if it were alone. After the first one that is not granted, the earlier grants of this step are
+/// released, and the later attempts are not made. The refused attempt's answer names the reason; the others get `Busy`. An
+/// attempt keeps what it had before this step, which may be a repeat after a partial release.
 ///
 /// # Errors
 ///
@@ -18,14 +18,14 @@ use crate::command::{Acquire, Answer, Command, Release, Reply};
 ///
 /// # Panics
 ///
-/// When an attempt waits, or is to take the place of a lease, which could not be given back.
+/// If an attempt waits or replaces a lease, because that cannot be undone.
 pub fn apply_all<R: Rows>(
     context: CommandContext<'_>,
     attempts: &mut [(&mut R, &Arc<Acquire>)],
 ) -> Result<Vec<Answer>, R::Error> {
     let CommandContext { now, is_reachable, pushes } = context;
     let mut run = |rows: &mut R, command: &Command| {
-        // A step takes back pushes of its own only.
+        // Only this step's own pushes are withdrawn.
         let mut own = Vec::new();
         let answer =
             step(rows, CommandContext { now, is_reachable: &mut *is_reachable, pushes: &mut own }, command)?;

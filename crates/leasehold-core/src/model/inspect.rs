@@ -1,5 +1,4 @@
-//! `Inspect` and `ForceRelease`: what is asked by those who neither hold nor wait. The twin of `lua/inspect.lua` and
-//! `lua/force_release.lua`.
+//! `Inspect` and `ForceRelease`. The counterpart of the scripts `inspect.lua` and `force_release.lua`.
 
 use alloc::vec::Vec;
 

@@ -1,5 +1,4 @@
-//! `Renew` and `Release`: keeping a lease, and giving back a lease or a place in the queue. The twin of `lua/renew.lua` and
-//! `lua/release.lua`.
+//! `Renew` and `Release`. The counterpart of the scripts `renew.lua` and `release.lua`.
 
 use core::time::Duration;
 
@@ -16,7 +15,7 @@ impl<R: Rows> Step<'_, '_, R> {
         lease.expires_at = self.now() + renew.ttl;
         self.note_expiry(lease.expires_at);
         if let Some(floor) = self.context.now.floor.filter(|floor| floor.get() > self.header.last_token) {
-            // It is one lease at several stores, with one token.
+            // A lease at several nodes has one token.
             self.remember_token(floor.get());
             lease.token = floor;
         }
@@ -43,11 +42,11 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(Reply::Released)
     }
 
-    /// Ends a lease. It stays as a *kept* one where `min_hold` has not passed yet, unless its owner holds
-    /// the resource through another acquisition: then the last release decides.
+    /// Ends a lease. Before `min_hold` has passed it is retained, unless its owner holds the resource through another
+    /// acquisition: then the last release decides.
     fn end_lease(&mut self, mut lease: Lease, min_hold: Duration) -> Result<(), R::Error> {
         self.remove_lease(&lease)?;
-        // No longer than `min_hold` from now, though the clock may have been set back since the grant.
+        // At most `min_hold` from now, even if the clock was set back since the grant.
         let keep_for = min_hold.saturating_sub(self.now().since(lease.granted_at));
         if keep_for.is_zero() || self.weight_of(lease.owner.as_ref())? > 0 {
             return Ok(());

@@ -1,7 +1,7 @@
-//! Where a resource's lease table is kept: the seam between the model and a store.
+//! The storage of one resource's lease table: the seam between the model and a store.
 //!
-//! Deliberately small and deliberately dumb: look up, put, remove, and "the first by this order".
-//! No implementation decides anything; every rule is in [`super::apply`].
+//! It looks up, stores and removes rows, and finds the first in an order. It decides nothing: every rule is in
+//! [`super::apply`].
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -10,30 +10,30 @@ use crate::id::{Acquisition, ClientId, Owner};
 use crate::time::StoreTime;
 use crate::token::Token;
 
-/// The few numbers about a resource that let most commands go without looking at its rows.
+/// Summary of a resource, so that most commands read no rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// How much weight the resource bears.
+    /// Total weight of the resource.
     pub capacity: u32,
-    /// The weight of its live owners, each counted once.
+    /// Weight in use. An owner with several leases counts once.
     pub in_use: u32,
-    /// The last token given or set aside; zero before the first.
+    /// The last token granted or reserved; zero before the first.
     pub last_token: u64,
-    /// Where the next waiter queues. Starts at 1.
+    /// Place of the next waiter in the queue. Starts at 1.
     pub next_place: u64,
-    /// The waiter that knows that it is the first; zero when there is none.
+    /// Place of the waiter that was told that it is the head; zero if there is none.
     pub head: u64,
-    /// How many leases there are.
+    /// Number of leases.
     pub leases: u32,
-    /// How many waiters there are, the parked ones included.
+    /// Number of waiters, including parked ones.
     pub waiters: u32,
-    /// How many of them are passed over.
+    /// Number of parked waiters, which are skipped.
     pub parked: u32,
-    /// How many tombstones there are.
+    /// Number of tombstones.
     pub tombstones: u32,
-    /// No row expires before this. A lower bound, so that renewing need not look for the minimum.
+    /// Lower bound of all expiries. It may be too early, so that a renewal need not search for the minimum.
     pub next_expiry: StoreTime,
-    /// Until then, by the wall clock, the last token must be remembered.
+    /// The last token must be remembered until then, by the wall clock.
     pub remember_until: StoreTime,
 }
 
@@ -54,20 +54,19 @@ impl Header {
         }
     }
 
-    /// Nothing is left but the last token.
+    /// Whether only the last token is left.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.leases == 0 && self.waiters == 0 && self.tombstones == 0
     }
 
-    /// Somebody waits who is not passed over.
+    /// Whether there is a waiter that is not skipped.
     #[must_use]
     pub const fn has_ready_waiter(&self) -> bool {
         self.waiters > self.parked
     }
 
-    /// Nothing is left that anybody could need: not even the last token, since the wall clock has
-    /// long passed it.
+    /// Whether nothing is needed any more, not even the last token, because the wall clock is past it.
     #[must_use]
     pub fn is_removable(&self, wall: StoreTime) -> bool {
         self.is_idle() && self.remember_until <= wall
@@ -77,62 +76,61 @@ impl Header {
 /// One acquisition's lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Its key.
+    /// The attempt that was granted; the key of this row.
     pub acquisition: Acquisition,
-    /// The owner, where one was named.
+    /// The named owner, if any.
     pub owner: Option<Owner>,
-    /// How much of the capacity it takes.
+    /// Weight of the lease.
     pub weight: u32,
-    /// Its token. Acquisitions of one owner share it: a re-entry is the same critical section.
+    /// Its token. All acquisitions of one owner share it, because a re-entry is the same critical section.
     pub token: Token,
-    /// Since when.
+    /// Time of the grant.
     pub granted_at: StoreTime,
-    /// It is over when the clock reaches this.
+    /// The lease has expired at this time.
     pub expires_at: StoreTime,
-    /// The holder has been heard from since the grant was made.
+    /// The client has sent a command since the grant.
     pub claimed: bool,
-    /// It was given back and only keeps others out.
+    /// The lease was released, and is retained until it expires.
     pub retained: bool,
-    /// What the holder said about itself.
+    /// The holder's metadata.
     pub metadata: Arc<str>,
 }
 
-/// One place in the queue.
+/// One queue entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
-    /// Its key, and its order.
+    /// Place in the queue; the key of this row.
     pub place: u64,
     /// The attempt that waits.
     pub acquisition: Acquisition,
-    /// The owner, where one was named.
+    /// The named owner, if any.
     pub owner: Option<Owner>,
-    /// How much of the capacity it wants.
+    /// Requested weight.
     pub weight: u32,
-    /// How long its lease is to run once it is claimed; the claim window is never longer.
+    /// Lifetime of the lease once it is claimed. The claim window is never longer.
     pub ttl: Duration,
-    /// How many tokens to set aside with the grant.
+    /// Number of tokens to reserve with the grant.
     pub reserve: u32,
-    /// The lease of its client, by sequence number, that its own takes the place of.
+    /// Sequence number of the client's lease that the new one replaces.
     pub replaces: Option<u64>,
-    /// Since when.
+    /// Time of enqueueing.
     pub since: StoreTime,
-    /// The place is given up when the clock reaches this.
+    /// The entry expires at this time.
     pub deadline: StoreTime,
-    /// Its client is passed over until it is heard from.
+    /// The client is skipped until it sends a command.
     pub parked: bool,
-    /// What the waiter said about itself.
+    /// The waiter's metadata.
     pub metadata: Arc<str>,
 }
 
 /// The rows of one resource.
 ///
-/// Every method is about that one resource. `put_*` inserts or replaces by key. A method that fails
-/// leaves the command undone: the caller rolls back.
+/// `put_*` inserts or replaces by key. If a method fails, the command must have no effect: the caller rolls back.
 pub trait Rows {
-    /// What can go wrong; [`core::convert::Infallible`] in memory.
+    /// The store's error; [`core::convert::Infallible`] in memory.
     type Error;
 
-    /// The header; none for a resource that the store does not know.
+    /// The header; `None` if the store does not know the resource.
     ///
     /// # Errors
     /// The store's.
@@ -142,7 +140,7 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn put_header(&mut self, header: &Header) -> Result<(), Self::Error>;
-    /// Removes the header. No rows are left when this is called.
+    /// Removes the header. Called when no rows are left.
     ///
     /// # Errors
     /// The store's.
@@ -173,7 +171,7 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn heaviest_lease_of(&mut self, owner: &Owner) -> Result<Option<Lease>, Self::Error>;
-    /// Shows every lease, in no particular order.
+    /// Every lease, in no particular order.
     ///
     /// # Errors
     /// The store's.
@@ -204,39 +202,39 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn first_expiring_waiter(&mut self) -> Result<Option<Waiter>, Self::Error>;
-    /// Parks this client, or no longer, and says how many entries it has; zero when it is so already. A client without
+    /// Parks or unparks this client. Returns the number of its entries, or zero if nothing has changed. A client without
     /// entries is not parked.
     ///
     /// # Errors
     /// The store's.
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Self::Error>;
-    /// How many clients have waiters and are not parked.
+    /// Number of clients that have waiters and are not parked.
     ///
     /// # Errors
     /// The store's.
     fn ready_clients(&mut self) -> Result<u32, Self::Error>;
-    /// How many queue entries this client has.
+    /// Number of this client's queue entries.
     ///
     /// # Errors
     /// The store's.
     fn waiters_of(&mut self, client: ClientId) -> Result<u32, Self::Error>;
-    /// Shows every queue entry in the order of the queue.
+    /// Every queue entry, in queue order.
     ///
     /// # Errors
     /// The store's.
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<(), Self::Error>;
 
-    /// Until when this acquisition is buried.
+    /// End of this acquisition's tombstone, if it has one.
     ///
     /// # Errors
     /// The store's.
     fn tombstone(&mut self, acquisition: Acquisition) -> Result<Option<StoreTime>, Self::Error>;
-    /// Buries an acquisition until then.
+    /// Stores a tombstone that ends then.
     ///
     /// # Errors
     /// The store's.
     fn put_tombstone(&mut self, acquisition: Acquisition, until: StoreTime) -> Result<(), Self::Error>;
-    /// Removes the tombstones that end at `now` or before, and says how many, and when the next ends.
+    /// Removes the tombstones that end at `now` or before. Returns their number, and when the next one ends.
     ///
     /// # Errors
     /// The store's.

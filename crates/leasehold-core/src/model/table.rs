@@ -1,4 +1,4 @@
-//! The rows of one resource in memory.
+//! The lease table of one resource in memory.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::convert::Infallible;
@@ -7,13 +7,13 @@ use super::rows::{Header, Lease, Rows, Waiter};
 use crate::id::{Acquisition, ClientId, Owner};
 use crate::time::StoreTime;
 
-/// A resource's lease table in memory: every look-up and every change is O(log n).
+/// A resource's lease table in memory. Every look-up and every change is O(log n).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     header: Option<Header>,
     leases: BTreeMap<Acquisition, Lease>,
     lease_expiries: BTreeSet<(StoreTime, Acquisition)>,
-    /// Named owners only, heaviest lease last.
+    /// Leases of named owners, the heaviest last.
     owners: BTreeSet<(Owner, u32, Acquisition)>,
     queue: BTreeMap<u64, Waiter>,
     /// The first place of each client that is not parked.
@@ -25,7 +25,7 @@ pub struct Table {
     tombstone_expiries: BTreeSet<(StoreTime, Acquisition)>,
 }
 
-/// The queue entries of one client; at least one.
+/// The queue entries of one client, at least one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ClientEntries {
     places: BTreeSet<u64>,
@@ -33,14 +33,14 @@ struct ClientEntries {
 }
 
 impl ClientEntries {
-    /// The place that stands for all of them among those of the other clients.
+    /// The client's first place, by which it is ordered among the other clients.
     fn ready(&self) -> Option<u64> {
         self.places.first().copied().filter(|_| !self.parked)
     }
 }
 
 impl Table {
-    /// A resource that nobody has used yet.
+    /// An unused resource.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -64,8 +64,7 @@ impl Table {
         self.header.is_none()
     }
 
-    /// When looking at this resource again could change something; for a resource that is idle but
-    /// for its last token, that is by the wall clock.
+    /// When the next sweep could remove something. If only the last token is left, this is by the wall clock.
     #[must_use]
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()
@@ -78,7 +77,7 @@ impl Table {
         }
     }
 
-    /// Changes what a client has in the queue, and which of its places stands for it.
+    /// Changes a client's queue entries, and updates its first place.
     fn update_entries<T>(&mut self, client: ClientId, change: impl FnOnce(&mut ClientEntries) -> T) -> T {
         let entries = self.clients.entry(client).or_default();
         let before = entries.ready();
@@ -96,7 +95,7 @@ impl Table {
         result
     }
 
-    /// An entry as it is now: whether it is parked, its client's others say.
+    /// An entry with its current parked state, which is stored once per client.
     fn entry(&self, waiter: &Waiter) -> Waiter {
         let entries = self.clients.get(&waiter.acquisition.client);
         Waiter { parked: entries.is_some_and(|entries| entries.parked), ..waiter.clone() }

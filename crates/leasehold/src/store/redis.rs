@@ -1,12 +1,12 @@
 //! Redis: one server, the master that Sentinels name, or a cluster.
 //!
-//! A command is one script (`leasehold_redis_protocol`), so an uncontended lock is one round trip, and so is a release. Waiters
-//! hear of their grant through a channel, which on a server of its own is one per client, and in a cluster one per client
-//! and hash slot.
+//! A command is one script call (`leasehold_redis_protocol`), so an uncontended lock is one round trip, and so is a release. A
+//! waiter receives its grant through an inbox channel. A single server has one inbox per client, a cluster one per client and
+//! hash slot.
 //!
-//! Commands go out from the caller's own task where the client was made in its runtime (`link`), and otherwise from the
-//! client's thread; a caller's future then only waits for the answer, on whatever executor it runs. After a
-//! connection was lost and made again, all waiters look again and all leases are renewed, since pushes may have been missed.
+//! If the client was created in the caller's runtime, the caller's task sends its commands itself (`caller_conn`). Otherwise
+//! the client's thread sends them, and the caller's future only waits for the answer, on any executor. After a reconnect all
+//! waiters re-check and all leases are renewed, because pushes may have been missed.
 
 mod caller_conn;
 mod cluster;
@@ -49,40 +49,40 @@ pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
 use sentinel::Sentinels;
 
-/// How long an answer may take. Whether a command that is not answered took effect is unknown.
+/// Max time for a reply. Whether an unanswered command took effect is unknown.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long connecting may take.
+/// Max time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a cluster is left to itself before its slots are asked for again.
+/// Min time between two refreshes of a cluster's slot map.
 const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 
-/// The same while nobody answers.
+/// The same while no node answers.
 const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 
-/// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
+/// Refresh interval without a reason, on clusters whose nodes do not tell subscribers that they have lost a slot.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Looking again costs a server something, and pushes are seldom lost.
+/// Long intervals, because re-checks cost the server work and pushes are seldom lost.
 const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
-    /// For those who look at the servers on ways of their own.
+    /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
-    /// The client's own.
+    /// The runtime of the client's thread.
     runtime: Handle,
     caller: Option<Caller>,
-    /// Notices when that runtime ends.
+    /// Detects when the caller's runtime ends.
     watch: Option<tokio::task::AbortHandle>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
-    /// Learns a cluster's slots anew.
+    /// Refreshes a cluster's slot map.
     refresher: Option<tokio::task::AbortHandle>,
 }
 
-/// The runtime that the client was made in.
+/// The runtime in which the client was created.
 #[derive(Clone)]
 struct Caller {
     id: Id,
@@ -90,17 +90,17 @@ struct Caller {
 }
 
 impl Caller {
-    /// Whether this is a task of that runtime, from which commands may go out.
+    /// Whether this runs in a task of that runtime, which may send commands.
     fn is_here(&self) -> bool {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         here == Some(self.id) && self.runtime.is_usable()
     }
 }
 
-/// What one of several servers that vote does besides what all do.
+/// Settings of a quorum node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Voting {
-    /// It abstains for this long, the longest ttl there is, after it may have forgotten what it granted.
+    /// How long the node abstains after it may have lost leases: the maximum ttl in use.
     pub(crate) abstains_for: Option<Duration>,
 }
 
@@ -120,7 +120,7 @@ enum Nodes {
 }
 
 impl Redis {
-    /// Connects for this client, and listens to its channel. Runs on the client's own runtime.
+    /// Connects for this client and subscribes to its inbox. Runs on the runtime of the client's thread.
     pub(crate) async fn open(
         url: &RedisUrl,
         client: ClientId,
@@ -149,7 +149,7 @@ impl Redis {
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
-    /// One of several servers that vote, which need not be there yet. Runs on the client's own runtime.
+    /// Opens a quorum node, which need not be reachable yet. Runs on the runtime of the client's thread.
     pub(crate) fn open_voter(
         url: &RedisUrl,
         voting: Voting,
@@ -165,7 +165,7 @@ impl Redis {
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
-    /// As `open`, where the caller knows how to connect.
+    /// As `open`, with the caller's `redis::Client`.
     pub(crate) async fn open_own(
         server: &redis::Client,
         client: ClientId,
@@ -180,7 +180,7 @@ impl Redis {
         Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
     }
 
-    /// Waits until it is known whether the server is there.
+    /// Waits until the first connection attempt has succeeded or failed.
     pub(crate) async fn await_connected(&self) -> Result<(), StoreError> {
         match &*self.nodes {
             Nodes::Server { endpoint, .. } => endpoint.connections().await.map(drop),
@@ -188,7 +188,7 @@ impl Redis {
         }
     }
 
-    /// Whether it is there now.
+    /// Whether there is a connection now.
     pub(crate) fn is_connected(&self) -> bool {
         match &*self.nodes {
             Nodes::Server { endpoint, .. } => endpoint.current().is_some(),
@@ -196,7 +196,7 @@ impl Redis {
         }
     }
 
-    /// Which server this is, and which of its lives, if it is there and that may be asked.
+    /// The server's run id, if it is connected and the user may read it.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         match &*self.nodes {
             Nodes::Server { endpoint, .. } => endpoint
@@ -207,7 +207,7 @@ impl Redis {
         }
     }
 
-    /// Whether commands of the caller's own task would go out from there.
+    /// Whether the current task would send its commands itself.
     pub(crate) fn runs_on_caller(&self) -> bool {
         self.caller.as_ref().is_some_and(Caller::is_here)
     }
@@ -240,14 +240,14 @@ impl Redis {
         }
         let (tell, told) = oneshot::channel();
         self.runtime.spawn(async move {
-            // Nobody listens any more if the caller's future was dropped.
+            // The receiver is gone if the caller's future was dropped.
             let _ = tell.send(work.await);
         });
         Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
     }
 }
 
-/// Where a server is that is one of its own, or the master of some.
+/// The target of a single server, or of the master behind sentinels.
 fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
     Ok(match &url.place {
         Place::Server(host) => Target::Server(credentials.at(host)?),
@@ -265,13 +265,13 @@ fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
     Error::new(ErrorKind::Unavailable, format!("{store}: {}", error.message))
 }
 
-/// What every way to open a store begins and ends with.
+/// The common part of all ways to open a store.
 struct Opening {
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
     callers: Arc<CallerRuntime>,
     is_resp2: bool,
-    /// It is one of several servers that vote.
+    /// The server is a quorum node.
     is_voter: bool,
     warnings: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -286,7 +286,7 @@ impl Opening {
         Endpoint::new(target, (self.endpoint_config())(Some(inbox_of(client, None))))
     }
 
-    /// What a link is to do with what it hears, and whom to tell: by the channel that it subscribes to.
+    /// Makes the configuration of an endpoint, by the channel that it subscribes to.
     fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);

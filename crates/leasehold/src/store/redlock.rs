@@ -1,15 +1,14 @@
 //! Redlock: several independent servers vote; a lease needs a majority.
 //!
 //! Every command goes to all nodes at once, and completes as soon as no further reply can change the result
-//! (`leasehold_core::Round`, `leasehold_core::Words`); nobody waits for a slow node, whose late word is still heard. A try that
-//! fails is given back at all nodes before the next one. An attempt is known to the nodes by another number in each try
-//! (`leases`), and what a node may not have heard of is told it again (`node`).
+//! (`leasehold_core::Round`, `leasehold_core::NodeReplies`). No command waits for a slow node, but its late reply still counts.
+//! A failed try is released at all nodes before the next one. Each try of an attempt has another id at the nodes
+//! (`attempts`), and unconfirmed releases are repeated (`node`).
 //!
-//! Whoever waits has a place in the queue of each node, and looks again once more than half of them have told it that it is
-//! granted. Two nodes may see two waiters in two orders, and each waiter would be granted a part; so only one waits there
-//! at a time, and the others wait for their turn to do so, in a queue that one node has (`Kind::Admission`, and `crate::lock`).
-//! That queue decides nothing, so it may be lost: whoever comes to have a part gives it back before long, and tries again
-//! after a random pause.
+//! A waiter has a queue entry at each node, and re-checks once more than half of them have pushed a grant. Two nodes may see
+//! two waiters in different orders, so that each gets a part of the grants. Therefore only one waiter at a time queues at the
+//! nodes, and the others queue at one node for admission (`Kind::Admission`, `admission_queue`). That queue decides nothing,
+//! so it may be lost: a waiter with a part of the grants soon releases it, and retries after a random pause.
 
 mod acquire;
 mod admission_queue;
@@ -44,10 +43,10 @@ use admission_queue::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use node::Node;
 
-/// The shortest time that a node is given to answer.
+/// Min time that a node gets to answer.
 const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The longest, as long as nothing else is known of it.
+/// Max time, unless the nodes' round trips are known to be longer.
 const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A node that takes this many of its usual round trips is slow.
@@ -78,35 +77,34 @@ pub(crate) struct Redlock {
 /// Shared state of all commands.
 struct Quorum {
     nodes: Vec<Arc<Node>>,
-    /// What the nodes tell comes here, for as long as they are there.
+    /// Receive the nodes' pushes; the nodes hold them weakly.
     _inboxes: Vec<Arc<dyn Inbox>>,
     attempts: Attempts,
-    /// Whether a token has to be known to a quorum before it counts.
+    /// Whether a token counts only once a quorum knows it.
     is_fenced: bool,
-    /// How long a node may take, where the caller has said that.
+    /// Max time for a node to answer, if the caller has set it.
     node_timeout: Option<Duration>,
-    /// The longest ttl, where nodes abstain after they may have forgotten something.
+    /// Max ttl, if nodes abstain after they may have lost leases.
     max_ttl: Option<Duration>,
     inbox: Weak<dyn Inbox>,
-    /// The client's own.
+    /// The runtime of the client's thread.
     runtime: Handle,
     admission_nodes: Mutex<AdmissionNodes>,
     contended: Mutex<ContendedLocks>,
-    /// Some node may not have heard of a release.
+    /// Signals that a node may not have received a release.
     releases_pending: Notify,
-    /// By the local clock, in microseconds: until then too many nodes abstain.
+    /// Too many nodes abstain until then, by the local clock in microseconds.
     restart_grace_until: AtomicU64,
 }
 
-/// What one node tells this client unasked.
+/// Receives the pushes of one node.
 struct NodeInbox {
     quorum: Weak<Quorum>,
     node: usize,
 }
 
 impl Redlock {
-    /// Connects to all nodes, and waits until it is known whether there is a quorum of them. Runs on the client's own
-    /// runtime.
+    /// Connects to all nodes, and waits until a quorum is connected or cannot be. Runs on the runtime of the client's thread.
     pub(crate) async fn open(
         url: &RedlockUrl,
         client: ClientId,
@@ -157,8 +155,8 @@ impl Drop for Redlock {
 }
 
 impl Quorum {
-    /// Waits until a quorum is there, or can't be. The others have as long again, so that the first lease does not stand on a
-    /// bare quorum, and its waiters do not queue elsewhere, only because a node was a little later.
+    /// Waits until a quorum is connected or cannot be, and as long again for the others. Otherwise the first lease would often
+    /// have a bare quorum, only because a node connected a little later.
     async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
         let began = clock::local();
         let mut waiting = futures_util::stream::FuturesUnordered::new();
@@ -199,8 +197,7 @@ impl Quorum {
         Ok(())
     }
 
-    /// By node: what is wrong with it where it is the same server as one before it. That may turn out at any time, since nodes
-    /// may come later, or lead elsewhere when they are connected anew.
+    /// By node: an error if it is the same server as an earlier one. This can change at any reconnect.
     fn duplicate_nodes(&self) -> Vec<Option<String>> {
         let run_ids: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.run_id()).collect();
         let duplicate = |index: usize| {
@@ -211,7 +208,7 @@ impl Quorum {
         (0..run_ids.len()).map(duplicate).collect()
     }
 
-    /// Repeats what nodes have not answered, until they have or it does not matter any more.
+    /// Repeats unanswered releases until they are answered or the lease has expired.
     async fn retry_releases(self: Arc<Self>) {
         loop {
             self.releases_pending.notified().await;
@@ -229,7 +226,7 @@ impl Quorum {
         }
     }
 
-    /// A node has granted a lease to an attempt that waits for it: once a quorum has, or soon, it looks again.
+    /// A node has pushed a grant to a waiter: it re-checks once a quorum has, or after [`GATHER_WINDOW`].
     fn granted_by(self: &Arc<Self>, node: usize, acquisition: Acquisition) {
         match self.attempts.granted_by(acquisition, node) {
             Some(count) if count >= quorum_of(self.nodes.len()) => self.request_recheck(acquisition),
@@ -244,7 +241,7 @@ impl Quorum {
         }
     }
 
-    /// What one node tells decides nothing, but is a reason to look.
+    /// Lets a waiter re-check: the push of one node decides nothing.
     fn request_recheck(&self, acquisition: Acquisition) {
         if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
             let at = StoreTime::from_micros(clock::local().as_micros());
@@ -252,7 +249,7 @@ impl Quorum {
         }
     }
 
-    /// How long the nodes are waited for.
+    /// Max time for the nodes to answer.
     fn node_timeout(&self, ttl: Duration) -> Duration {
         self.node_timeout.unwrap_or_else(|| {
             let usual = self.round_trip() * SLOW_ROUND_TRIPS;
@@ -261,14 +258,14 @@ impl Quorum {
         })
     }
 
-    /// How long a majority takes to answer.
+    /// Round trip of a majority.
     fn round_trip(&self) -> Duration {
         let mut round_trips: Vec<_> = self.nodes.iter().map(|node| node.round_trip()).collect();
         round_trips.sort_unstable();
         round_trips[quorum_of(self.nodes.len()) - 1]
     }
 
-    /// The runtime of the caller, or of the client's thread, where this runs.
+    /// Runs commands, in the caller's runtime or that of the client's thread.
     async fn run(self: Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
         if let [(resource, command)] = &batch[..] {
             return vec![self.run_one(resource.clone(), command.clone()).await];
@@ -312,7 +309,7 @@ impl Quorum {
     }
 }
 
-/// By a clock that all commands to this store are answered by, though the nodes have others.
+/// An answer by the local clock, which stands for the store's: the nodes have clocks of their own.
 fn answer(now: LocalTime, reply: Reply) -> CallResult {
     Ok(Answer { at: StoreTime::from_micros(now.as_micros()), reply })
 }
@@ -356,7 +353,7 @@ impl Store for Redlock {
     fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
         let (quorum, count) = (self.quorum.clone(), batch.len());
         let ended = move || vec![Err(runtime_ended()); count];
-        // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
+        // Each node has a caller connection, or soon will; any of them shows whether the caller's runtime can be used.
         let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
         first.unwrap_or(&self.quorum.nodes[0]).store.run_on_runtime(quorum.run(batch), ended)
     }
@@ -383,8 +380,7 @@ impl Store for Redlock {
     }
 
     fn supports(&self, kind: Kind, is_owned: bool) -> bool {
-        // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task, another
-        // one may not.
+        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
         matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
     }
 
@@ -396,7 +392,7 @@ impl Store for Redlock {
         match command {
             _ if is_admission_queue(resource) => 0,
             Command::Renew(_) => 1,
-            // An attempt that is undecided until a node's time is over delays no other lock's.
+            // An attempt that waits for a slow node must not delay other locks.
             _ => 2 + u64::from(slot_of(resource)) % SHARDS,
         }
     }

@@ -1,9 +1,9 @@
-//! What an operator should know about Redis servers on which locks depend.
+//! Checks the Redis servers that locks depend on.
 //!
-//! `look` sees one server, over a connection of its own, and `trial` finds out what its user may do and what a lock costs.
-//! `judge` says what was seen means for locks, and `whole` what several servers mean together: both are pure.
+//! `probe` takes a snapshot of one server, over a connection of its own. `acl_check` finds out the user's rights and the cost
+//! of a lock. `server_rules` judges one snapshot, and `topology_rules` several together: both are pure.
 //!
-//! No setting is changed. The trial takes and releases a lock of a name that nobody else uses, and deletes its key.
+//! No setting is changed. The check acquires and releases a lock with a unique name, and deletes its key.
 
 mod acl_check;
 mod probe;
@@ -27,14 +27,14 @@ use crate::store::StoreError;
 use crate::url::{Place, RedisUrl};
 use probe::{FailoverMode, ProbeTarget, Snapshot, Transport};
 
-/// Where a store's servers are.
+/// The address of a store.
 pub(super) enum Address {
     Url(Box<RedisUrl>),
-    /// The caller knew how to connect.
+    /// From the caller's `redis::Client`.
     Own(Box<ConnectionInfo>),
 }
 
-/// Looks at every server of this store.
+/// Checks every server of a store.
 pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnosis, StoreError> {
     let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     match address {
@@ -46,7 +46,7 @@ pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnos
     Ok(doctor.conclude())
 }
 
-/// Looks at several servers that vote, and whether they are independent of each other.
+/// Checks the nodes of a quorum, and whether they are independent of each other.
 pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
     let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     let mut places = Vec::new();
@@ -57,7 +57,7 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
         if let Some(error) = error {
             doctor.components.push(topology_rules::unreachable((*name).to_owned(), &error.message));
         }
-        // Of several, the master is seen first.
+        // The master comes first, before its replicas.
         places.push((*name, (doctor.seen.len() > first).then_some(first)));
     }
     for seen in &mut doctor.seen {
@@ -74,10 +74,10 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
     Diagnosis { components }
 }
 
-/// Goes from server to server, one after the other, so that no look at one disturbs the measurements at another.
+/// Probes one server after the other, so that no probe disturbs the measurements of another.
 struct Doctor {
     seen: Vec<Snapshot>,
-    /// What is no server, and servers that could not be seen.
+    /// Components other than servers, and unreachable servers.
     components: Vec<Component>,
 }
 
@@ -109,7 +109,7 @@ impl Doctor {
         Ok(())
     }
 
-    /// One server of several: that it can't be seen is a finding.
+    /// Probes one server of several. If it is unreachable, that is a finding.
     async fn try_probe(&mut self, target: Result<ProbeTarget, Error>) {
         let (name, error) = match target {
             Ok(target) => (target.name.clone(), self.see(target).await.err()),

@@ -208,7 +208,7 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("MISCONF") => {
             "the server can't write its files, and takes no writes (stop-writes-on-bgsave-error)"
         }
-        Some("BUSY") => "the server is busy with somebody's script: end it with SCRIPT KILL",
+        Some("BUSY") => "the server is busy with a long script: end it with SCRIPT KILL",
         Some("LOADING") => "the server is loading its data: try again soon",
         Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
         Some("TRYAGAIN") => "the lock's hash slot is being moved to another node: try again soon",

@@ -1,8 +1,8 @@
-//! Answers that count only when replicas have what they tell.
+//! Commands whose answers count only once replicas have acknowledged them.
 //!
-//! WAIT counts what its own connection has written, so such a command and its WAIT have a connection for themselves. A grant
-//! that was pushed, or that an earlier command got, was written by another connection: so a granted `Acquire` is followed by
-//! a claim, which is a write of this one.
+//! WAIT counts the writes of its own connection, so these commands have a connection of their own. The grant of a push or of an
+//! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
+//! write of this connection.
 
 use std::time::Duration;
 
@@ -18,24 +18,24 @@ use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
 use crate::store::StoreError;
 
-/// How long the replicas have.
+/// Max time for the replicas to acknowledge.
 pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Each of these, once enough replicas have it.
+/// Runs calls, and fails those that too few replicas acknowledge.
 pub(super) async fn run(
     connections: &Connections,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, CallError>> {
-    // Whoever makes the connection holds up all others that need it, so they wait no longer than for an answer over it.
+    // While one task opens the connection, the others wait for it: no longer than for a reply over it.
     let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
         let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
         let error = StoreError { failure: Failure::NotSent, message };
         return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
     };
     match replica_conn {
-        // Nothing was sent, but whoever tries again is to find the right server.
+        // Nothing was sent. A retry finds the right server.
         Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost()))).collect(),
         Ok(Some(connection)) => {
             let each = calls.iter().map(|call| one(connection.clone(), options, replicas, call));
@@ -77,7 +77,7 @@ async fn one(
             }
         }
         Reply::Renewed { .. } => {}
-        // Nothing that a failover could take away.
+        // Nothing that a failover could undo.
         _ => return Ok(answer),
     }
     match reached {
@@ -88,13 +88,13 @@ async fn one(
     }
 }
 
-/// What makes a lease that was got by this or an earlier command a write of this connection.
+/// The renewal that makes the lease a write of this connection.
 fn claim_of(command: &Command) -> Option<Command> {
     let Command::Acquire(acquire) = command else { return None };
     Some(Command::Renew(Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 }))
 }
 
-/// These commands, and the waiting, in one flight.
+/// Sends commands and WAIT in one pipeline.
 async fn pipeline(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
@@ -120,7 +120,7 @@ fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
         Reply::Renewed { valid_for, .. } => Ok(Grant { valid_for, ..grant }),
         _ => Err(CallError::Failed(StoreError {
             failure: Failure::NotDurable,
-            message: "the lease was taken away before the replicas had it".to_owned(),
+            message: "the lease was lost before the replicas acknowledged it".to_owned(),
         })),
     }
 }
@@ -135,5 +135,5 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
     }
 }
 
-/// What the durable connection's answers may take.
+/// Max time for a reply over the replica connection.
 pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(super::ANSWER_TIMEOUT);

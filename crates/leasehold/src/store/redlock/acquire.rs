@@ -1,4 +1,4 @@
-//! Taking a lease at all nodes.
+//! Acquires a lease at all nodes.
 
 use std::cmp::Reverse;
 use std::pin::pin;
@@ -19,24 +19,24 @@ use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::engine::clock;
 use crate::store::{BoxFuture, CallResult, StoreError};
 
-/// The pauses between tries: random, up to the first, and then up to twice as much, and so on.
+/// Random pauses between tries: up to the first, then up to twice as long, and so on.
 const FIRST_BACKOFF: Duration = Duration::from_millis(4);
 const MAX_BACKOFF: Duration = Duration::from_millis(100);
 
-/// So often somebody who does not wait asks while some nodes are free: others may be late with a release, or have been asked
-/// by somebody else at the same time.
+/// Max tries of an attempt that does not wait, while some nodes are free: the other nodes may be late with a release, or have
+/// granted a concurrent attempt.
 const MAX_IMMEDIATE_TRIES: u32 = 3;
 
-/// Whoever is told that nodes abstain, and for how long, looks again a little later than that.
+/// Extra time before a retry after nodes have abstained.
 const ABSTAIN_MARGIN: Duration = Duration::from_millis(5);
 
-/// For so much longer it counts as the nodes' youth if there is no quorum: what failed for that is given back first.
+/// How much longer a missing quorum counts as restart grace, because failed tries are released first.
 const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 
-/// As long as a node remembers a lock that nobody uses: with a clock that is further ahead than this it does not vote.
+/// A node does not vote if its clock is further ahead. A node remembers an unused lock for as long.
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
-/// What a node answered to what it was asked.
+/// A node's response in a round.
 pub(super) enum NodeResponse {
     Voted(CallResult),
     Propagated(CallResult),
@@ -124,7 +124,7 @@ impl Quorum {
         Ballot { sent, verdict, round, node_errors, time_until_free }
     }
 
-    /// The attempt's result after a vote; `None` if it is to be tried again at once.
+    /// The attempt's result after a vote; `None` if the attempt retries at once.
     async fn conclude(self: &Arc<Self>, ballot: Ballot) -> Option<CallResult> {
         let Ballot { sent, verdict, round, time_until_free, .. } = &ballot;
         let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), clock::local());
@@ -193,8 +193,8 @@ impl Quorum {
         Err(StoreError { failure: Failure::NotSent, message })
     }
 
-    /// Whether an attempt stays in the nodes' queues: with what it has been granted there, if the rest may be under way, as
-    /// when somebody gives the lease back at all nodes. Otherwise others wait for it as it waits for them.
+    /// Whether an attempt stays in the nodes' queues with a part of the grants: yes, while the rest may be on the way, as after
+    /// a release at all nodes. Later it must release them, because two waiters may each wait for the other's part.
     fn keeps_waiting(
         &self,
         attempt: Acquisition,
@@ -230,8 +230,8 @@ impl Quorum {
         })
     }
 
-    /// A token that is likely to be higher than what any node would give by itself, so that all give the same one, and
-    /// nobody has to be told what another one gave.
+    /// A token that is likely higher than any node's own next token. All nodes then grant the same one, and need not propagate
+    /// it to each other.
     fn floor(&self, now: LocalTime) -> Option<Token> {
         let latest = self.majority_clock(now)? + FAR_AHEAD;
         let clocks =
@@ -240,8 +240,8 @@ impl Quorum {
         Token::new((clocks + 2 * way + Duration::from_micros(500)).as_micros())
     }
 
-    /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. The tokens that
-    /// it gives follow that clock, and each node that came to know one would remember the lock until its own clock is there.
+    /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens
+    /// follow that clock, and each node that learns one would remember the lock until its own clock has reached it.
     fn is_far_ahead(&self, node: usize) -> bool {
         let now = clock::local();
         let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
@@ -250,14 +250,14 @@ impl Quorum {
         own > majority + FAR_AHEAD
     }
 
-    /// So far at least a quorum of the clocks are, where that many are known.
+    /// The time that a quorum of the clocks have reached, if that many are known.
     fn majority_clock(&self, now: LocalTime) -> Option<StoreTime> {
         let mut clocks: Vec<StoreTime> = self.nodes.iter().filter_map(|node| node.clock(now)).collect();
         clocks.sort_unstable_by_key(|clock| Reverse(*clock));
         clocks.get(quorum_of(self.nodes.len()) - 1).copied()
     }
 
-    /// In how long so many nodes vote again that there may be a quorum, if it is that which is missing.
+    /// How long until enough nodes vote again, if abstentions are the reason for the missing quorum.
     fn time_to_quorum(&self, round: &Round, now: LocalTime) -> Option<Duration> {
         let time_to_quorum = round.time_to_quorum()? + ABSTAIN_MARGIN;
         self.restart_grace_until
@@ -276,14 +276,14 @@ impl Quorum {
         Err(StoreError { failure: Failure::Unknown, message })
     }
 
-    /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
-    /// tries next is not to meet it there.
+    /// Releases a failed try at all nodes that may have granted it. Waits for the nodes that did, so that the next try does not
+    /// meet it there.
     async fn release_at_nodes(self: &Arc<Self>, known: &NodeAttempt, round: &Round) {
         let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
             let counts = known.requests[node].get();
-            // One that waits has a place in the queue there; and one that granted it may not have confirmed the token.
+            // A waiting try has a queue entry there, and a node that granted it may not have confirmed the token.
             let keeps_something =
                 known.request.wait.is_some() || counts.keeps_something || counts.unanswered > 0;
             if is_granted || keeps_something {
@@ -292,7 +292,7 @@ impl Quorum {
             }
         }
         if !unheard.is_empty() {
-            // Not by the caller's runtime, which may end, or stand still, before it comes to that.
+            // Not on the caller's runtime, which may end or stall first.
             self.runtime.spawn(unheard.for_each(|_| async {}));
         }
         let limit = sleep(self.node_timeout(known.request.ttl));
@@ -305,7 +305,7 @@ impl Quorum {
     }
 }
 
-/// One try, while nodes are still heard.
+/// Collects the votes of one try.
 struct VoteCollector {
     quorum: Arc<Quorum>,
     resource: Arc<Resource>,
@@ -315,8 +315,7 @@ struct VoteCollector {
     responses: PendingResponses,
     /// Why a node did not vote.
     node_errors: Vec<Option<String>>,
-    /// In how long nodes want to be asked again, since what they have granted will have ended then. They tell it to the first
-    /// in their queue.
+    /// When nodes expect the present lease to end. They tell the head of their queue.
     repoll_hints: Vec<Duration>,
 }
 
@@ -342,13 +341,13 @@ impl VoteCollector {
         }
     }
 
-    /// In how long a quorum may be free, as far as is known: nobody tells a waiter that a lease has ended.
+    /// How long until a quorum may be free, if known. No node pushes the expiry of a lease.
     fn time_until_free(&mut self) -> Option<Duration> {
         self.repoll_hints.sort_unstable();
         self.repoll_hints.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.repoll_hints.last()).copied()
     }
 
-    /// Whether any node is free matters to whoever does not wait.
+    /// Waits a little for the other votes: an attempt that does not wait retries if any node is free.
     async fn await_stragglers(&mut self) {
         let all = async {
             while let Some((node, heard)) = self.responses.next().await {
@@ -387,7 +386,7 @@ impl VoteCollector {
     }
 }
 
-/// Whether the node keeps something for an attempt that it answered so.
+/// Whether a node with this reply keeps a lease or a queue entry for the attempt.
 fn keeps_something(reply: &Reply) -> bool {
     matches!(reply, Reply::Granted(_) | Reply::Queued(_))
 }
@@ -413,7 +412,7 @@ fn queued(now: LocalTime, pause: Option<Duration>) -> CallResult {
     answer(now, Reply::Queued(Queued { is_head: true, repoll_at }))
 }
 
-/// Random, so that those who got in each other's way do not meet again.
+/// A random pause, so that attempts that collided do not collide again.
 fn backoff(tries: u32) -> Duration {
     let longest = FIRST_BACKOFF.saturating_mul(1 << tries.min(10)).min(MAX_BACKOFF);
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);

@@ -1,4 +1,4 @@
-//! Whose turn it is to wait at the nodes: a queue for each lock, at one of them. What is had there is a turn and no lock.
+//! The admission queue of each lock, at one node: its head may queue at all nodes. Admission is not a lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use crate::engine::clock;
 use crate::store::CallResult;
 use crate::store::redis::slot_of;
 
-/// How long it is remembered at which node an attempt is, after it last asked there. AdmissionNodes and places in their queue are over
-/// sooner, so a release that is never answered leaves nothing here.
+/// How long the node of an attempt is remembered after its last command. Admissions and queue entries expire sooner, so an
+/// unanswered release leaves nothing behind.
 const ROUTE_MEMORY: Duration = Duration::from_secs(60);
 
-/// How often it is looked for what need not be remembered any more.
+/// Interval of removing old entries.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 
-/// At which node each of this client's attempts waits for its turn, or has it.
+/// The node at which each of this client's attempts is queued or admitted.
 #[derive(Debug, Default)]
 pub(super) struct AdmissionNodes {
     nodes: HashMap<Acquisition, (usize, LocalTime)>,
@@ -30,7 +30,7 @@ impl AdmissionNodes {
         self.nodes.get(&acquisition).map(|(node, _)| *node)
     }
 
-    /// What this node answered to a command of this attempt.
+    /// Records a node's answer to a command of an attempt.
     fn handle_answered(
         &mut self,
         acquisition: Acquisition,
@@ -43,7 +43,7 @@ impl AdmissionNodes {
             (_, Ok(Answer { reply, .. })) => {
                 matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Renewed { .. })
             }
-            // It may have a place there; and what it was to give back there it has still.
+            // It may be queued there, and an unanswered release may not have arrived.
             (Command::Acquire(_), Err(error)) => error.failure == Failure::Unknown,
             (_, Err(_)) => self.nodes.contains_key(&acquisition),
         };
@@ -59,11 +59,11 @@ impl AdmissionNodes {
     }
 }
 
-/// How long it counts that this client has met others at a lock.
+/// How long a lock counts as contended after this client met another one there.
 const CONTENTION_MEMORY: Duration = Duration::from_secs(1);
 
-/// The locks at which this client has met others lately. It queues behind them for its turn then, and does not first try
-/// whether the lock is free: between two waiters it may be.
+/// Recently contended locks. The client then queues for admission without trying first, because the lock may be free between
+/// two waiters.
 #[derive(Debug, Default)]
 pub(super) struct ContendedLocks {
     until: HashMap<Arc<Resource>, LocalTime>,
@@ -85,7 +85,7 @@ impl ContendedLocks {
 }
 
 impl Quorum {
-    /// Others have this lock, or may wait for it.
+    /// Records that other clients hold this lock or may wait for it.
     pub(super) fn note_contended(&self, resource: &Arc<Resource>) {
         self.contended().note(resource, clock::local());
     }
@@ -98,7 +98,7 @@ impl Quorum {
         self.contended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue for a turn to try is at one node: the first that answers, beginning where the name says.
+    /// Runs a command of the admission queue, at the first connected node in the order that the lock's name decides.
     pub(super) async fn call_admission_queue(
         self: &Arc<Self>,
         resource: Arc<Resource>,
@@ -111,7 +111,7 @@ impl Quorum {
             Command::Inspect | Command::ForceRelease => None,
         };
         let known = acquisition.and_then(|acquisition| self.admission_nodes().node_of(acquisition));
-        // Whoever waits goes where the others are; what was given there is given back there.
+        // A waiter queues where the others do; a release goes to the node that granted.
         let retries =
             |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_connected();
         let node = known.filter(retries).unwrap_or_else(|| self.admission_node(&resource));
@@ -128,7 +128,7 @@ impl Quorum {
 
     pub(super) fn admission_node(&self, resource: &Resource) -> usize {
         let mut order: Vec<usize> = (0..self.nodes.len()).collect();
-        // Everybody goes by the addresses, in whatever order they were given.
+        // By address, so that all clients agree whatever the order of their lists.
         order.sort_by(|a, b| self.nodes[*a].name.cmp(&self.nodes[*b].name));
         let first = usize::from(slot_of(resource)) % order.len();
         order.rotate_left(first);

@@ -159,7 +159,7 @@ impl Attempts {
         acquisition.sequence >= FIRST_NODE_SEQUENCE
     }
 
-    /// The attempt asks all nodes: what it is called there. None if it was given back meanwhile.
+    /// Starts a round at all nodes, and returns the attempt's id there. `None` if it was released meanwhile.
     pub(super) fn ask(
         &self,
         resource: &Arc<Resource>,
@@ -185,7 +185,7 @@ impl Attempts {
         Some((acquisition, requests))
     }
 
-    /// A try that is not under way any more.
+    /// A try without its present state.
     pub(super) fn past(
         &self,
         resource: Arc<Resource>,
@@ -196,7 +196,7 @@ impl Attempts {
         NodeAttempt { requests, ..NodeAttempt::new(resource, request, acquisition, self.nodes) }
     }
 
-    /// One more node is asked for a lease that the others gave; not if it is over.
+    /// Records an acquire of a granted lease at one more node. False if the lease has ended.
     pub(super) fn join(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) -> bool {
         let join = |known: &mut NodeAttempt| {
             if !known.is_revoked {
@@ -207,12 +207,12 @@ impl Attempts {
         self.with(attempt, acquisition, join).unwrap_or(false)
     }
 
-    /// A quorum has granted it. False if it was given back meanwhile.
+    /// Records a quorum's grant. False if the attempt was released meanwhile.
     pub(super) fn granted(&self, attempt: Acquisition, acquisition: Acquisition, token: Token) -> bool {
         self.with(attempt, acquisition, |known| known.token = Some(token)).is_some()
     }
 
-    /// A waiter is granted it by this node: by how many so far. None if that is known, or does not matter any more.
+    /// Records a node's grant push, and returns the number of nodes so far. `None` if it is known or has no effect.
     pub(super) fn granted_by(&self, acquisition: Acquisition, node: usize) -> Option<usize> {
         let mut table = self.table();
         let attempt = *table.attempts.get(&acquisition)?;
@@ -224,14 +224,15 @@ impl Attempts {
         Some(known.granted_by.len())
     }
 
-    /// A node says that it was taken away there.
+    /// Records that a node revoked the lease.
     pub(super) fn revoked(&self, acquisition: Acquisition) {
         if let Some(attempt) = self.attempt_of(acquisition) {
             self.with(attempt, acquisition, |known| known.is_revoked = true);
         }
     }
 
-    /// Some nodes grant it, but no quorum does: since when that is so. Whoever is granted nothing waits.
+    /// Records whether some nodes, but no quorum, have granted it, and returns since when. For a waiter without any grant
+    /// that is `now`.
     pub(super) fn partial(
         &self,
         attempt: Acquisition,
@@ -261,7 +262,7 @@ impl Attempts {
         }
     }
 
-    /// The try came to nothing, and is given back; the attempt goes on or not. None if it was given back meanwhile.
+    /// Ends a failed try; the attempt continues if it `retries`. `None` if it was released meanwhile.
     pub(super) fn failed(
         &self,
         attempt: Acquisition,
@@ -273,34 +274,34 @@ impl Attempts {
         table.put(attempt, retries.then_some(AttemptState::Idle { tries }))
     }
 
-    /// Whether this is at least the attempt's try of that number.
+    /// Whether the attempt has had this many tries.
     pub(super) fn has_tried(&self, attempt: Acquisition, times: u32) -> bool {
         matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Active(known)) if known.tries >= times)
     }
 
-    /// The attempt or its lease is given back. `until` says how long it stays known that it was, if that may be needed.
+    /// Ends an attempt or its lease. `until` is how long the release is remembered, if a late acquire may follow.
     pub(super) fn give_back(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<NodeAttempt> {
         self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }))
     }
 
-    /// Whether it was given back before it was asked for.
+    /// Whether it was released before its acquire arrived.
     pub(super) fn is_cancelled(&self, attempt: Acquisition) -> bool {
         matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Cancelled { .. }))
     }
 
-    /// Whose try this is.
+    /// The attempt of a try.
     pub(super) fn attempt_of(&self, acquisition: Acquisition) -> Option<Acquisition> {
         self.table().attempts.get(&acquisition).copied()
     }
 
-    /// Forgets what need not be known any more.
+    /// Removes old entries.
     pub(super) fn sweep(&self, now: LocalTime) {
         self.table()
             .by_attempt
             .retain(|_, state| !matches!(state, AttemptState::Cancelled { until } if *until <= now));
     }
 
-    /// Whether there is something to sweep, sooner or later.
+    /// Whether there are entries that a later sweep will remove.
     pub(super) fn is_to_be_swept(&self) -> bool {
         self.table().by_attempt.values().any(|state| matches!(state, AttemptState::Cancelled { .. }))
     }

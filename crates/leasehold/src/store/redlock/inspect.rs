@@ -1,4 +1,4 @@
-//! Looking at all nodes, and saying what they said.
+//! Inspects all nodes, and merges their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::admission_queue::is_admission_queue;
 use crate::store::admission_queue_of;
 use crate::store::{CallResult, Store as _, StoreError};
 
-/// How long a node may take when somebody looks.
+/// Max time for a node to answer an inspection.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Said of a node that had no time to answer.
+/// Text for a node that had no time to answer.
 const NOT_WAITED_FOR: &str = "not waited for, since the others had decided already";
 
 impl Quorum {
-    /// Who holds it, as far as a quorum may have granted it: nodes that do not answer may have.
+    /// The leases that a quorum may have granted, counting nodes that do not answer.
     pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> CallResult {
         let answers = self.call_all(&resource, Command::Inspect).await?;
         let mut views = Vec::new();
@@ -34,7 +34,7 @@ impl Quorum {
                 views.push(view);
             }
         }
-        // The highest that a quorum knows.
+        // The highest token that a quorum knows.
         let mut known: Vec<Token> = views.iter().filter_map(|view| view.last_token).collect();
         known.sort_unstable();
         let last_token = known.iter().rev().nth(quorum_of(self.nodes.len()) - 1).copied();
@@ -46,8 +46,8 @@ impl Quorum {
         Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
     }
 
-    /// Whoever waits: first those whose turn it is, then those who wait for theirs. Who could not reach the node where the
-    /// others queue does so elsewhere. Nobody, where that can't be asked.
+    /// The waiters: first the admitted ones, then the admission queue. A client that cannot reach the usual admission node
+    /// queues at another one. Empty if no node answers.
     async fn waiters(&self, resource: &Resource) -> Vec<QueueEntry> {
         let Some(queue) = admission_queue_of(resource).map(Arc::new) else { return Vec::new() };
         let (mut first, mut then) = (Vec::new(), Vec::new());
@@ -64,7 +64,7 @@ impl Quorum {
                 then.extend(view.waiters);
             }
         }
-        // Those of one node are in their order already.
+        // The waiters of one node are in queue order already.
         then.sort_by_key(|waiting| waiting.since);
         let mut seen = BTreeSet::new();
         first.extend(then);
@@ -83,7 +83,7 @@ impl Quorum {
                 _ => Vec::new(),
             })
             .collect();
-        // A renewal in between may have had a node join again that had let go already.
+        // A concurrent renewal may have rejoined a node that had released already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
             let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE_TTL };
@@ -92,7 +92,7 @@ impl Quorum {
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
     }
 
-    /// One view of each lease that a quorum may have granted.
+    /// Merges the nodes' views of each lease that a quorum may have granted.
     fn quorum_holders(&self, holders: impl Iterator<Item = Holder>, answered: usize) -> Vec<Holder> {
         let mut found = BTreeMap::<Acquisition, Vec<Holder>>::new();
         for holder in holders {
@@ -102,7 +102,7 @@ impl Quorum {
         found.into_values().filter_map(|same| merge_holder(same, silent, quorum)).collect()
     }
 
-    /// The answers of all that answer, if they are a quorum.
+    /// The answers of the nodes that answer, if they are a quorum.
     pub(super) async fn call_all(
         &self,
         resource: &Arc<Resource>,
@@ -121,7 +121,7 @@ impl Quorum {
         Err(StoreError { failure: Failure::Unknown, message: self.too_few(answers.len(), &errors) })
     }
 
-    /// What each node says, or why it says nothing.
+    /// Each node's answer or error.
     async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
         let requests = self.nodes.iter().map(|node| {
             let call = node.clone().call_one(resource.clone(), command.clone(), None);
@@ -134,7 +134,7 @@ impl Quorum {
         answered.collect()
     }
 
-    /// What any node has. Queues for a turn to try are no locks.
+    /// The resources of all nodes, without admission queues.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         let requests =
             self.nodes.iter().map(|node| async { timeout(INSPECT_TIMEOUT, node.store.list()).await });
@@ -157,7 +157,7 @@ impl Quorum {
         Ok(resources)
     }
 
-    // --- NodeReplies for people ------------------------------------------------------------------------
+    // --- Error texts -----------------------------------------------------------------------------------
 
     fn too_few(&self, answered: usize, errors: &[String]) -> String {
         let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
@@ -167,13 +167,13 @@ impl Quorum {
         )
     }
 
-    /// Why a round had no quorum: what each node said.
+    /// The error of a round without a quorum, with each node's reason.
     pub(super) fn quorum_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
         let answered = |vote: &&Option<Vote>| matches!(vote, Some(Vote::Yes(_) | Vote::No));
         self.too_few(round.votes().iter().filter(answered).count(), &self.describe_votes(round, node_errors))
     }
 
-    /// Why a round in which a quorum answered decided nothing: what each node said.
+    /// The error of a round in which a quorum answered but did not agree, with each node's vote.
     pub(super) fn split_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
         let yeses = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::Yes(_)))).count();
         let noes = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::No))).count();
@@ -202,7 +202,7 @@ impl Quorum {
         .collect()
     }
 
-    /// Which nodes did not answer that they gave it back.
+    /// The error of an unconfirmed release, with the silent nodes.
     pub(super) fn release_failure(&self, replies: &NodeReplies) -> String {
         let silent =
             self.nodes.iter().zip(replies.replies()).filter(|(_, reply)| **reply == Some(NodeReply::Failed));
@@ -210,7 +210,7 @@ impl Quorum {
         self.too_few(self.nodes.len() - silent.len(), &silent)
     }
 
-    /// Why nobody can say whether a lease was renewed.
+    /// The error of a renewal without a quorum, with each node's reason.
     pub(super) fn renewal_failure(&self, replies: &NodeReplies, errors: &[Option<String>]) -> String {
         let mut renewed = 0;
         let mut parts = Vec::new();
@@ -234,13 +234,12 @@ impl Quorum {
     }
 }
 
-/// One lease as several nodes see it, as far as a quorum may have granted it: those that are silent may have.
+/// Merges several nodes' views of one lease. `None` if no quorum can have granted it, counting the silent nodes.
 pub(super) fn merge_holder(mut same: Vec<Holder>, silent: usize, quorum: usize) -> Option<Holder> {
-    // It is over when fewer than a quorum have it: one that is late with a release or a renewal does not decide that.
+    // It has expired when fewer than a quorum have it: one node that is late with a release or a renewal does not decide.
     same.sort_unstable_by_key(|holder| std::cmp::Reverse(holder.expires_at));
     let mut lease = same.get(quorum.saturating_sub(silent + 1))?.clone();
-    // A quorum knows its token, and one that was late may have given a higher one: fewer than a quorum did, as long as no
-    // others have joined since.
+    // A quorum knows its token. A late node may have granted a higher one, but fewer than a quorum did.
     let mut tokens: Vec<Token> = same.iter().map(|holder| holder.token).collect();
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
     tokens.truncate(quorum);

@@ -25,7 +25,7 @@ const MAX_PENDING_RELEASES: usize = 10_000;
 /// Max number of releases in one batch.
 const BATCH: usize = 128;
 
-/// What a node's clock says is older than its answer by half of a round trip, and what is sent to it arrives as much later.
+/// The clock offset before the first answer.
 const NO_CLOCK: i64 = i64::MIN;
 
 /// One quorum node, with its latency, clock offset and pending releases.
@@ -34,13 +34,14 @@ pub(super) struct Node {
     /// Its address without secrets.
     pub(super) name: String,
     unanswered: AtomicUsize,
-    /// By the local clock, in microseconds: its last answer, or since when it has owed one.
+    /// Time of its last answer, or of the first unanswered request, by the local clock in microseconds.
     last_answer_at: AtomicU64,
-    /// In microseconds, of the last ones on average; zero before the first.
+    /// Average round trip in microseconds; zero before the first.
     round_trip: AtomicU64,
-    /// What its clock said last, less the local clock when that was heard, in microseconds.
+    /// Its clock at the last answer minus the local clock, in microseconds. The half round trip of the reply makes up for that
+    /// of the next command.
     ahead: AtomicI64,
-    /// A test pretends that its clock is so many microseconds ahead of what it says.
+    /// A test sets the clock ahead by this many microseconds.
     #[cfg(test)]
     pub(super) skew: AtomicI64,
     /// Unanswered releases, each until its lease has expired.
@@ -92,7 +93,7 @@ impl Node {
         let _unanswered = Unanswered(self.clone());
         let sent_at = clock::local();
         if waiting == 0 {
-            // It owed nothing until now.
+            // The node had no unanswered request until now.
             self.last_answer_at.store(sent_at.as_micros(), Ordering::Relaxed);
         }
         if waiting >= MAX_UNANSWERED && sent_at.since(self.last_answer_at()) > STALL_TIMEOUT {
@@ -102,7 +103,7 @@ impl Node {
         if let Some(Ok(answer)) = answers.last() {
             let now = clock::local();
             self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
-            // Several may take two flights.
+            // A batch may take two round trips.
             if count == 1 {
                 self.record_answer(sent_at, now, answer.at);
             }
@@ -123,16 +124,16 @@ impl Node {
             .unwrap_or_else(crate::handle::missing_response)
     }
 
-    /// RequestCounts about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.
+    /// Inspects an unused lock to learn the node's clock, so that the first acquire has a floor.
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
         let call = self.call_one(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
-        // Without an answer the first one is asked for without a floor.
+        // Without an answer the first acquire has no floor.
         let _ = timeout(MIN_NODE_TIMEOUT, call).await;
     }
 
-    /// Whether it is so far behind the others that it is not asked for its vote: what it had not answered when that is given
-    /// back would leave a tombstone there each time.
+    /// An error if the node is too slow to be asked for its vote: each unanswered acquire would leave a tombstone when it is
+    /// released.
     pub(super) fn lags(&self, usual: Duration) -> Option<StoreError> {
         let waiting = self.unanswered.load(Ordering::Relaxed);
         let is_slow = self.round_trip() > 4 * usual + Duration::from_millis(10);
@@ -155,12 +156,12 @@ impl Node {
         LocalTime::from_micros(self.last_answer_at.load(Ordering::Relaxed))
     }
 
-    /// How long its answers take.
+    /// Average round trip.
     pub(super) fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
     }
 
-    /// No sooner than this by its clock, as far as is known, a command arrives that is sent at `now`.
+    /// The node's clock when a command that is sent at `now` arrives, if known. It may be later, but hardly earlier.
     pub(super) fn clock(&self, now: LocalTime) -> Option<StoreTime> {
         let ahead = self.ahead.load(Ordering::Relaxed);
         let micros = now.as_micros().cast_signed().checked_add(ahead).filter(|_| ahead != NO_CLOCK)?;

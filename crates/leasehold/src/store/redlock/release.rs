@@ -22,12 +22,12 @@ impl Quorum {
             self.releases_pending.notify_one();
         }
         let Some(known) = self.attempts.give_back(release.acquisition, until) else {
-            // No try of it has left anything. Whoever gave up wants to know whether that is the word of a quorum.
+            // No try has left anything at the nodes. NotHeld still needs a quorum that answers.
             self.call_all(&resource, Command::Inspect).await?;
             return answer(clock::local(), Reply::NotHeld);
         };
         if known.request.wait.is_some() {
-            // Others may wait as this client did.
+            // Other clients may wait, as this one did.
             self.note_contended(&known.resource);
         }
         let responses = FuturesUnordered::new();
@@ -55,7 +55,8 @@ impl Quorum {
         }
     }
 
-    /// Tells one node, and remembers it if it does not answer. If it may have nothing, that is waited for first.
+    /// Releases at one node, and leaves a pending release if the node does not answer. With `may_have_nothing`, first waits
+    /// for the node's unanswered acquires.
     pub(super) fn release_node(
         self: Arc<Self>,
         node: usize,
@@ -65,9 +66,9 @@ impl Quorum {
     ) -> impl Future<Output = NodeReply> + Send + use<> {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
         let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
-        // Nothing that was asked for before can last longer.
+        // No earlier acquire can leave anything that lasts longer.
         let until = clock::local() + known.request.ttl + TOMBSTONE_TTL;
-        // Dropped before it is answered, it is owed too.
+        // If this future is dropped before the answer, the release stays pending too.
         let mut guard =
             ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
         if requests[node].get().unanswered > 0 {
@@ -83,12 +84,12 @@ impl Quorum {
                 }
             }
             let counts = requests[node].get();
-            // What is not answered yet mostly is on its way, ahead of this. A tombstone, which the store would have to keep,
-            // is for what is not.
+            // An unanswered acquire usually arrives before this release. Only otherwise is a tombstone needed, which the store
+            // must keep.
             let first = guard.send(Duration::ZERO).await;
             let is_over = match first {
                 NodeReply::Failed => return first,
-                // What the node gave back is what it was asked for, and it was asked only once.
+                // The node released what its only acquire was granted.
                 NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
                 NodeReply::NotHeld => counts.unanswered == 0,
             };
@@ -99,7 +100,7 @@ impl Quorum {
                 guard.confirm();
                 return first;
             }
-            // It may have been granted since.
+            // A late acquire may have been granted since.
             let tombstone = if requests[node].get().unanswered > 0 { TOMBSTONE_TTL } else { Duration::ZERO };
             let second = guard.send(tombstone).await;
             if second != NodeReply::Failed {
@@ -110,7 +111,7 @@ impl Quorum {
     }
 }
 
-/// A release that is owed unless the node has answered it.
+/// A release that becomes pending unless the node confirms it.
 struct ReleaseGuard {
     quorum: Arc<Quorum>,
     node: usize,

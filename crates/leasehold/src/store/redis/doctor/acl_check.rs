@@ -1,4 +1,4 @@
-//! What the user may do, and what a lock costs.
+//! The user's rights, and the cost of a lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,32 +13,32 @@ use super::probe::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
-/// What the locks are called that are only tried.
+/// Name prefix of the locks that the check acquires.
 pub(super) const NAME: &str = "leasehold-doctor";
 
-/// How often a lock is taken and released.
+/// Number of locks and releases that are measured.
 const ROUNDS: u32 = 20;
 
-/// A command that users need the right to.
+/// A right that users need.
 pub(super) struct Right {
     /// As `ACL SETUSER` has it.
     rule: &'static str,
-    /// Words that change nothing: about a key that is missing, or such as are refused once the right was found to be there.
+    /// A command without effect: its key is missing, or it is refused after the check of the rights.
     trial: &'static str,
     purpose: Purpose,
 }
 
-/// What a right is for.
+/// The purpose of a right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Locks,
-    /// Locks that ask for replicas.
+    /// Locks with `replicas(n)`.
     Replicas,
     /// `ls`.
     Listing,
     /// Locks in a cluster.
     Cluster,
-    /// Locks in a cluster whose channels stay with their slots.
+    /// Locks in a cluster with sharded channels.
     Sharded,
 }
 
@@ -46,7 +46,7 @@ const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Rig
     Right { rule, trial, purpose }
 }
 
-/// What leasehold's commands and scripts use. The rule in docs/operations.md is made of these.
+/// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
 pub(super) const RIGHTS: [Right; 24] = [
     right("+get", "GET KEY", Purpose::Locks),
     right("+getex", "GETEX KEY", Purpose::Locks),
@@ -69,9 +69,9 @@ pub(super) const RIGHTS: [Right; 24] = [
     right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
     right("+cluster|slots", "CLUSTER SLOTS", Purpose::Cluster),
     right("+asking", "ASKING", Purpose::Cluster),
-    // Also of a server that has no such channels: it is how clients find that out.
+    // Also on a server without sharded channels: clients find that out this way.
     right("+pubsub|shardnumsub", "PUBSUB SHARDNUMSUB CHANNEL", Purpose::Cluster),
-    // The first of its kind tells whether the server knows the others.
+    // The first one of this purpose shows whether the server knows the others.
     right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
     right("+spublish", "SPUBLISH CHANNEL x", Purpose::Sharded),
 ];
@@ -80,7 +80,7 @@ pub(super) const RIGHTS: [Right; 24] = [
 pub(super) const KEYS: &str = "~leasehold:*";
 pub(super) const CHANNELS: &str = "&leasehold:*";
 
-/// A rule that is missing.
+/// A missing right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissingRight {
     pub(super) rule: &'static str,
@@ -93,7 +93,7 @@ impl MissingRight {
     }
 }
 
-/// A lock and a client that nobody else can mean.
+/// A lock and a client with unique names.
 pub(super) struct Probe {
     resource: Arc<Resource>,
     client: ClientId,
@@ -101,7 +101,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// With its keys in one of these slots.
+    /// A lock whose keys are in one of these slots.
     pub(super) fn new(slots: &[(u16, u16)]) -> Result<Self, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| {
@@ -122,7 +122,7 @@ impl Probe {
     }
 }
 
-/// Tries each right. Whatever else a command answers, the right to it is there.
+/// Tries each right. Any reply other than NOPERM means that the user has it.
 pub(super) async fn missing_rights(
     connection: &mut MultiplexedConnection,
     variant: ScriptVariant,
@@ -167,7 +167,7 @@ pub(super) async fn missing_rights(
     missing_rights
 }
 
-/// Servers say whether it is the command, its keys or its channels.
+/// The rule that is missing, by the error text: the command, its keys or its channels.
 fn missing_rule(right: &Right, error: &RedisError) -> Option<&'static str> {
     if error.code() != Some("NOPERM") {
         return None;
@@ -180,7 +180,7 @@ fn missing_rule(right: &Right, error: &RedisError) -> Option<&'static str> {
     })
 }
 
-/// What a lock and its release cost together.
+/// The cost of a lock and its release together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) pair: Duration,
@@ -190,9 +190,9 @@ pub(super) struct Cost {
 /// How it was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The server's own count, while nobody else ran scripts.
+    /// The server's own count, while no other client ran scripts.
     Server,
-    /// What it takes longer than as many PINGs.
+    /// The time beyond that of as many PINGs.
     RoundTrips,
 }
 
@@ -203,7 +203,7 @@ pub(super) async fn cost(
     ping: Duration,
 ) -> Result<Cost, String> {
     let cost = measure(connection, variant, probe, ping).await;
-    // It would be remembered for an hour.
+    // The server would keep it for an hour.
     let forgotten: Result<Value, _> = ask(connection, &["DEL", &probe.state]).await;
     forgotten.map_err(|error| error.to_string())?;
     cost
@@ -215,7 +215,7 @@ async fn measure(
     probe: &Probe,
     ping: Duration,
 ) -> Result<Cost, String> {
-    // The first time the server may have to be told the scripts.
+    // The first time the server may not know the scripts yet.
     lock_and_release(connection, variant, probe, 0).await?;
     let before = scripts_run(connection).await;
     let mut spans = Vec::new();
@@ -258,7 +258,7 @@ async fn lock_and_release(
     Ok(())
 }
 
-/// How many scripts were called by their name, and how many microseconds they took.
+/// Number of EVALSHA calls, and their total time in microseconds.
 async fn scripts_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64)> {
     let stats = info_by(connection, &["INFO", "commandstats"]).await;
     let stats = stats.get("cmdstat_evalsha")?;
@@ -272,7 +272,7 @@ mod tests {
 
     use super::*;
 
-    /// The lines of docs/operations.md that name rights.
+    /// Its lines with ACL SETUSER name the rights.
     const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         assert!(DOCUMENT.contains(KEYS) && DOCUMENT.contains(CHANNELS));
     }
 
-    /// What is asked for where it may be, and not missed otherwise.
+    /// Optional rights: without them the check reports less.
     const OTHERS: [&str; 7] =
         ["+select", "+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
 

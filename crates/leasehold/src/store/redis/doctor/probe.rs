@@ -1,4 +1,4 @@
-//! One server, as it is seen over a connection of its own. What may not be asked stays unknown.
+//! Takes a snapshot of one server, over a connection of its own. What the user may not read stays unknown.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
 use crate::url::Host;
 
-/// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
+/// The settings that matter to locks. Each is queried by name, because all settings together include secrets.
 const SETTINGS: [&str; 11] = [
     "appendonly",
     "appendfsync",
@@ -28,29 +28,29 @@ const SETTINGS: [&str; 11] = [
     "cluster-require-full-coverage",
 ];
 
-/// How often a round trip is measured, and how often the clock is read.
+/// Number of measured round trips, and of clock readings.
 const PINGS: usize = 11;
 const CLOCK_READINGS: usize = 5;
 
-/// How many of the slowest commands are looked through.
+/// Number of slow log entries that are read.
 const SLOW_COMMANDS: usize = 128;
 
-/// Whom to look at.
+/// A server to probe.
 pub(super) struct ProbeTarget {
     pub(super) name: String,
     pub(super) info: ConnectionInfo,
     pub(super) user: String,
-    /// Nobody but this machine is on the way there.
+    /// The connection does not leave this machine.
     pub(super) is_local: bool,
     pub(super) transport: Transport,
     pub(super) failover: FailoverMode,
-    /// The hash slots that it has; none where it does not matter.
+    /// Its hash slots, if it is a cluster node.
     pub(super) slots: Vec<(u16, u16)>,
     pub(super) variant: ScriptVariant,
     pub(super) is_resp2: bool,
 }
 
-/// How the address says that a server is reached.
+/// The transport that the address names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Transport {
     #[default]
@@ -59,7 +59,7 @@ pub(super) enum Transport {
     PlainWithPassword,
 }
 
-/// Who replaces a master that is gone, as far as the address tells.
+/// How a failed master is replaced, as far as the address tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum FailoverMode {
     #[default]
@@ -68,7 +68,7 @@ pub(super) enum FailoverMode {
     Cluster,
 }
 
-/// What was seen of a server.
+/// A snapshot of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Snapshot {
     pub(super) name: String,
@@ -76,36 +76,36 @@ pub(super) struct Snapshot {
     pub(super) is_local: bool,
     pub(super) transport: Transport,
     pub(super) failover: FailoverMode,
-    /// What INFO says; empty where it may not be asked.
+    /// The reply of INFO; empty if the user may not read it.
     pub(super) info: HashMap<String, String>,
-    /// What CONFIG GET says; empty where it may not be asked.
+    /// The replies of CONFIG GET; empty if the user may not read them.
     pub(super) settings: HashMap<String, String>,
-    /// The median.
+    /// Median round trip.
     pub(super) round_trip: Duration,
     pub(super) clock: Option<Clock>,
-    /// How many sentinels watch it.
+    /// Number of sentinels that watch it.
     pub(super) watchers: u64,
     pub(super) missing_rights: Vec<MissingRight>,
-    /// What a lock and its release cost, or why there was none; neither on a replica, nor without the rights to it.
+    /// Cost of a lock and its release, or the error. `None` on a replica, and without the rights.
     pub(super) cost: Option<Result<Cost, String>>,
-    /// How many of our scripts are in its list of slow commands, and the longest of them.
+    /// Number of leasehold's scripts in the slow log, and the longest of them.
     pub(super) slow: Option<(usize, Duration)>,
-    /// It is one of several that vote, and does not for as long as it may have forgotten something.
+    /// A quorum node that abstains after it may have lost leases.
     pub(super) abstains: bool,
-    /// It is one of several servers that vote.
+    /// A quorum node.
     pub(super) votes: bool,
 }
 
-/// By how much a server's clock is ahead of this machine's.
+/// Offset of a server's clock from this machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clock {
     pub(super) ahead_micros: i64,
-    /// It may be this much more or less: half of a round trip.
+    /// Max error of the offset: half of a round trip.
     pub(super) error: Duration,
 }
 
 impl Snapshot {
-    /// What it is set to, as far as that may be asked.
+    /// The value of a setting, if known.
     pub(super) fn setting(&self, name: &str) -> Option<&str> {
         self.settings.get(name).map(String::as_str)
     }
@@ -123,7 +123,7 @@ impl Snapshot {
     }
 }
 
-/// An error says that it can't be reached, or that it does not answer.
+/// Takes the snapshot. Fails if the server is unreachable or does not answer.
 pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
     let mut connection = connect(&target.info, target.is_resp2).await.map_err(|error| explain(&error))?;
     let round_trip = round_trip(&mut connection).await?;
@@ -159,13 +159,13 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
     Ok(seen)
 }
 
-/// What a sentinel says about its master.
+/// A sentinel's view of its master.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SentinelView {
     pub(super) master: String,
     pub(super) quorum: u32,
     pub(super) other_sentinels: u32,
-    /// Why no failover could be authorized now.
+    /// Why no failover could be authorized at present.
     pub(super) objection: Option<String>,
 }
 
@@ -281,7 +281,7 @@ async fn slow_by(connection: &mut MultiplexedConnection) -> Option<(usize, Durat
         let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
         let is_script = words.first()?.to_uppercase().starts_with("EVAL");
         let key = words.iter().find(|word| word.starts_with("leasehold:"))?;
-        // A doctor's own are about nobody's lock.
+        // Not the doctor's own, which are about no lock in use.
         (is_script && !key.contains(acl_check::NAME))
             .then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
     });

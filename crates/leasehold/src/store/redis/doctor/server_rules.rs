@@ -46,7 +46,7 @@ fn check_version(seen: &Snapshot, component: &mut Component) {
         let what = "this user may not ask for INFO";
         let remedy = format!("ACL SETUSER {} +info", seen.user);
         if seen.votes {
-            let why = "without its run id nobody notices that it was restarted, or is named twice: it does not vote";
+            let why = "without its run id a restart goes unnoticed, and so does a second address of the same server: it does not vote";
             component.danger(Check::Info, what, why, Some(remedy));
         } else {
             let why = "its version, role, memory and replicas could not be seen";
@@ -68,8 +68,8 @@ fn check_version(seen: &Snapshot, component: &mut Component) {
         component.danger(Check::OldVersion, format!("this is Redis {version}"), why, None);
     }
     if seen.settings.is_empty() {
-        let why = "how it writes to disk, waits for replicas and closes connections could not be seen: look into the \
-                   settings of whoever runs it";
+        let why = "how it writes to disk, waits for replicas and closes connections could not be read: check the \
+                   provider's settings";
         let remedy = format!("ACL SETUSER {} +config|get", seen.user);
         component.advice(Check::Config, "it does not answer CONFIG GET", why, Some(remedy));
     }
@@ -129,8 +129,8 @@ fn check_persistence(seen: &Snapshot, component: &mut Component) {
         );
         return;
     }
-    let cost = "a restart brings back leases as they were at the last snapshot, or none: whoever held a lock still works \
-                when the next one gets it, until its next renewal fails. Their tokens tell them apart, since tokens follow \
+    let cost = "a restart restores the leases of the last snapshot, or none: the holder of a lost lease still works \
+                when the next client gets the lock, until its next renewal fails. Their tokens tell them apart, since tokens follow \
                 the clock and go on rising. Write every change to a log; or keep a server that has crashed down for as \
                 long as the longest ttl, 10 s by default";
     let remedy = setting_command(seen, "appendonly yes");
@@ -281,8 +281,7 @@ fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let (Some(clients), Some(most @ 1..)) = (seen.number("connected_clients"), seen.number("maxclients")) {
         component.fact("clients", format_args!("{clients} of {most}"));
         if clients.saturating_mul(100) / most >= NEARLY_FULL_PERCENT {
-            let why =
-                "when there are as many clients as there may be, whoever connects or reconnects is refused";
+            let why = "at the limit the server refuses every client that connects or reconnects";
             component.advice(
                 Check::MaxClients,
                 format!("{clients} of {most} clients are connected"),
@@ -334,19 +333,19 @@ fn check_transport(seen: &Snapshot, component: &mut Component) {
             component.fine(
                 Check::Encryption,
                 "the connection is encrypted",
-                "nobody on the way reads or changes it",
+                "others on the network can neither read nor change it",
             );
         }
         Transport::PlainWithPassword => component.advice(
             Check::Encryption,
             "the password goes over the network in the clear",
-            "whoever reads it can take every lock away",
+            "everyone who reads it can take every lock away",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
         Transport::Plain => component.advice(
             Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
-            "whoever reaches it can take every lock away",
+            "everyone who reaches the server can take every lock away",
             Some(
                 "ACL SETUSER with the rule in docs/operations.md, and rediss://USER:PASSWORD@HOST".to_owned(),
             ),
@@ -362,7 +361,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
     let remedy = |rules: &str| Some(format!("ACL SETUSER {} {rules}", seen.user));
     let (locks, others) = (rules(true), rules(false));
     if !locks.is_empty() {
-        let why = "some locks fail, perhaps only once somebody waits for them";
+        let why = "some locks fail, perhaps only once they are contended";
         component.danger(
             Check::Rights,
             format!("the user {:?} lacks rights: {locks}", seen.user),
@@ -427,7 +426,7 @@ fn check_speed(seen: &Snapshot, component: &mut Component) {
     if let Some((count @ 1.., longest)) = seen.slow {
         let what =
             format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
-        let why = "while a script runs, nobody else is served: long queues and lists make it longer, as does a busy machine";
+        let why = "while a script runs, the server serves no other client: long queues and lists make it longer, as does a busy machine";
         component.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
     }
 }
