@@ -3,4 +3,5 @@
 //! layout of the keys.
 
 pub use crate::locks::rw::{READER, WRITER};
+#[cfg(feature = "redis")]
 pub use crate::store::steps::{answer, encode, inbox_of, push, text};

@@ -45,6 +45,7 @@ use cluster::Cluster;
 use codec::{Channels, ScriptVariant};
 use connect::Credentials;
 use doctor::Address;
+#[cfg(feature = "redlock")]
 pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
 pub(crate) use keys::slot_of;
