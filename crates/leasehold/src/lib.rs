@@ -67,8 +67,6 @@ mod metadata;
 mod options;
 #[cfg(feature = "redlock")]
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
