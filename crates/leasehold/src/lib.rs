@@ -44,6 +44,7 @@ mod engine;
 mod error;
 pub mod fence;
 mod guard;
+pub mod guide;
 mod handle;
 mod inspect;
 mod locks;
