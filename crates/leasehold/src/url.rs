@@ -1,4 +1,4 @@
-//! What a store's address says. The parts that may be a secret are never kept in what is shown.
+//! Parses the address of a store. The printable form of an address contains no secret.
 
 mod redis;
 mod redlock;
@@ -11,7 +11,11 @@ use crate::error::{Error, ErrorKind};
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
 pub(crate) use redlock::RedlockUrl;
 
-/// The schemes that a client can connect to.
+/// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts.
+///
+/// ```
+/// assert!(leasehold::SCHEMES.contains(&"memory"));
+/// ```
 pub const SCHEMES: &[&str] =
     &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
 
@@ -26,7 +30,7 @@ pub(crate) enum StoreUrl {
 impl StoreUrl {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let Some((scheme, rest)) = url.split_once(':') else {
-            // It may be a password that was pasted into the wrong place, so it is not repeated.
+            // The text may be a misplaced password, so the message does not contain it.
             return Err(invalid(format!("a store's address begins with a scheme: {}", schemes())));
         };
         match scheme {
@@ -37,7 +41,7 @@ impl StoreUrl {
             }
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
             _ if is_scheme(scheme) => {
-                Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
+                Err(invalid(format!("no store has the scheme {scheme}:; the schemes are {}", schemes())))
             }
             _ => Err(invalid(format!("a store's address begins with a scheme: {}", schemes()))),
         }

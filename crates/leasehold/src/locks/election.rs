@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Election(Lock);
 
-settings!(Election);
+settings!(Election, "election(\"scheduler\")");
 
 impl Election {
     pub(crate) fn new(handle: Arc<Handle>, name: &str) -> Self {

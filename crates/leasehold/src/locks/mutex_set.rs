@@ -157,7 +157,9 @@ impl MutexSet {
         match acquire_all(&locks, deadline).await? {
             BatchOutcome::Granted(guards) => Ok(Some(self.sorted(guards))),
             BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
-            BatchOutcome::Contended | BatchOutcome::Unsupported => self.acquire_in_order(order, deadline).await,
+            BatchOutcome::Contended | BatchOutcome::Unsupported => {
+                self.acquire_in_order(order, deadline).await
+            }
         }
     }
 

@@ -54,7 +54,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct OncePer(Lock);
 
-lease_settings!(OncePer);
+lease_settings!(OncePer, "once_per(\"lottery\", std::time::Duration::from_secs(3_600))");
 
 impl OncePer {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, period: Duration) -> Self {
