@@ -163,6 +163,7 @@ impl Guard {
     /// let guard = orders.lock().await?;
     /// assert!(guard.is_held());
     /// orders.force_release().await?;
+    /// guard.lost().await; // the holder is notified
     /// assert!(!guard.is_held());
     /// # Ok(()) });
     /// ```

@@ -286,19 +286,19 @@ impl SetGuard {
         self.guards
     }
 
-    /// How much longer all leases may be trusted: as [`Guard::remaining`], the smallest of them.
+    /// As [`Guard::remaining`], of the lease that ends first.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Whether all leases may be trusted now: as [`Guard::is_held`].
+    /// As [`Guard::is_held`], of all leases.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// Waits until one of the leases is lost, and returns its guard and the reason: as [`Guard::lost`].
+    /// As [`Guard::lost`], of the lease that is lost first. Returns its guard, too.
     ///
     /// # Cancel safety
     ///
@@ -326,7 +326,8 @@ impl SetGuard {
     /// assert_eq!(guard.run(async { 42 }).await?, 42);
     ///
     /// client.force_release(Kind::Mutex, "b").await?;
-    /// assert!(guard.run(async { 42 }).await.unwrap_err().is_lost());
+    /// let work = std::future::pending::<()>();
+    /// assert!(guard.run(work).await.unwrap_err().is_lost());
     /// # Ok(()) });
     /// ```
     ///
@@ -350,7 +351,7 @@ impl SetGuard {
         .await
     }
 
-    /// Renews all leases now, concurrently: as [`Guard::renew`].
+    /// As [`Guard::renew`], for all leases concurrently.
     ///
     /// # Errors
     ///
@@ -363,7 +364,7 @@ impl SetGuard {
         join_all(self.guards.iter().map(Guard::renew)).await.into_iter().collect()
     }
 
-    /// Releases all leases concurrently, and waits for the store's confirmation: as [`Guard::release`].
+    /// As [`Guard::release`], for all leases concurrently.
     ///
     /// # Errors
     ///

@@ -17,9 +17,11 @@ use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
 
 /// The weight of a reader.
+#[doc(hidden)]
 pub const READER: u32 = 1;
 const UPGRADABLE: u32 = 1 << 31;
 /// The weight of a writer, and the lock's capacity.
+#[doc(hidden)]
 pub const WRITER: u32 = u32::MAX;
 
 /// The mode of a holder with this weight.
