@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     /// The lines of docs/operations.md that name rights.
-    const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
+    const DOCUMENT: &str = include_str!("../../../../guide/operations.md");
 
     #[test]
     fn document_names_exactly_the_required_rights() {
