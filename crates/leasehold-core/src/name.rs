@@ -84,7 +84,7 @@ impl fmt::Display for NameError {
 
 impl core::error::Error for NameError {}
 
-/// The kinds of lock. Two kinds with the same name are two resources.
+/// The kinds of lock. Two kinds with the same name are two locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -96,11 +96,11 @@ pub enum Kind {
     ReadWrite,
     /// One leader at a time.
     Election,
-    /// A number that is counted down to zero.
+    /// A counter that opens at zero.
     Latch,
     /// Parties wait until all have arrived.
     Barrier,
-    /// The admission queue of a lock on a quorum: which waiter may queue at the nodes. It is not a lock.
+    /// The admission queue of a lock over a quorum. It is not a lock.
     Admission,
 }
 

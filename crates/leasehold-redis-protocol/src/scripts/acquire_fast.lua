@@ -23,8 +23,8 @@ if form == 0 and last < token and token < now + 60000000 then
   end
 end
 
--- It is held, with nothing due and nobody passed over, by others than this attempt, which was not given back before. Then it is
--- granted if nobody waits and it fits, or goes to the end of the queue.
+-- The lock is held by other attempts, nothing has expired, no waiter is skipped, and this attempt was not released before. It
+-- is granted if it fits and there are no waiters; otherwise it goes to the end of the queue.
 if form ~= 0 and string.byte(ARGV[1], 25) < 2 then
   local state = raw
   if form == 1 then

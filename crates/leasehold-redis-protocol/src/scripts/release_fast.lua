@@ -13,7 +13,7 @@ if raw then
   end
 end
 
--- One of several leases, or one for which others wait: nothing is due, nobody is passed over, and it is its holder's own.
+-- One of several leases, or a lease with waiters: nothing has expired, no waiter is skipped, and the lease has no named owner.
 if raw and string.byte(raw) == 2 and floor == 0 and #ARGV[1] == 24 then
   local capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, remember_until, stays =
     struct.unpack('>dddddddddddd', raw, 2)

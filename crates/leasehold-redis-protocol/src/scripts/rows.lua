@@ -225,7 +225,7 @@ local function load(raw)
   stayed = h.stays
 end
 
--- Both keys have one expiry, so that whoever looks at the state knows how long the rows stay.
+-- Both keys have one expiry, so the state tells how long the rows stay.
 local function store_state()
   local packed = pack_state()
   local expiry = math.ceil(h.stays / 1000)

@@ -45,6 +45,7 @@ use caller_conn::CallerRuntime;
 use cluster::Cluster;
 use connect::Credentials;
 use doctor::Address;
+#[cfg(feature = "redlock")]
 pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
 use sentinel::Sentinels;

@@ -1,30 +1,30 @@
-//! `sqlite:PATH`, the lease table in a file that all processes of one machine share.
+//! `sqlite:PATH`: the lease table in a file that all processes of one machine share.
 //!
-//! **Layout.** One row per resource ([`Header`](leasehold_core::model::Header)), and one per lease, place in the queue
-//! and tombstone. A command is one immediate transaction in which the model steps the rows, so that it costs the same
-//! however many wait. `schema.rs` opens the file, `rows.rs` reads and writes it.
+//! **Layout.** One row per resource ([`Header`](leasehold_core::model::Header)), and one per lease, queue entry
+//! and tombstone. A command is one immediate transaction in which the model changes the rows, so its cost does not depend on
+//! the number of waiters. `schema.rs` opens the file, `rows.rs` reads and writes it.
 //!
 //! **Where it runs.** A command runs on its caller's thread when the file is free within [`INLINE_TIMEOUT`]: some ten
 //! microseconds and no switch of threads. Otherwise, and for batches, it goes to the worker, a thread with a
 //! connection of its own that may wait.
 //!
-//! **Waiting.** Who releases also grants, in the same transaction, and writes the whole grant into the pipe of the one
-//! client that is next (`mailbox.rs`). That client's worker sleeps in `poll` on its pipe, so a waiter costs nothing
-//! until it is its turn, and nobody else is woken. A pipe that nobody reads says that its client is gone.
+//! **Waiting.** A release also grants, in the same transaction, and writes the whole grant into the pipe of the next waiter's
+//! client (`mailbox.rs`). That client's worker sleeps in `poll` on its pipe, so a waiter costs nothing until its grant, and no
+//! other client is woken. A pipe without a reader means that its client is gone.
 //!
-//! **Time.** Leases run on the boot clock, which all processes of the machine share, and end with the boot; tokens follow
-//! the wall clock, and stay.
+//! **Time.** Leases run on the boot clock, which all processes of the machine share, and end with the boot. Tokens follow
+//! the wall clock, and persist.
 //!
 //! **What a power cut costs.** With the write-ahead log and `synchronous=NORMAL` the file stays whole, and the last
-//! transactions before the cut may be missing. The leases in them are over anyway. A forgotten token is lower than the
+//! transactions before the cut may be missing. The leases in them have ended with the boot. A lost token is lower than the
 //! wall clock after the restart. `?synchronous=full` flushes each transaction.
 //!
-//! **What goes wrong.** Before its COMMIT a transaction that fails has changed nothing (`NotSent`); whether a COMMIT that
-//! fails has is unknown. A file that was removed or replaced under a client is noticed before each command, as are its log
+//! **Errors.** A transaction that fails before its COMMIT has changed nothing (`NotSent`). Whether a failed COMMIT took effect
+//! is unknown. A file that was removed or replaced under a client is noticed before each command, as are its log
 //! and its shared memory (`files.rs`), because a client that opened the new ones would not see this client's leases.
 //!
-//! **Size.** A row is visited when its last token need not be remembered any more, by an index. Each transaction that makes
-//! rows visits twice as many that are due, and the worker visits all others that are, once a minute (`sweep.rs`).
+//! **Size.** An index finds the rows whose last token need not be remembered any more. Each transaction that inserts rows sweeps
+//! twice as many due ones, and the worker sweeps all others once a minute (`sweep.rs`).
 
 mod checkpoint;
 mod doctor;
@@ -56,27 +56,27 @@ use mailbox::{Mailboxes, PipeWriter, Reached};
 use rows::SqliteRows;
 use worker::{Job, Worker};
 
-/// How long a caller's thread may be held up by others who write.
+/// Max time that a caller's thread waits for other writers.
 const INLINE_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// How long anybody sleeps between two looks at whether a file is free.
+/// Sleep between two checks whether a file is free.
 const MAX_BUSY_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long the worker waits for others who write.
+/// Max time that the worker waits for other writers.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After this many commands the write-ahead log is worth moving into the file.
+/// Number of commands between two checkpoints.
 const CHECKPOINT_AFTER: u32 = 500;
 
 /// The lease tables of one file, for one client.
 pub(crate) struct Sqlite {
     shared: Arc<Shared>,
-    /// For callers' threads. The worker has its own.
+    /// The connection of callers' threads. The worker has its own.
     connection: Mutex<Connection>,
     worker: Worker,
 }
 
-/// What callers and the worker have in common.
+/// State shared by callers and the worker.
 struct Shared {
     path: PathBuf,
     files: Arc<Files>,
@@ -89,7 +89,7 @@ struct Shared {
 }
 
 impl Sqlite {
-    /// Opens the file for this client, and makes it if it is missing.
+    /// Opens the file for this client, and creates it if it is missing.
     pub(crate) fn open(
         path: &Path,
         is_durable: bool,
@@ -113,7 +113,7 @@ impl Sqlite {
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
     }
 
-    /// The callers' connection, unless others use it for too long.
+    /// The callers' connection; `None` if it is in use for too long.
     fn connection(&self, until: Instant) -> Option<MutexGuard<'_, Connection>> {
         loop {
             match self.connection.try_lock() {
@@ -126,7 +126,7 @@ impl Sqlite {
         }
     }
 
-    /// On this very thread, unless others use the file for too long.
+    /// Runs on this thread; `None` if the file is busy for too long.
     fn run_inline(
         &self,
         transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, PendingPushes), TransactionError>,
@@ -146,7 +146,7 @@ impl Sqlite {
         Some(Ok(answers))
     }
 
-    /// Has the worker do it, which may wait for the file.
+    /// Runs on the worker, which may wait for the file.
     fn submit(
         &self,
         count: usize,
@@ -207,7 +207,7 @@ impl Store for Sqlite {
     }
 
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
-        // What holders send does not wait for waiters, of which there may be thousands.
+        // Commands of holders do not wait for those of waiters, of which there may be thousands.
         u64::from(matches!(command, Command::Acquire(_)))
     }
 
@@ -218,7 +218,7 @@ impl Store for Sqlite {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (tell, told) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
-        // It reads the whole file: that is no work for the worker, whom others wait for.
+        // It reads the whole file, which would delay the worker's other jobs.
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
             .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
@@ -229,11 +229,11 @@ impl Store for Sqlite {
     }
 }
 
-/// Why a transaction did not take place.
+/// Why a transaction did not run.
 enum TransactionError {
-    /// Somebody else writes. Nothing was changed.
+    /// The file is locked by another writer. Nothing was changed.
     Busy,
-    /// The files that this client has opened are not in place any more.
+    /// The files that this client opened were removed or replaced.
     Gone,
     Failed(StoreError),
 }
@@ -252,7 +252,7 @@ impl TransactionError {
         }
     }
 
-    /// What a client had in files that have gone it does not have any more.
+    /// A client's leases in removed files are lost.
     fn answer_to(self, command: &Command) -> CallResult {
         match (self, command) {
             (Self::Gone, Command::Renew(_) | Command::Release(_)) => {
@@ -263,18 +263,18 @@ impl TransactionError {
     }
 }
 
-/// What is to be delivered once a transaction stands.
+/// Pushes to deliver after COMMIT.
 #[derive(Default)]
 struct PendingPushes {
     pushes: Vec<Push>,
-    /// The ways to those clients that were found to be there.
+    /// Writers to the clients that are reachable.
     reached: Vec<(ClientId, PipeWriter)>,
-    /// How many resources got a row.
+    /// Number of resources that got a row.
     created_rows: u32,
 }
 
 impl Shared {
-    /// Runs commands in one transaction: all of them, or none.
+    /// Runs commands in one transaction: all take effect, or none does.
     fn transact(
         &self,
         connection: &Connection,
@@ -333,7 +333,7 @@ impl Shared {
         // The clock is read with the write lock held, so that time never goes backwards in the file.
         let now = now();
         let stepped = step(now, &mut pending).and_then(|answers| {
-            // What is left behind goes as fast as new things come.
+            // Old rows are removed at least as fast as new ones are inserted.
             if pending.created_rows > 0 {
                 self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
             }
@@ -358,7 +358,7 @@ impl Shared {
                 Ok(_) => break,
                 Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
                 Err(_) if Instant::now() >= until => return Err(TransactionError::Busy),
-                // Another's transaction takes some ten microseconds, unless it takes very long.
+                // Another client's transaction usually takes some ten microseconds.
                 Err(_) => {
                     thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
                     pause = (pause * 2).min(MAX_BUSY_PAUSE);
@@ -381,7 +381,7 @@ impl Shared {
                 reached.push((client, writer));
                 true
             }
-            // Why it can't be written to is our trouble: it keeps its turn, and hears of it when it looks again.
+            // The client is there but cannot be written to: it keeps its grant, and learns of it at its next re-check.
             Reached::Closed(error) => {
                 tracing::warn!(%error, %client, "a waiter can't be told of its grant");
                 true
@@ -390,7 +390,7 @@ impl Shared {
         }
     }
 
-    /// Delivers what a transaction that stands has to tell. No lock is held.
+    /// Delivers the pushes of a committed transaction. No lock is held.
     fn send(&self, pending: PendingPushes) {
         let PendingPushes { pushes, mut reached, .. } = pending;
         for push in pushes {
@@ -416,7 +416,7 @@ impl Transaction<'_> {
         let committed = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         committed.map(drop).map_err(|error| {
             let message = schema::explain(&error);
-            // A full disk is found out before anything counts. What else fails here may or may not have been written.
+            // A full disk fails before COMMIT has any effect. After another error it may have been written.
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
             let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
             TransactionError::Failed(StoreError { failure, message })

@@ -1,34 +1,34 @@
-//! The write-ahead log beside the file: how it is kept from growing for ever.
+//! Checkpoints, which keep the write-ahead log small.
 //!
-//! SQLite would have a writer move it into the file after every thousand pages, and wait for the disk. Here workers do that,
-//! after some hundred commands. What bounds the log:
+//! SQLite would let a writer run a checkpoint after every thousand pages, and wait for the disk. Here the workers run it, after
+//! some hundred commands. Two more rules bound the log:
 //!
-//! - **Whoever writes faster than the disk** is slowed: a large log is moved as a whole, and meanwhile nobody writes.
-//! - **Processes that live shorter than a flush takes** have workers that come to no end. So whoever opens a file whose log
-//!   is very large moves it before anything else: one process in some thousand waits for the disk.
+//! - **Writers that are faster than the disk** are slowed: the checkpoint of a large log blocks all writers.
+//! - **Processes that end sooner than a flush takes** never complete a checkpoint. A process that opens a file with a very large
+//!   log therefore runs it first: one process in some thousand waits for the disk.
 //!
-//! A process that was stopped while it read keeps the log as it is, until it goes on or is killed (`doctor` tells).
+//! A process that is stopped while it reads keeps the log from shrinking, until it continues or is killed (`doctor` reports it).
 
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// A log of this size is moved into the file as a whole, and begun anew.
+/// A log of this size is written to the file as a whole, and truncated.
 const LARGE: u64 = 4 << 20;
 
 /// A log of this size has had no worker for a long time.
 const VERY_LARGE: u64 = 16 << 20;
 
-/// How long writers and readers may be waited for, to begin a new log.
+/// Max wait for writers and readers before a log is truncated.
 const TRUNCATE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Moves what it can without a wait for others, and a large log as a whole. Failures are for the next time.
+/// Writes what it can to the file without waiting, and a large log as a whole. The next checkpoint repeats what fails.
 pub(super) fn truncate_log(path: &Path, connection: &Connection) {
     let is_large = is_large(path);
     let mut done = checkpoint(connection, "PASSIVE");
     if is_large && done.is_ok() {
-        // Whoever writes all the time keeps it from ever coming to its end: for the little that is left they wait.
+        // Constant writers would keep it from completing, so they wait for the small rest.
         done = connection.busy_timeout(TRUNCATE_TIMEOUT).and_then(|()| checkpoint(connection, "TRUNCATE"));
         done = done.and(connection.busy_timeout(Duration::ZERO));
     }
@@ -37,7 +37,7 @@ pub(super) fn truncate_log(path: &Path, connection: &Connection) {
     }
 }
 
-/// As `truncate_log`, on behalf of those who did not live long enough.
+/// As `truncate_log`, for processes that ended before their checkpoint.
 pub(super) fn truncate_leftover_log(path: &Path, connection: &Connection) {
     if size(path) > VERY_LARGE {
         truncate_log(path, connection);
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn very_large_log_is_checkpointed_first() {
         let folder = tempfile::tempdir().unwrap();
-        // Nobody who does so has a worker.
+        // Such a process has no worker.
         let come = || schema::prepare(&folder.path().join("locks.db"), false).unwrap();
         let (path, first) = come();
         let grow = || {

@@ -1,6 +1,4 @@
-//! What an operator should know about the file on which locks depend.
-//!
-//! `look` sees it, and `judge`, which is pure, says what that means.
+//! Checks the database file that locks depend on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +21,7 @@ pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, Store
     Ok(Diagnosis { components: vec![judge(&seen)] })
 }
 
-/// What was seen of a file.
+/// A snapshot of a file.
 #[derive(Clone, Debug)]
 struct Seen {
     path: PathBuf,

@@ -4,9 +4,9 @@
 //! client whose log was removed goes on with the removed one, and a client that comes later makes a new one: neither sees the
 //! other's leases. So each command compares the three files with those that were opened.
 //!
-//! **What happens to a client whose files have gone.** Its leases are lost: a renewal is answered by *not held*, and the store
-//! asks for one as soon as it notices, which takes at most [`FILE_CHECK_INTERVAL`](super::worker::FILE_CHECK_INTERVAL). Whatever else it asks for
-//! is an error. Nothing is written any more, since that would damage the files of those who came later.
+//! **A client whose files were removed** has lost its leases: a renewal gets *not held*, and the store requests one as soon as it
+//! notices, within [`FILE_CHECK_INTERVAL`](super::worker::FILE_CHECK_INTERVAL). Every other command is an error. Nothing is
+//! written any more, because that would damage the files of later clients.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// What is beside the database, by what is added to its name.
 pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
-/// What a client is told whose files have gone.
+/// The error of a client whose files were removed.
 pub(super) const GONE: &str = "the file, or its -wal or -shm, was removed or replaced while it was in use, and with it the locks: \
     connect again, from all clients of this process";
 

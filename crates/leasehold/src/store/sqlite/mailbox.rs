@@ -1,9 +1,9 @@
-//! How a push reaches another process: one named pipe per client, beside the database.
+//! Pushes to other processes: one named pipe per client, beside the database.
 //!
-//! The reader holds its pipe open for as long as it lives, and others only while they write, so opening a pipe for writing
-//! fails as soon as its client is gone, however it went. A push is one record, smaller than what a pipe writes as a whole,
-//! and is complete: the waiter need not ask before it works. Records are hints all the same. One that finds the pipe full
-//! is dropped, and one that nobody understands is ignored.
+//! The reader keeps its pipe open while it lives, and writers only while they write. Opening a pipe for writing therefore fails
+//! as soon as its client is gone. A push is one record, small enough for an atomic write, with the whole grant: the waiter
+//! need not re-check before it works. Records may be lost: one that finds the pipe full is dropped, and an unknown one is
+//! ignored.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,26 +14,26 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, Token, TokenRange};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
-/// How many pipes without a reader one look removes.
+/// Max number of pipes without a reader that one sweep removes.
 const SWEEP: usize = 64;
 
-/// After this long a pipe that was never given its name belongs to nobody.
+/// A pipe that has not got its name after this time is abandoned.
 const UNNAMED: Duration = Duration::from_secs(60);
 
-/// Where the pipes of one database are.
+/// The folder with the pipes of one database.
 #[derive(Clone, Debug)]
 pub(super) struct Mailboxes {
     folder: PathBuf,
 }
 
 impl Mailboxes {
-    /// The folder beside the database. Whoever may write the database may write to its clients, and nobody else.
+    /// The folder beside the database. A user who may write the database may write to its clients; others may not.
     pub(super) fn beside(database: &Path) -> io::Result<Self> {
         let mut folder = database.as_os_str().to_owned();
         folder.push("-inbox");
         let folder = PathBuf::from(folder);
         let mode = permissions(database)?;
-        // Whoever may read or write may also enter.
+        // Read or write permission includes the right to enter.
         let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
         match fs::DirBuilder::new().mode(mode | enter).create(&folder) {
             Ok(()) => {
@@ -50,10 +50,10 @@ impl Mailboxes {
         self.folder.join(client.to_string())
     }
 
-    /// Makes this client's pipe. It gets its name once it is open, so a pipe with a name has a reader unless that is dead.
+    /// Creates this client's pipe. It gets its name once it is open, so a named pipe has a reader unless the reader is dead.
     pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
-        // Who may write the database may write into it, and open it for reading, which writing takes (`PipeWriter::write`).
-        // It reveals nothing that is not in the database.
+        // Users who may write the database may write to the pipe, and open it for reading, which writing needs
+        // (`PipeWriter::write`). It reveals nothing that is not in the database.
         let writers = permissions(database)? & 0o022;
         let mode = 0o600 | writers | (writers << 1);
         let unnamed = self.folder.join(format!(".{client}"));
@@ -61,7 +61,7 @@ impl Mailboxes {
         let opened = (|| {
             share(&unnamed, database);
             fs::set_permissions(&unnamed, fs::Permissions::from_mode(mode))?;
-            // Open for both, it never ends, whoever else closes it.
+            // Open for reading and writing, so that it has no end of file when a writer closes it.
             let pipe =
                 OpenOptions::new().read(true).write(true).custom_flags(nonblocking()).open(&unnamed)?;
             let path = self.path(client);
@@ -74,7 +74,7 @@ impl Mailboxes {
         opened
     }
 
-    /// The way to a client.
+    /// Opens the pipe of a client.
     pub(super) fn reach(&self, client: ClientId) -> Reached {
         let path = self.path(client);
         match reach(&path) {
@@ -122,14 +122,14 @@ fn permissions(database: &Path) -> io::Result<u32> {
     Ok(fs::metadata(database)?.mode() & 0o666)
 }
 
-/// Nobody reads it, or nobody ever made it.
+/// Whether the pipe has no reader or does not exist.
 fn is_gone(error: &io::Error) -> bool {
     let no_reader = error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error());
     no_reader || error.kind() == io::ErrorKind::NotFound
 }
 
-/// Gives it the group of the database, and where this is root the owner too: users of the database must be able to open the
-/// pipe to see whether its client is there.
+/// Gives the pipe the group of the database, and as root its owner too: users of the database must be able to open the pipe to
+/// see whether its client is there.
 fn share(path: &Path, database: &Path) {
     let Ok(found) = fs::metadata(database) else { return };
     let give = |owner| std::os::unix::fs::chown(path, owner, Some(found.gid()));
@@ -140,51 +140,52 @@ fn share(path: &Path, database: &Path) {
     }
 }
 
-/// What came of looking for a client.
+/// Whether a client is reachable.
 pub(super) enum Reached {
     Open(PipeWriter),
-    /// It may be there, but this process can't write to it.
+    /// It may be alive, but this process cannot write to it.
     Closed(io::Error),
     Gone,
 }
 
-/// A client that is there, and can be written to.
+/// A reachable client.
 pub(super) struct PipeWriter {
     pipe: File,
     path: PathBuf,
 }
 
 impl PipeWriter {
-    /// Writes a push, or drops it where the reader is too far behind.
+    /// Writes a push, or drops it if the pipe is full.
     pub(super) fn write_push(&self, push: &Push) {
         if let Err(error) = self.write(&encode(push)) {
             tracing::debug!(%error, to = %push.to(), "a push was dropped");
         }
     }
 
-    /// The client may have gone since it was reached, and whoever writes where nobody reads is sent a signal that ends most
-    /// programs. So this one reads too, but only while it writes: to others the client would seem to be there.
+    /// The client may have died since the pipe was opened. A write to a pipe without a reader raises SIGPIPE, which ends most
+    /// programs. Therefore the writer opens the pipe for reading too, but only while it writes: to others the client would
+    /// otherwise seem to be alive.
     fn write(&self, record: &[u8; RECORD]) -> io::Result<()> {
         let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&self.path)?;
         (&self.pipe).write(record).map(drop)
     }
 }
 
-/// This client's own pipe. It goes with it.
+/// This client's own pipe. It is removed when this is dropped.
 pub(super) struct Mailbox {
     pub(super) pipe: File,
     path: PathBuf,
 }
 
 impl Mailbox {
-    /// What has arrived.
+    /// The pushes that have arrived.
     pub(super) fn read(&self, client: ClientId) -> Vec<Push> {
         let mut pushes = Vec::new();
         let mut record = [0; RECORD];
         while let Ok(RECORD) = (&self.pipe).read(&mut record) {
             match decode(&record, client) {
                 Some(push) => pushes.push(push),
-                None => tracing::warn!(path = %self.path.display(), "something unknown arrived"),
+                None => tracing::warn!(path = %self.path.display(), "an unknown record arrived"),
             }
         }
         pushes
@@ -192,7 +193,7 @@ impl Mailbox {
 }
 
 impl Mailbox {
-    /// Nobody finds it any more.
+    /// Removes the name, so that no writer finds it.
     pub(super) fn remove(&self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -358,7 +359,7 @@ mod tests {
         assert!(!left.exists() && reached(&sender, living).is_some());
     }
 
-    /// Somebody who may do less than root.
+    /// A user without root's rights.
     const NOBODY: u32 = 65_534;
 
     #[test]

@@ -1,4 +1,4 @@
-//! Opening the file: is it ours, is it whole, is it from this boot?
+//! Opens the file: checks that it is leasehold's, intact, and from this boot.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -17,13 +17,13 @@ use crate::error::{Error, ErrorKind};
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
 const APPLICATION_ID: i32 = 0x4c53_4844;
 
-/// Counted up when a table changes its form.
+/// Schema version.
 const LAYOUT: i32 = 3;
 
-/// How long a new client waits for the end of those of its process whose files have gone.
+/// Max time that a new client waits for clients of its process with removed files to end.
 const STALE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The bytes of a page.
+/// Page size in bytes.
 const PAGE: u32 = 1024;
 
 /// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
@@ -63,17 +63,17 @@ pub(super) const TABLES: &str = "
     CREATE INDEX tombstone_end ON tombstone (resource, until);
 ";
 
-/// Leases end with the boot whose clock they count by. What is remembered of tokens goes by the wall clock, and stays.
+/// Ends the leases of another boot, whose clock they used. Tokens use the wall clock, and persist.
 const NEW_BOOT: &str = "
     DELETE FROM lease; DELETE FROM waiter; DELETE FROM tombstone;
     UPDATE resource SET in_use = 0, head = 0, leases = 0, waiters = 0, parked = 0, tombstones = 0,
         next_expiry = 9223372036854775807;
 ";
 
-/// Checks the file, makes it ours if it is new, and ends what another boot has left in it.
+/// Checks the file, creates the schema if it is new, and ends the leases of another boot.
 ///
-/// Everybody must come to it by one name, since its log and its clients' pipes lie beside that name: links are followed
-/// first, a relative path becomes absolute, and a file with a second name is refused.
+/// All clients must use one name, because the log and the clients' pipes are beside that name: links are followed, a relative
+/// path becomes absolute, and a file with a second name is refused.
 pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connection), Error> {
     touch(path)?;
     let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
@@ -107,12 +107,12 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
     })
 }
 
-/// A further connection to a file that has been prepared.
+/// A further connection to a prepared file.
 pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error> {
     retry_while_busy(path, || Ok(open(path, is_durable)?))
 }
 
-/// Tries again while others open the file too: SQLite can't wait by itself while a new one becomes what it is to be.
+/// Retries while other clients open the file too: SQLite cannot wait by itself while a new file is initialized.
 fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionError>) -> Result<T, Error> {
     let begun = Instant::now();
     let give_up = begun + BUSY_TIMEOUT;
@@ -123,7 +123,7 @@ fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionE
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            // Those clients may be about to end.
+            // These clients may end soon.
             Err(TransactionError::Stale) if Instant::now() < begun + STALE_TIMEOUT => {
                 thread::sleep(Duration::from_millis(1));
                 continue;
@@ -139,9 +139,9 @@ fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionE
 fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    // Callers decide themselves how long they wait.
+    // Callers decide how long they wait.
     connection.busy_timeout(Duration::ZERO)?;
-    // A checkpoint waits for the disk, so it is the worker's, and never that of a process that ends.
+    // A checkpoint waits for the disk, so the worker runs it, and never a process that ends.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
@@ -149,10 +149,10 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Why a file can't be ours.
+/// Why a file cannot be used.
 enum TransactionError {
     Sqlite(rusqlite::Error),
-    /// Another client of this process still uses files that are not in place any more.
+    /// Another client of this process still uses removed files.
     Stale,
     Foreign(String),
 }
@@ -164,7 +164,7 @@ impl From<rusqlite::Error> for TransactionError {
 }
 
 fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), TransactionError> {
-    // Nothing is written before it is known whose it is.
+    // Nothing is written before the owner is known.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
     connection.pragma_update(None, "page_size", PAGE)?;
@@ -185,7 +185,7 @@ fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), TransactionEr
     Ok(transaction.commit()?)
 }
 
-/// Which boot the leases in it are from; none in a file that is new.
+/// The boot of the file's leases; `None` for a new file.
 fn boot_of(connection: &Connection) -> rusqlite::Result<Option<String>> {
     connection.query_row("SELECT value FROM meta WHERE key = 'boot'", [], |row| row.get(0)).optional()
 }
@@ -370,7 +370,7 @@ fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
     )
 }
 
-/// What an error of SQLite means for whoever runs this, and what to do.
+/// Maps an SQLite error to a message with a remedy.
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(

@@ -1,4 +1,4 @@
-//! Removing what is left behind: leases that have expired, and resources that nobody has used for long.
+//! Removes expired leases, and resources that have been unused for long.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use rusqlite::{Connection, params};
 use super::rows::SqliteRows;
 use super::{PendingPushes, Shared, TransactionError, not_sent, schema};
 
-/// The most rows of one transaction that only sweeps.
+/// Max number of rows in a transaction that only sweeps.
 const BATCH: u32 = 256;
 
-/// A row that can't go yet is not visited again before this, and after [`TOKEN_RETENTION`] at the latest.
+/// Min time until a row that is kept is visited again; the max is [`TOKEN_RETENTION`].
 const SOONEST: Duration = Duration::from_secs(60);
 
-/// When a row that is made now is visited first.
+/// First visit of a row that is inserted now.
 pub(super) fn first_visit(wall: StoreTime) -> StoreTime {
     wall + TOKEN_RETENTION
 }
 
 impl Shared {
-    /// Lets time pass for this many resources whose visit is due. A part of the transaction that is open.
+    /// Sweeps up to this many resources whose visit is due, within the open transaction.
     pub(super) fn sweep(
         &self,
         connection: &Connection,
@@ -33,7 +33,7 @@ impl Shared {
         for (id, resource) in due(connection, now, most)? {
             visited += 1;
             let is_kept = match resource {
-                // Another version has stored it, and this one can't name it.
+                // Another version stored it, and this one does not know its kind.
                 None => true,
                 Some(resource) => {
                     let PendingPushes { pushes, reached, .. } = pending;
@@ -49,7 +49,7 @@ impl Shared {
         Ok(visited)
     }
 
-    /// Sweeps a batch in a transaction of its own. Says whether there may be more.
+    /// Sweeps a batch in a transaction of its own. Returns whether there may be more.
     pub(super) fn sweep_batch(
         &self,
         connection: &Connection,
@@ -57,7 +57,7 @@ impl Shared {
         until: Instant,
     ) -> Result<(bool, PendingPushes), TransactionError> {
         let failed = |error: rusqlite::Error| TransactionError::Failed(not_sent(schema::explain(&error)));
-        // Mostly there is nothing to do, which is no reason to keep others from writing.
+        // Usually there is nothing to do: check without the write lock first.
         if due(connection, now(), 1).map_err(failed)?.is_empty() {
             return Ok((false, PendingPushes::default()));
         }

@@ -1,7 +1,7 @@
-//! The store's own thread: it hears pushes, runs what had to wait, and keeps the file small.
+//! The store's own thread: it receives pushes, runs jobs that have to wait, and keeps the file small.
 //!
-//! It sleeps in `poll` on two files, its client's pipe and an event that says that there are jobs, for at most
-//! [`FILE_CHECK_INTERVAL`] at a time. Everything that waits for the disk happens here: checkpoints, and the writes of a busy file.
+//! It sleeps in `poll` on its client's pipe and the wake pipe of the job queue, for at most [`FILE_CHECK_INTERVAL`] at a time.
+//! Everything that waits for the disk runs here: checkpoints, and writes to a busy file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,53 +26,52 @@ use super::{
 use crate::engine::clock;
 use crate::store::{CallResult, StoreError};
 
-/// The most jobs that wait.
+/// Max number of queued jobs.
 const MAX_JOBS: usize = 65_536;
 
-/// The most commands of one transaction.
+/// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
 
-/// How long a transaction of several commands should take: meanwhile the file is closed to everybody else. The next one has
-/// as many commands as take about this long.
+/// Target duration of a transaction of several commands, because it locks the file. The size of the next one is adapted.
 const TRANSACTION_TARGET: Duration = Duration::from_millis(5);
 
-/// How long it is between two looks at what has expired.
+/// Interval between two sweeps.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long it sleeps when nothing happens, between two looks at whether the files are still in place.
+/// Interval between two checks whether the files are still in place.
 pub(super) const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long it lets others write between two transactions of one job. They look again every few milliseconds at the latest.
+/// Pause between two transactions of one job, so that other writers get the file. They check every few milliseconds.
 const TRANSACTION_PAUSE: Duration = Duration::from_micros(200);
 
-/// How long it lets others write between two batches of what has expired.
+/// Pause between two batches of a sweep, so that other writers get the file.
 const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) enum Job {
     Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<CallResult>>),
-    /// All of these are granted, or none.
+    /// All attempts are granted, or none is.
     AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
     List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
 }
 
-/// The way to the thread. Dropped, the thread ends by itself: it may be waiting for a busy file, and nobody else should.
+/// Handle of the thread. After a drop the thread ends by itself: the drop does not wait, because the file may be busy.
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
     mailbox: Arc<Mailbox>,
 }
 
-/// What lies before the thread.
+/// The thread's job queue.
 struct JobQueue {
     jobs: Mutex<Jobs>,
     is_ending: AtomicBool,
-    /// A byte in it wakes the thread. It never blocks: when it is full the thread is awake.
+    /// A byte in it wakes the thread. Writing never blocks: when it is full, the thread is awake.
     wake_pipe: File,
 }
 
-/// Jobs in the order in which they came, each with the time until which it may wait for the file.
+/// Jobs in order of arrival, each with its deadline for getting the file.
 #[derive(Default)]
 struct Jobs {
-    /// Renewals and releases alone. They do not wait for what others want to have, of which there may be thousands.
+    /// Renewals and releases, which do not wait behind acquires, of which there may be thousands.
     of_holders: VecDeque<(Instant, Job)>,
     others: VecDeque<(Instant, Job)>,
 }
@@ -129,7 +128,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Hands it a job; not when too many wait.
+    /// Enqueues a job. Fails if the queue is full.
     pub(super) fn submit(&self, job: Job) -> bool {
         {
             let mut jobs = self.queue.jobs();
@@ -149,7 +148,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // At once, since the process may end before the thread does.
+        // At once, because the process may end before the thread does.
         self.mailbox.remove();
         self.queue.is_ending.store(true, Ordering::Release);
         self.wake();
@@ -162,20 +161,20 @@ struct WorkerThread {
     mailbox: Arc<Mailbox>,
     queue: Arc<JobQueue>,
     wake_pipe: OwnedFd,
-    /// Opened when it is first needed, which in a short life it may never be.
+    /// Opened on first use, which a short-lived process may never need.
     connection: Option<Connection>,
-    /// How many commands the next transaction has.
+    /// Max number of commands in the next transaction.
     chunk: usize,
-    /// There is more to sweep.
+    /// The last sweep left rows for the next one.
     is_behind: bool,
-    /// The files were seen not to be in place any more, and the client was told.
+    /// The files were found to be removed or replaced, and the client was informed.
     are_files_gone: bool,
 }
 
 impl Drop for WorkerThread {
-    /// Also in a panic: nobody waits for a thread that is gone.
+    /// Runs after a panic too, so that no caller waits for a dead thread.
     fn drop(&mut self) {
-        // Nobody hears what is pushed to this client any more, so it is not to count as there.
+        // No thread receives this client's pushes any more, so the client must not count as reachable.
         self.mailbox.remove();
         let mut jobs = self.queue.jobs();
         self.queue.is_ending.store(true, Ordering::Release);
@@ -208,7 +207,7 @@ impl WorkerThread {
         self.run_jobs();
     }
 
-    /// Once the files have gone the client's leases are lost, and its waiters wait in vain: it is to ask about all of them.
+    /// After the files were removed the client's leases are lost, and its waiters get no push: all of them must re-check.
     fn watch_files(&mut self) {
         let are_gone = !self.shared.files.are_in_place();
         if are_gone && !self.are_files_gone {
@@ -252,9 +251,9 @@ impl WorkerThread {
     }
 
     fn run_job(&mut self, job: Job, until: Instant) {
-        // However many jobs there are, a grant does not wait for them, nor for the rest of a long one.
+        // A received grant does not wait for queued jobs, nor for the rest of a long one.
         self.receive_pushes();
-        // Nobody waits for the answers any more where they can't be sent: the client gives back what they may have granted.
+        // If the receiver is gone, the client releases what the answers may have granted.
         match job {
             Job::Commands(batch, tell) => {
                 let answers = self.run(&batch, until);
@@ -297,7 +296,7 @@ impl WorkerThread {
         }
     }
 
-    /// In the midst of a long job of others.
+    /// Delivers pushes in the middle of a long job.
     fn run_jobs_of_holders(&mut self) {
         loop {
             let Some((until, job)) = self.queue.jobs().of_holders.pop_front() else { return };
@@ -305,8 +304,8 @@ impl WorkerThread {
         }
     }
 
-    /// All in one transaction. If that fails, each in its own, so that none suffers from another; unless it may have
-    /// succeeded after all, when a repetition would answer for what came before it.
+    /// Runs all in one transaction. If it fails, runs each in its own, so that one command's error does not fail the others.
+    /// Not if the COMMIT may have taken effect, because a repeat would then answer for the first run.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
         self.receive_pushes();
         match self.transact(chunk, until) {
@@ -365,7 +364,7 @@ impl WorkerThread {
     fn connection(&mut self) -> Result<&Connection, TransactionError> {
         let failed = |what: String| TransactionError::Failed(not_sent(what));
         if self.connection.is_none() {
-            // It would be a connection to other files.
+            // It would connect to other files.
             if !self.shared.files.are_in_place() {
                 return Err(TransactionError::Gone);
             }
@@ -377,7 +376,7 @@ impl WorkerThread {
 
     // --- Keeping the file small ------------------------------------------------------------------
 
-    /// Removes what has expired and what the dead have left. Failures are for the next time.
+    /// Removes expired rows and the pipes of dead clients. The next sweep repeats what fails.
     fn maintain(&mut self) {
         if let Err(error) = self.shared.mailboxes.sweep() {
             tracing::warn!(%error, "pipes of dead clients could not be removed");
@@ -391,7 +390,7 @@ impl WorkerThread {
     fn checkpoint(&mut self) {
         self.shared.commands.store(0, Ordering::Relaxed);
         let shared = self.shared.clone();
-        // A log that was removed is not for the file that others use.
+        // A removed log does not belong to the file that others use.
         if shared.files.are_in_place()
             && let Ok(connection) = self.connection()
         {
@@ -418,7 +417,7 @@ impl WorkerThread {
     }
 }
 
-/// Kinds and names as they are stored. What another version has stored and this one can't name is left alone.
+/// Kinds and names as stored. A kind that only another version knows is left alone.
 fn read_resources(connection: &Connection, sql: &str) -> rusqlite::Result<Vec<Resource>> {
     let mut statement = connection.prepare_cached(sql)?;
     let mut rows = statement.query([])?;

@@ -272,8 +272,8 @@ mod tests {
 
     use super::*;
 
-    /// Its lines with ACL SETUSER name the rights.
-    const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
+    /// The lines of docs/operations.md that name rights.
+    const DOCUMENT: &str = include_str!("../../../../guide/operations.md");
 
     #[test]
     fn document_names_exactly_the_required_rights() {
