@@ -53,6 +53,7 @@ mod redlock;
 #[doc(hidden)]
 pub mod steps;
 mod store;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod url;

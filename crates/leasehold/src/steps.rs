@@ -2,5 +2,5 @@
 //! `leasehold-core`, and a server's clock and connections of their own. Not part of the public API: it changes with the
 //! layout of the keys.
 
-pub use crate::locks::rw::{READER, WRITER};
+pub use crate::inspect::{READER, WRITER};
 pub use crate::store::steps::{answer, encode, inbox_of, push, text};

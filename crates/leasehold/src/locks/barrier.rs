@@ -23,27 +23,14 @@ use std::time::Duration;
 use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
 use crate::engine::Sleep;
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
-use round::Round;
+use round::{ARRIVAL, CLAIM, DEPARTURE, MARK, RETURNED, Round};
 
 pub(crate) use round::{parties, passed_rounds};
-
-/// The weight of a party that has come and waits.
-const ARRIVAL: u32 = 1 << 16;
-
-/// As an arrival, after a claim that was taken back.
-const RETURNED: u32 = ARRIVAL + 1;
-
-const CLAIM: u32 = ARRIVAL + 2;
-
-const DEPARTURE: u32 = ARRIVAL + 3;
-
-const MARK: u32 = 1;
 
 /// The largest number of parties: beside them there must be room for marks.
 const MOST: u32 = u32::MAX / ARRIVAL - 1;
@@ -132,13 +119,14 @@ impl Barrier {
 
     async fn pass(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         self.check()?;
-        let deadline = wait.deadline();
+        let deadline = wait.deadline(self.0.handle.now());
         // It is renewed by looking, and not in the background: a party that does not look any more must not count for a
         // later round.
         let mut lock = self.0.clone();
         lock.terms.renews = false;
         let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
-        let mut party = Party { barrier: self, lock, token: guard.token(), guard, arrived: clock::local() };
+        let mut party =
+            Party { barrier: self, lock, token: guard.token(), guard, arrived: self.0.handle.now() };
         let mut has_seen_all = false;
         loop {
             let view = self.look().await?;
@@ -146,7 +134,7 @@ impl Barrier {
             if let Some(round) = Round::passed(&view, party.token) {
                 return Ok(Some(party.go_on(&round).await));
             }
-            let is_late = deadline.is_none_or(|deadline| clock::local() >= deadline);
+            let is_late = deadline.is_none_or(|deadline| self.0.handle.now() >= deadline);
             let all = Round::present(&view, party.token, self.1);
             // One claim is enough, so the others leave it to the leader, but not for long.
             if let Some(round) = &all
@@ -166,7 +154,7 @@ impl Barrier {
             if self.0.terms.renews && party.guard.remaining() < self.0.terms.ttl / 3 * 2 {
                 party.guard.renew().await?;
             }
-            let next = clock::local() + self.pause().min(self.0.terms.ttl / 4);
+            let next = self.0.handle.now() + self.pause().min(self.0.terms.ttl / 4);
             let next = deadline.map_or(next, |deadline| deadline.min(next));
             party.guard.run(Sleep::until(&self.0.handle.session, next)).await?;
         }
@@ -230,7 +218,7 @@ impl Party<'_> {
 
     /// A mark is kept from the arrival on, for at most `MAX_TTL`. The party that came last can always claim.
     fn may_claim(&self) -> bool {
-        clock::local().since(self.arrived) + KEEP < MAX_TTL
+        self.barrier.0.handle.now().since(self.arrived) + KEEP < MAX_TTL
     }
 
     /// Gives the party another lease in one step, and says whether the store had room for it.
@@ -268,7 +256,7 @@ impl Party<'_> {
 
     /// Decides in the store that the round has passed, and says whether this party is its leader.
     async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
-        self.lock.min_hold = self.barrier.keep(view, clock::local().since(self.arrived));
+        self.lock.min_hold = self.barrier.keep(view, self.barrier.0.handle.now().since(self.arrived));
         self.step_down(MARK, round.mark()).await?;
         self.guard.release().await?;
         Ok(round.first == self.token)
@@ -301,7 +289,7 @@ impl Party<'_> {
             if let Some(round) = Round::passed(&view, self.token) {
                 return Ok(Some(self.go_on(&round).await));
             }
-            self.guard.run(Sleep::until(session, clock::local() + self.barrier.pause())).await?;
+            self.guard.run(Sleep::until(session, session.now() + self.barrier.pause())).await?;
         }
         let departed = self.guard.token();
         loop {
@@ -318,7 +306,7 @@ impl Party<'_> {
                 }
                 return Ok(None);
             }
-            Sleep::until(session, clock::local() + LOOK_FOR_DECISION).await;
+            Sleep::until(session, session.now() + LOOK_FOR_DECISION).await;
         }
     }
 }

@@ -12,24 +12,9 @@ use leasehold_core::Kind;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::Mode;
+use crate::inspect::{READER, UPGRADABLE, WRITER};
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
-
-/// The weight of a reader.
-pub const READER: u32 = 1;
-const UPGRADABLE: u32 = 1 << 31;
-/// The weight of a writer, and the lock's capacity.
-pub const WRITER: u32 = u32::MAX;
-
-/// The mode of a holder with this weight.
-pub(crate) fn mode_of(weight: u32) -> Mode {
-    match weight {
-        WRITER => Mode::Write,
-        UPGRADABLE => Mode::UpgradableRead,
-        _ => Mode::Read,
-    }
-}
 
 /// A lock with many readers or one writer. Created by [`Client::rw_lock`](crate::Client::rw_lock).
 ///

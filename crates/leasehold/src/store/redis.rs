@@ -36,7 +36,7 @@ use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
@@ -350,19 +350,17 @@ impl Opening {
 }
 
 impl Store for Redis {
-    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
-        None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { has_replicas: true, ..Capabilities::new(RHYTHM) }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
-        self.call_replicated(batch, 0)
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let nodes = self.nodes.clone();
+        let work = async move { only(nodes.run(&[(resource, command)], replicas, None).await) };
+        self.run_on_runtime(work, || Err(runtime_ended()))
     }
 
-    fn call_replicated(
-        &self,
-        batch: Vec<(Arc<Resource>, Command)>,
-        replicas: u32,
-    ) -> BoxFuture<Vec<CallResult>> {
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run(&batch, replicas, None).await };
         self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect())
@@ -385,17 +383,9 @@ impl Store for Redis {
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
-    fn has_replicas(&self) -> bool {
-        true
-    }
-
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
         self.run_on_runtime(async move { nodes.list().await }, || Err(runtime_ended()))
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        RHYTHM
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {
@@ -423,7 +413,7 @@ impl Drop for Redis {
     }
 }
 
-fn runtime_ended() -> StoreError {
+pub(crate) fn runtime_ended() -> StoreError {
     StoreError {
         failure: Failure::Unknown,
         message: "the runtime that the command was sent from has ended".to_owned(),

@@ -26,15 +26,17 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, Failure, Kind, LocalTime, Push, PushKind, Reply, Resource,
-    StoreTime, quorum_of,
+    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::redis::{Redis, Voting, slot_of};
-use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use super::redis::{Redis, Voting, runtime_ended, slot_of};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError, missing_response,
+    only,
+};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
@@ -289,7 +291,7 @@ impl Quorum {
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::missing_response)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(missing_response)).collect()
     }
 
     async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> CallResult {
@@ -298,11 +300,7 @@ impl Quorum {
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => self
-                .renew(vec![(resource, command)])
-                .await
-                .pop()
-                .unwrap_or_else(crate::handle::missing_response),
+            Command::Renew(_) => only(self.renew(vec![(resource, command)]).await),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -346,36 +344,41 @@ impl Inbox for NodeInbox {
     }
 }
 
+impl Redlock {
+    /// Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
+    fn node_on_caller(&self) -> &Redis {
+        let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
+        &first.unwrap_or(&self.quorum.nodes[0]).store
+    }
+}
+
 impl Store for Redlock {
-    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
-        None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task,
+            // another one may not.
+            is_exclusive_only: true,
+            needs_admission_queue: true,
+            max_ttl: self.quorum.max_ttl,
+            ..Capabilities::new(RHYTHM)
+        }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
-        let (quorum, count) = (self.quorum.clone(), batch.len());
-        let ended = move || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            vec![Err(StoreError { failure: Failure::Unknown, message }); count]
-        };
-        // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
-        let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
-        first.unwrap_or(&self.quorum.nodes[0]).store.run_on_runtime(quorum.run(batch), ended)
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let quorum = self.quorum.clone();
+        self.node_on_caller()
+            .run_on_runtime(async move { quorum.run_one(resource, command).await }, || Err(runtime_ended()))
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let count = batch.len();
+        let ended = move || vec![Err(runtime_ended()); count];
+        self.node_on_caller().run_on_runtime(self.quorum.clone().run(batch), ended)
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
-        })
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        RHYTHM
-    }
-
-    fn needs_admission_queue(&self) -> bool {
-        true
+        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {
@@ -384,16 +387,6 @@ impl Store for Redlock {
 
     fn in_restart_grace(&self) -> bool {
         self.quorum.restart_grace_until.load(Ordering::Relaxed) > clock::local().as_micros()
-    }
-
-    fn supports(&self, kind: Kind, is_owned: bool) -> bool {
-        // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task, another
-        // one may not.
-        matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
-    }
-
-    fn max_ttl(&self) -> Option<Duration> {
-        self.quorum.max_ttl
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {
@@ -407,10 +400,9 @@ impl Store for Redlock {
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
-        })
+        self.quorum.nodes[0]
+            .store
+            .run_on_runtime(async move { Ok(quorum.diagnose().await) }, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -47,7 +47,9 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Rep
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, only,
+};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
@@ -166,6 +168,10 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS)
+    }
+
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         let commands = [(resource, command)];
         let answered = self.run_inline(|connection, until| {
@@ -191,7 +197,12 @@ impl Store for Sqlite {
         }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let answered = self.submit(1, |tell| Job::Commands(vec![(resource, command)], tell));
+        Box::pin(async move { only(answered.await) })
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         self.submit(batch.len(), |tell| Job::Commands(batch, tell))
     }
 
@@ -209,10 +220,6 @@ impl Store for Sqlite {
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
         // What holders send does not wait for waiters, of which there may be thousands.
         u64::from(matches!(command, Command::Acquire(_)))
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        EMBEDDED_POLL_INTERVALS
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {

@@ -2,8 +2,19 @@
 
 use leasehold_core::{Holder, Token, View};
 
-use super::{ARRIVAL, CLAIM, MARK, RETURNED};
 use crate::metadata::HolderMetadata;
+
+/// The weight of a party that has come and waits.
+pub(super) const ARRIVAL: u32 = 1 << 16;
+
+/// As an arrival, after a claim that was taken back.
+pub(super) const RETURNED: u32 = ARRIVAL + 1;
+
+pub(super) const CLAIM: u32 = ARRIVAL + 2;
+
+pub(super) const DEPARTURE: u32 = ARRIVAL + 3;
+
+pub(super) const MARK: u32 = 1;
 
 /// For how many parties this capacity is, or how many have come with this weight.
 pub(crate) fn parties(weight: u32) -> u32 {

@@ -416,7 +416,7 @@ fn busy_file_blocks_the_worker_and_not_the_caller() {
         (Arc::new(resource("a")), acquire(id(1, 1), false)),
         (Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
-    let pending = store.call(batch);
+    let pending = store.call_batch(batch, 0);
     thread::scope(|scope| {
         let answers = scope.spawn(|| pollster::block_on(pending));
         thread::sleep(Duration::from_millis(50));
