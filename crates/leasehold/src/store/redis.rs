@@ -66,7 +66,7 @@ const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Looking again costs a server something, and pushes are seldom lost.
-const RHYTHM: PollIntervals =
+const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
@@ -351,7 +351,7 @@ impl Opening {
 
 impl Store for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { has_replicas: true, ..Capabilities::new(RHYTHM) }
+        Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
