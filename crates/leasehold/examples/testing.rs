@@ -64,7 +64,7 @@ fn job_stops_when_its_process_was_suspended_and_another_one_takes_over() -> Resu
     Ok(())
 }
 
-fn main() -> Result<(), Error> {
+pub(crate) fn main() -> Result<(), Error> {
     job_goes_on_while_its_lease_is_renewed()?;
     job_stops_when_the_store_is_away_for_longer_than_the_lease()?;
     job_stops_when_its_process_was_suspended_and_another_one_takes_over()?;

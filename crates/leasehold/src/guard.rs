@@ -12,7 +12,7 @@ use leasehold_core::{LocalTime, Loss, Resource, Token};
 use crate::engine::{End, ReleaseOutcome, RenewalError, Response, Sleep, Transmit};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
-use crate::locks::lock::MAX_TTL;
+use crate::options::MAX_TTL;
 
 /// A held lease. It is renewed while the guard lives, and released when [`release`](Self::release) is called or the guard is
 /// dropped.

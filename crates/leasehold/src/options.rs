@@ -2,6 +2,13 @@
 //!
 //! They are macros because each kind is a type of its own, and its methods must appear in its own documentation.
 
+use std::time::Duration;
+
+/// The minimum ttl. Below it a failed renewal could not be retried in time.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// The maximum ttl, and the maximum time for which a released lock can be retained.
+pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// All options: those of a lease, and the minimum hold.
 macro_rules! settings {
     ($kind:ident) => {

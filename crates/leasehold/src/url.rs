@@ -6,7 +6,7 @@ mod redlock;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, invalid};
 
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
 pub(crate) use redlock::RedlockUrl;
@@ -73,10 +73,6 @@ impl From<RedlockUrl> for StoreUrl {
     fn from(url: RedlockUrl) -> Self {
         Self::Redlock(Box::new(url))
     }
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Invalid, message)
 }
 
 fn is_scheme(word: &str) -> bool {

@@ -15,11 +15,7 @@ use crate::guard::Guard;
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
-
-/// The minimum ttl. Below it a failed renewal could not be retried in time.
-pub const MIN_TTL: Duration = Duration::from_millis(100);
-/// The maximum ttl, and the maximum time for which a released lock can be retained.
-pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+pub use crate::options::{MAX_TTL, MIN_TTL};
 
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;

@@ -20,6 +20,8 @@ mod error;
 mod exec;
 mod handshake;
 mod keys;
+mod limits;
+mod nodes;
 mod replicas;
 mod sentinel;
 pub(crate) mod steps;
@@ -31,12 +33,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, ClientId, Command, Failure, Resource, Token};
+use leasehold_core::{Acquire, ClientId, Command, Resource, Token};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError, only};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
@@ -45,29 +47,16 @@ use cluster::Cluster;
 use codec::{Channels, ScriptVariant};
 use connect::Credentials;
 use doctor::Address;
-pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
+pub(crate) use error::runtime_ended;
+use error::slot_unassigned;
 pub(crate) use keys::slot_of;
+use limits::{
+    ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_INTERVAL, REFRESH_PAUSE,
+};
+use nodes::Nodes;
+pub(crate) use nodes::Voting;
 use sentinel::Sentinels;
-
-/// How long an answer may take. Whether a command that is not answered took effect is unknown.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long connecting may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a cluster is left to itself before its slots are asked for again.
-const REFRESH_PAUSE: Duration = Duration::from_millis(200);
-
-/// The same while nobody answers.
-const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
-
-/// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Looking again costs a server something, and pushes are seldom lost.
-const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
@@ -96,28 +85,6 @@ impl Caller {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         here == Some(self.id) && self.runtime.is_usable()
     }
-}
-
-/// What one of several servers that vote does besides what all do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Voting {
-    /// It abstains for this long, the longest ttl there is, after it may have forgotten what it granted.
-    pub(crate) abstains_for: Option<Duration>,
-}
-
-/// Where commands go.
-enum Nodes {
-    Server {
-        endpoint: Endpoint,
-        /// Where several vote, and this is one of them.
-        voting: Option<Voting>,
-    },
-    Cluster {
-        cluster: Arc<Cluster>,
-        variant: ScriptVariant,
-        client: ClientId,
-        runtime: Handle,
-    },
 }
 
 impl Redis {
@@ -246,6 +213,12 @@ impl Redis {
         });
         Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
     }
+}
+
+/// Looks at several servers that vote, and whether they are independent of each other.
+pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
+    let voters: Vec<_> = voters.iter().map(|(name, voter)| (*name, &*voter.address, &*voter.nodes)).collect();
+    doctor::diagnose_voters(&voters, abstains_for).await
 }
 
 /// Where a server is that is one of its own, or the master of some.
@@ -410,21 +383,6 @@ impl Drop for Redis {
         for task in [&self.refresher, &self.watch].into_iter().flatten() {
             task.abort();
         }
-    }
-}
-
-pub(crate) fn runtime_ended() -> StoreError {
-    StoreError {
-        failure: Failure::Unknown,
-        message: "the runtime that the command was sent from has ended".to_owned(),
-    }
-}
-
-fn slot_unassigned() -> StoreError {
-    StoreError {
-        failure: Failure::NotSent,
-        message: "no node has the lock's hash slot: the cluster is down, or not all of it is there yet"
-            .to_owned(),
     }
 }
 

@@ -13,9 +13,11 @@
 
 mod acquire;
 mod admission_queue;
+mod admission_state;
 mod attempts;
 mod doctor;
 mod inspect;
+mod limits;
 mod node;
 mod release;
 mod renew;
@@ -33,42 +35,18 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::redis::{Redis, Voting, runtime_ended, slot_of};
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError, missing_response,
-    only,
-};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, missing_response, only};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
-use admission_queue::{AdmissionNodes, ContendedLocks, is_admission_queue};
+use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
+use limits::{
+    GATHER_WINDOW, MAX_NODE_TIMEOUT, MIN_NODE_TIMEOUT, POLL_INTERVALS, RELEASE_RETRY_INTERVAL, SHARDS,
+    SLOW_ROUND_TRIPS, STRAGGLER_GRACE,
+};
 use node::Node;
-
-/// The shortest time that a node is given to answer.
-const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// The longest, as long as nothing else is known of it.
-const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A node that takes this many of its usual round trips is slow.
-const SLOW_ROUND_TRIPS: u32 = 8;
-
-/// How long after the first node's grant push to wait for the others'.
-const GATHER_WINDOW: Duration = Duration::from_millis(20);
-
-/// Extra time for stragglers: longer than the gap between two answers on one connection.
-const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
-
-/// Interval between retries of unanswered releases.
-const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Number of batches over which attempts at different locks are spread.
-const SHARDS: u64 = 64;
-
-/// A waiter in a node's admission queue that is not its head re-checks when the node asks for it.
-const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };
 
 /// A quorum store.
 pub(crate) struct Redlock {

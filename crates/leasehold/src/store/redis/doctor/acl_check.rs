@@ -10,7 +10,7 @@ use redis::{RedisError, Value};
 use super::super::codec::{ScriptVariant, VoteArgs};
 use super::super::exec::{self, CallOptions};
 use super::super::keys;
-use super::probe::{ask, command, info_by, median};
+use super::query::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
