@@ -19,12 +19,12 @@ extern crate alloc;
 mod client;
 mod command;
 mod id;
-pub mod lua;
 pub mod model;
 mod name;
 mod now;
 mod time;
 mod token;
+pub mod weight;
 
 pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitPolicy};
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold_core::weight::{UPGRADABLE, WRITER};
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
 use crate::locks::barrier::{parties, passed_rounds};
@@ -79,13 +80,6 @@ pub struct WaiterInfo {
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,
 }
-
-/// The weight of a reader.
-pub const READER: u32 = 1;
-/// More than half of the capacity, so that there is at most one.
-pub(crate) const UPGRADABLE: u32 = 1 << 31;
-/// The weight of a writer, and the capacity of a read-write lock.
-pub const WRITER: u32 = u32::MAX;
 
 /// The mode in which a read-write lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

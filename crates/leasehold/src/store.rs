@@ -4,8 +4,11 @@ mod contract;
 #[cfg(test)]
 mod histories;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
 mod redlock;
+#[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
 
 use std::sync::{Arc, Weak};
@@ -13,15 +16,17 @@ use std::sync::{Arc, Weak};
 use leasehold_core::ClientId;
 use tokio::runtime::Handle;
 
+// Some are for stores that are features.
+#[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
 pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store,
     StoreError, admission_queue_of, missing_response, only,
 };
-pub(crate) use self::redis::steps;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
 /// Opens a Redis store from the caller's `redis::Client`.
+#[cfg(feature = "redis")]
 pub(crate) async fn open_own(
     server: &::redis::Client,
     client: ClientId,
@@ -33,6 +38,7 @@ pub(crate) async fn open_own(
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
 /// created; callers' commands may run on it.
+#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
 pub(crate) async fn open(
     url: &StoreUrl,
     client: ClientId,
@@ -45,8 +51,11 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
+        #[cfg(feature = "redlock")]
         StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, client, inbox, caller).await?),
+        #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
+        #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

@@ -3,7 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(not(unix))]
+mod portable;
+
 use leasehold_core::{LocalTime, Now, StoreTime};
+#[cfg(not(unix))]
+use portable::{ClockId, Timespec, clock_gettime};
+#[cfg(unix)]
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::manual::ManualClock;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::Kind;
+use leasehold_core::weight::{READER, UPGRADABLE, WRITER};
 
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::{READER, UPGRADABLE, WRITER};
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
 

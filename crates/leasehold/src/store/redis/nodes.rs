@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::ClientId;
+use leasehold_redis_protocol::ScriptVariant;
 use tokio::runtime::Handle;
 
 use super::cluster::Cluster;
-use super::codec::ScriptVariant;
 use super::endpoint::Endpoint;
 
 /// What one of several servers that vote does besides what all do.

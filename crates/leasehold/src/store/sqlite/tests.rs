@@ -14,7 +14,7 @@ use leasehold_core::{
 };
 use proptest::prelude::*;
 
-use super::mailbox::{PipeWriter, Reached};
+use super::mailbox::Reached;
 use super::rows::SqliteRows;
 use super::*;
 use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
