@@ -8,7 +8,7 @@ use leasehold::{
 
 use crate::args::{RunArgs, WorkArgs, name};
 use crate::exit::Stop;
-use crate::inspect::printable;
+use crate::text::printable;
 
 pub(crate) struct Lock {
     client: Client,

@@ -214,3 +214,8 @@ impl StdError for Error {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
+
+/// An error about what the caller has passed.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}

@@ -20,7 +20,9 @@ use pollster::block_on;
 use crate::client::Client;
 use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
-use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
+use crate::store::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, only,
+};
 use crate::{Error, Guard};
 
 /// What becomes of one command.
@@ -135,7 +137,16 @@ impl Store for Scripted {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS)
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![(resource, command)], replicas);
+        Box::pin(async { only(answers.await) })
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         self.meet(batch.len(), move |memory| {
             let run = |(resource, command): &(Arc<Resource>, Command)| {
                 memory.try_call_inline(resource, command).expect("memory answers at once")
@@ -154,10 +165,6 @@ impl Store for Scripted {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.inner.list()
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        EMBEDDED_POLL_INTERVALS
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {

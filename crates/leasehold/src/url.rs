@@ -9,7 +9,7 @@ use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, invalid};
 
 #[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
@@ -96,10 +96,6 @@ impl From<RedlockUrl> for StoreUrl {
     fn from(url: RedlockUrl) -> Self {
         Self::Redlock(Box::new(url))
     }
-}
-
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Invalid, message)
 }
 
 /// The error for an address that this build has no store for.

@@ -281,15 +281,20 @@ fn party_that_departs_too_late_has_passed() {
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
-    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
-        None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS)
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![(resource, command)], replicas);
+        Box::pin(async { only(answers.await) })
+    }
+
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
         Box::pin(async move {
             yield_once().await;
-            let answers = memory.call(batch).await;
+            let answers = memory.call_batch(batch, replicas).await;
             yield_once().await;
             answers
         })
@@ -297,10 +302,6 @@ impl Store for Distant {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.0.list()
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        EMBEDDED_POLL_INTERVALS
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {

@@ -80,7 +80,7 @@ impl Lab {
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let answers = node.store.call(vec![(self.resource.clone(), Command::Inspect)]).await;
+            let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
             let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
                 panic!("{answers:?}")
             };
@@ -226,7 +226,8 @@ async fn try_lock_retries_while_some_nodes_are_free() {
         lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await.unwrap().reply
     };
     let at = async |node: usize, command| {
-        let answers = lab.quorum().nodes[node].store.call(vec![(lab.resource.clone(), command)]).await;
+        let answers =
+            lab.quorum().nodes[node].store.call_batch(vec![(lab.resource.clone(), command)], 0).await;
         answers.into_iter().next().unwrap().unwrap().reply
     };
     let tries = async || {
@@ -332,14 +333,14 @@ async fn inspect_includes_waiters_queued_at_another_node() {
         for (number, node) in (1..).zip(&lab.quorum().nodes) {
             let request = lab.request(10 * place + number);
             expected.push(request.acquisition);
-            let answers = node.store.call(vec![(queue.clone(), Command::Acquire(request))]).await;
+            let answers = node.store.call_batch(vec![(queue.clone(), Command::Acquire(request))], 0).await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
             assert_eq!(is_first, place == 1, "{answers:?}");
         }
     }
     // It has moved on, and left its place.
     let moved = lab.request(expected[3].sequence);
-    drop(lab.quorum().nodes[1].store.call(vec![(queue, Command::Acquire(moved))]).await);
+    drop(lab.quorum().nodes[1].store.call_batch(vec![(queue, Command::Acquire(moved))], 0).await);
     let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
     let waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();

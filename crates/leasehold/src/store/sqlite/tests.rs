@@ -5,14 +5,17 @@ mod worker;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::time::Duration;
 
-use leasehold_core::model::{Table, sweep as model_sweep};
+use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep as model_sweep};
 use leasehold_core::{
-    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Renew, Reply, StoreTime, Token, TokenRange,
-    View, WaitFor,
+    Acquisition, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime, Token,
+    TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
+use super::mailbox::Reached;
+use super::rows::SqliteRows;
 use super::*;
 use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 
@@ -416,7 +419,7 @@ fn busy_file_blocks_the_worker_and_not_the_caller() {
         (Arc::new(resource("a")), acquire(id(1, 1), false)),
         (Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
-    let pending = store.call(batch);
+    let pending = store.call_batch(batch, 0);
     thread::scope(|scope| {
         let answers = scope.spawn(|| pollster::block_on(pending));
         thread::sleep(Duration::from_millis(50));

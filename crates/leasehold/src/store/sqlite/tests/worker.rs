@@ -39,7 +39,7 @@ fn client_with_a_panicked_worker_is_unreachable() {
         matches!(ask(&first, id(1, 3)), Reply::Granted(_)),
         "it is not granted what it would not hear of"
     );
-    let answers = pollster::block_on(second.call(vec![(Arc::new(other.clone()), Command::Inspect)]));
+    let answers = pollster::block_on(second.call_batch(vec![(Arc::new(other.clone()), Command::Inspect)], 0));
     assert!(matches!(&answers[..], [Err(error)] if error.failure == Failure::NotSent), "{answers:?}");
 }
 
@@ -81,7 +81,7 @@ fn pushes_are_delivered_during_a_long_batch() {
     let mut batch = vec![(Arc::new(resource("a")), Command::Inspect); 1_000];
     batch.first_mut().unwrap().1 = release(id(1, 1));
     batch.last_mut().unwrap().1 = release(id(1, 2));
-    assert!(pollster::block_on(store.call(batch)).iter().all(Result::is_ok));
+    assert!(pollster::block_on(store.call_batch(batch, 0)).iter().all(Result::is_ok));
     let came = inbox.came.lock().unwrap();
     let at = |sequence| came.iter().rposition(|(of, _)| *of == sequence);
     assert!(at(2).is_some() && at(2) < at(ECHO) && at(ECHO) < at(3), "{came:?}");
@@ -108,12 +108,12 @@ fn failed_commit_is_unknown_for_all_its_commands() {
         (Arc::new(resource("a")), release(id(1, 1))),
         (Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
-    for answered in pollster::block_on(store.call(batch.clone())) {
+    for answered in pollster::block_on(store.call_batch(batch.clone(), 0)) {
         assert!(matches!(&answered, Err(error) if error.failure == Failure::Unknown), "{answered:?}");
     }
     // Whoever asks again learns how it is: this time, nothing had happened.
     other.execute_batch("DROP TRIGGER fails").unwrap();
-    let answers = pollster::block_on(store.call(batch));
+    let answers = pollster::block_on(store.call_batch(batch, 0));
     let replies: Vec<_> = answers.into_iter().map(|answered| answered.unwrap().reply).collect();
     assert!(matches!(&replies[..], [Reply::Released, Reply::Granted(_)]), "{replies:?}");
 }
