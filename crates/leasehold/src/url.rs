@@ -9,7 +9,7 @@ use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
-use crate::error::{Error, ErrorKind, invalid};
+use crate::error::{Error, ErrorKind, invalid, needs_feature};
 
 #[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
@@ -110,10 +110,6 @@ fn disabled(scheme: &str) -> Error {
         _ => "redis",
     };
     needs_feature(&format!("{scheme}:…"), feature)
-}
-
-pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
 }
 
 fn is_scheme(word: &str) -> bool {

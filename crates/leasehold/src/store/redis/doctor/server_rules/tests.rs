@@ -240,11 +240,11 @@ fn plain_password_is_reported_unless_local() {
 
 #[test]
 fn missing_required_rights_are_dangerous() {
-    let remedy = finds(Severity::Danger, "the user \"locks\" missing_rights rights: +hset", |seen| {
+    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |seen| {
         seen.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
     });
     assert_eq!(remedy, "ACL SETUSER locks +hset");
-    finds(Severity::Advice, "the user \"locks\" missing_rights rights: +scan", |seen| {
+    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |seen| {
         seen.missing_rights = vec![MissingRight { rule: "+scan", purpose: Purpose::Listing }];
     });
 }
