@@ -438,5 +438,5 @@ fn not_sent(message: impl Into<String>) -> StoreError {
     StoreError { failure: Failure::NotSent, message: message.into() }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "blocking"))]
 mod tests;
