@@ -1,7 +1,9 @@
 //! Distributed locks with leases, fencing tokens and FIFO hand-off.
 //!
-//! A lock is held through a **lease**: ownership for a bounded time, renewed while its holder lives. Each grant has a
-//! **fencing token**, higher than every earlier one. The store itself hands a released lock to the next waiter.
+//! A client holds a lock through a **lease**: ownership for a bounded time, the ttl. The client renews the lease while the guard
+//! lives, and the lease expires if its process dies. Waiting clients form a FIFO queue in the store, and a release grants the lock
+//! to the first waiter. Each grant has a **fencing token**, higher than every earlier one, so that a resource can refuse the late
+//! write of a former holder.
 //!
 //! ```
 //! # leasehold::doc_test(async {
@@ -21,6 +23,11 @@
 //! # Ok(()) });
 //! ```
 //!
+//! # Types
+//!
+//! [`Client`] connects to a store: Redis or Valkey, a SQLite file, or memory. It creates the locks. An acquisition returns a
+//! [`Guard`], which releases the lock when it is dropped.
+//!
 //! | | |
 //! |---|---|
 //! | [`Mutex`] | one holder at a time |
@@ -31,9 +38,22 @@
 //! | [`Election`] | one leader at a time, and who it is |
 //! | [`OncePer`] | one start per period among many candidates |
 //! | [`Latch`], [`Barrier`] | wait for a number of counts, or for all parties |
-//! | [`fence`] | resources that refuse a holder whose lease has ended |
+//! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
+//! | [`fence`] | resources that refuse a former holder by its token |
+//! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the problems of a store |
 //!
-//! The futures run on any executor. The module `blocking` has the same locks for programs without one.
+//! The futures run on any executor. The module `blocking` has the same locks without async. Every operation has one error type, [`Error`],
+//! whose predicates say what a program can do. Contention is no error: `try_lock` and `lock_timeout` return `None`.
+//!
+//! # Guide
+//!
+//! | | |
+//! |---|---|
+//! | [Choosing a lock](guide::choosing) | which kind and which store fit which job |
+//! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
+//! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
+//! | [Redlock](guide::redlock) | a quorum of independent servers |
+//! | [Testing](guide::testing) | how to test code that uses locks |
 //!
 //! # Features
 //!
@@ -59,7 +79,9 @@ mod client;
 mod diagnostics;
 mod engine;
 mod error;
+pub mod fence;
 mod guard;
+pub mod guide;
 mod handle;
 mod inspect;
 mod locks;
@@ -67,36 +89,10 @@ mod metadata;
 mod options;
 #[cfg(feature = "redlock")]
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
 mod url;
-
-/// The other half of fencing: resources that remember the highest token they have seen, and refuse lower ones.
-///
-/// A lock alone can't stop a holder that was stopped for longer than its lease and then goes on. A resource can, and two
-/// are here: something in this process, and a file. For what is in a database or an object store, see the examples
-/// `fencing_sql` and `fencing_object`: there it is a condition of the write itself.
-pub mod fence {
-    #[cfg(unix)]
-    mod file;
-    mod in_process;
-
-    use leasehold_core::Token;
-
-    use crate::error::{Error, ErrorKind};
-    #[cfg(unix)]
-    pub use file::FencedFile;
-    pub use in_process::Fence;
-
-    fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
-        let message =
-            format!("{what} was written with token {highest}, and {token} is older: its lease has ended");
-        Error::new(ErrorKind::Stale, message)
-    }
-}
 
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};

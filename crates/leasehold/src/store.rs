@@ -10,9 +10,6 @@ mod redlock;
 #[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
 
-#[cfg(feature = "redis")]
-pub(crate) use self::redis::steps;
-
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

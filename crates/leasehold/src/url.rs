@@ -1,4 +1,4 @@
-//! What a store's address says. The parts that may be a secret are never kept in what is shown.
+//! Parses the address of a store. The printable form of an address contains no secret.
 
 #[cfg(feature = "redis")]
 mod redis;
@@ -16,7 +16,11 @@ pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
 #[cfg(feature = "redlock")]
 pub(crate) use redlock::RedlockUrl;
 
-/// The schemes of all stores, including those whose feature is off.
+/// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts, including those whose feature is off.
+///
+/// ```
+/// assert!(leasehold::SCHEMES.contains(&"memory"));
+/// ```
 pub const SCHEMES: &[&str] =
     &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
 
@@ -39,7 +43,7 @@ pub(crate) enum StoreUrl {
 impl StoreUrl {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let Some((scheme, rest)) = url.split_once(':') else {
-            // It may be a password that was pasted into the wrong place, so it is not repeated.
+            // The text may be a misplaced password, so the message does not contain it.
             return Err(invalid(format!("a store's address begins with a scheme: {}", schemes())));
         };
         match scheme {
@@ -54,7 +58,7 @@ impl StoreUrl {
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
             _ if SCHEMES.contains(&scheme) => Err(disabled(scheme)),
             _ if is_scheme(scheme) => {
-                Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
+                Err(invalid(format!("no store has the scheme {scheme}:; the schemes are {}", schemes())))
             }
             _ => Err(invalid(format!("a store's address begins with a scheme: {}", schemes()))),
         }

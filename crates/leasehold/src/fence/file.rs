@@ -1,4 +1,4 @@
-//! A file that remembers the highest token with which it was written.
+//! A file that refuses tokens lower than the highest with which it was written.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -12,33 +12,33 @@ use leasehold_core::Token;
 use super::stale;
 use crate::error::{Error, ErrorKind};
 
-/// How long a write waits for other writers, unless the caller says otherwise.
+/// The default limit of the wait for other writers.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a write that waits for others sleeps at most before it looks again.
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause between two attempts to lock the `.fence` file.
+const MAX_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is added to the file's name for the new content until that is complete. What a user may call a file, like `report.new`,
-/// would be removed here.
+/// The suffix of the file that has the new content until it is complete. Leftovers are removed, so the suffix must be one that no
+/// user gives a file.
 const NEW: &str = ".fence-new";
 
-/// As many symbolic links are followed as the system follows.
-const MOST_LINKS: usize = 40;
+/// The maximum number of symbolic links that are followed, as on Linux.
+const MAX_LINKS: usize = 40;
 
-/// A file that remembers the highest token with which it was written, beside it, in a file with `.fence` added to its name. The
-/// new content is in one with `.fence-new` added until it is complete.
+/// A file that refuses tokens lower than the highest with which it was written. That token is in a second file beside it, whose
+/// name ends with `.fence`. Until the new content is complete, it is in a third file, whose name ends with `.fence-new`.
 ///
-/// Every writer must use this. The check and the write are one step, under an advisory lock of the `.fence` file, and
-/// the content is replaced as a whole: whoever reads sees the old or the new one. All of this waits for the disk, so it
-/// does not belong into async code.
+/// All writers must use this type. The check and the write are one step under an advisory lock of the `.fence` file, and the
+/// content is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
+/// them on a thread for blocking calls.
 ///
-/// **What stays.** The file keeps its mode, its group and its owner. A writer that may not give files away becomes the owner;
-/// if it is not in the group either, the new group may do what everybody may. Access control lists and extended attributes
-/// are not kept. A symbolic link stays one: its target is written, and the `.fence` file lies beside that. A file with a second
-/// name (a hard link) is refused, since each name would have a fence of its own.
+/// **Mode, owner, links.** The file keeps its mode, group and owner. A writer without the right to change the owner becomes the
+/// owner. If it is not in the group either, the new group gets the rights of *others*. Access control lists and extended
+/// attributes are not kept. A symbolic link stays one: its target is written, and the `.fence` file is beside the target. A file
+/// with a hard link is refused, because each of its names would have its own fence.
 ///
-/// **A writer that is stopped** in the midst of a write (by SIGSTOP, for instance) can't be overtaken, since it may go on at any
-/// time. Others wait for it for 10 s, or as long as [`write_timeout`](Self::write_timeout) says, and fail then.
+/// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may continue at
+/// any time. Other writers wait for it for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then fail.
 ///
 /// ```
 /// use leasehold::fence::FencedFile;
@@ -62,30 +62,62 @@ pub struct FencedFile {
 }
 
 impl FencedFile {
-    /// The file at this path, which need not exist.
+    /// The file at this path, which need not exist. Nothing is opened.
+    ///
+    /// ```
+    /// let report = leasehold::fence::FencedFile::new("/var/lib/app/report");
+    /// assert!(report.path().ends_with("report"));
+    /// ```
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Where it is.
+    /// The path that was given to [`Self::new`].
+    ///
+    /// ```
+    /// let report = leasehold::fence::FencedFile::new("report");
+    /// assert_eq!(report.path(), std::path::Path::new("report"));
+    /// ```
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Replaces the content, unless it was written with a higher token before. On return it is on the disk. It waits for other
-    /// writers for 10 s.
+    /// Replaces the content, unless it was written with a higher token before. On return the content is on the disk. Waits at most
+    /// 10 s for other writers, and blocks the thread.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let report = leasehold::fence::FencedFile::new(folder.path().join("report"));
+    /// let guard = client.mutex("report").lock().await?;
+    /// report.write(guard.token(), b"content")?;
+    /// assert_eq!(std::fs::read(report.path()).unwrap(), b"content");
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_stale`, and nothing is changed. `is_timeout` when another writer did not end in time, and nothing is changed.
-    /// `is_unavailable` when a file can't be read or written, with the system's error as its source: the content is the old
-    /// one then, but a lower token may be refused from now on.
+    /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is changed.
+    /// `is_unavailable` if a file can't be read or written, with the system's error as its source. The content is then the old
+    /// one, but lower tokens than this one may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
         self.write_timeout(token, content, WRITE_LIMIT)
     }
 
-    /// As [`Self::write`], but waits for other writers for at most this long.
+    /// As [`Self::write`], but waits at most `limit` for other writers.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let report = leasehold::fence::FencedFile::new(folder.path().join("report"));
+    /// let guard = client.mutex("report").lock().await?;
+    /// report.write_timeout(guard.token(), b"content", Duration::from_millis(100))?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -95,11 +127,11 @@ impl FencedFile {
             let what = format!("{}: it can't be written: {error}", self.path.display());
             Error::new(ErrorKind::Unavailable, what).with_source(error)
         };
-        // None where the limit is too long for there to be one.
+        // `None` if the limit overflows: no deadline.
         let deadline = Instant::now().checked_add(limit);
         let Some((target, mut fence)) = self.lock(deadline).map_err(failed)? else {
             let what = format!(
-                "{}: another writer has kept it for {limit:?}: is that process stopped?",
+                "{}: another writer has held it for {limit:?}: is that process stopped?",
                 self.path.display()
             );
             return Err(Error::new(ErrorKind::Timeout, what));
@@ -108,11 +140,11 @@ impl FencedFile {
         if highest > token.get() {
             return Err(stale(self.path.display(), token, highest));
         }
-        // First the token: should this end half way, the old content stays, with a fence that is too high, not too low.
+        // The token first: a crash in between leaves the old content with a fence that is too high, never too low.
         write_token(&mut fence, token).and_then(|()| target.replace(content)).map_err(failed)
     }
 
-    /// The file that the path leads to, and its fence, locked until that is closed. None after the deadline.
+    /// The file that the path leads to, and its fence, which stays locked until it is closed. `None` after the deadline.
     fn lock(&self, deadline: Option<Instant>) -> io::Result<Option<(Target, File)>> {
         loop {
             let target = Target::find(&self.path)?;
@@ -120,7 +152,7 @@ impl FencedFile {
             if !lock_until(&fence, deadline)? {
                 return Ok(None);
             }
-            // A link may lead elsewhere by now, and another writer may have replaced the file.
+            // While this waited, a link may have changed, and another writer may have replaced the file.
             let found = Target::find(&self.path)?;
             if found.path == target.path {
                 return Ok(Some((found, fence)));
@@ -129,17 +161,17 @@ impl FencedFile {
     }
 }
 
-/// The file that is written, with no link in its last name.
+/// The file that is written, with symbolic links resolved in its last component.
 struct Target {
     path: PathBuf,
-    /// Of the file as it is; none where it is yet to be made.
+    /// Its present metadata; `None` if it does not exist yet.
     found: Option<Metadata>,
 }
 
 impl Target {
     fn find(path: &Path) -> io::Result<Self> {
         let mut path = path.to_path_buf();
-        for _ in 0..MOST_LINKS {
+        for _ in 0..MAX_LINKS {
             let found = match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_symlink() => {
                     let link = fs::read_link(&path)?;
@@ -159,7 +191,7 @@ impl Target {
         Err(io::Error::other("it leads through too many symbolic links"))
     }
 
-    /// Who may read or write the file may do so with the fence: only whoever writes may lock it.
+    /// The fence gets the read and write rights of the file, because a writer must be able to open and lock it.
     fn open_fence(&self) -> io::Result<File> {
         let path = self.beside(".fence");
         let mut options = OpenOptions::new();
@@ -169,7 +201,7 @@ impl Target {
         };
         match options.clone().create_new(true).open(&path) {
             Ok(fence) => {
-                keep(&fence, found, found.mode() & 0o666 | 0o600)?;
+                copy_ownership(&fence, found, found.mode() & 0o666 | 0o600)?;
                 Ok(fence)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path),
@@ -179,7 +211,7 @@ impl Target {
 
     fn replace(&self, content: &[u8]) -> io::Result<()> {
         let new = self.beside(NEW);
-        // Left by a writer that was killed; or a link that somebody has laid there, which is not followed.
+        // A killed writer may have left it. If it is a link, the link is removed and not followed.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -187,13 +219,13 @@ impl Target {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         if self.found.is_some() {
-            // Nobody reads it before it has its mode.
+            // Others must not read it before it has its mode.
             options.mode(0o600);
         }
         let mut file = options.open(&new)?;
         file.write_all(content)?;
         if let Some(found) = &self.found {
-            keep(&file, found, found.mode() & 0o7777)?;
+            copy_ownership(&file, found, found.mode() & 0o7777)?;
         }
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
@@ -208,15 +240,15 @@ impl Target {
     }
 }
 
-/// Gives a new file the owner and the group of the one that was found, as far as this process may, and this mode.
-fn keep(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
+/// Gives a new file this mode, and the owner and group of the existing one as far as this process may.
+fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::fchown;
     let new = file.metadata()?;
     let mut mode = mode;
     if (new.uid(), new.gid()) != (found.uid(), found.gid())
         && fchown(file, Some(found.uid()), Some(found.gid())).is_err()
     {
-        // Under another owner a file must not run as that one.
+        // A setuid file of another owner would run with that owner's rights.
         mode &= 0o777;
         if new.gid() != found.gid() && fchown(file, None, Some(found.gid())).is_err() {
             mode = mode & !0o070 | (mode & 0o007) << 3;
@@ -225,7 +257,7 @@ fn keep(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-/// Whether the lock was to be had before the deadline, if there is one.
+/// Locks the file before the deadline, if there is one. Returns whether it succeeded.
 fn lock_until(fence: &File, deadline: Option<Instant>) -> io::Result<bool> {
     let mut pause = Duration::from_micros(100);
     loop {
@@ -239,11 +271,11 @@ fn lock_until(fence: &File, deadline: Option<Instant>) -> io::Result<bool> {
             return Ok(false);
         }
         thread::sleep(pause.min(left));
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 
-/// Zero in a file that is new.
+/// The stored token; zero in a new file.
 fn read_token(fence: &mut File) -> io::Result<u64> {
     let mut text = String::new();
     fence.read_to_string(&mut text)?;
@@ -251,7 +283,7 @@ fn read_token(fence: &mut File) -> io::Result<u64> {
     if text.is_empty() { Ok(0) } else { text.trim_end().parse().map_err(|_| damaged()) }
 }
 
-/// Always the same number of bytes, so that it is never half a number.
+/// A fixed number of bytes, so that a crash never leaves half a number.
 fn write_token(fence: &mut File, token: Token) -> io::Result<()> {
     fence.rewind()?;
     fence.write_all(format!("{token:016}\n").as_bytes())?;
