@@ -214,5 +214,5 @@ impl Store for Sqlite {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "blocking"))]
 mod tests;

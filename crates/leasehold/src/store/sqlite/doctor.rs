@@ -158,7 +158,7 @@ fn file_system(_path: &Path) -> Option<&'static str> {
     None
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "blocking"))]
 mod tests {
     use super::*;
     use crate::diagnostics::Severity;
