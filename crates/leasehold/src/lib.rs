@@ -54,15 +54,34 @@
 //! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
 //! | [Redlock](guide::redlock) | a quorum of independent servers |
 //! | [Testing](guide::testing) | how to test code that uses locks |
+//!
+//! # Features
+//!
+//! | | | |
+//! |---|---|---|
+//! | | `memory:` | always there |
+//! | `redis` | `redis:`, `redis+unix:`, `redis-sentinel:`, `redis-cluster:`; [`Client::from_redis_client`] | default |
+//! | `tls` | `rediss:` and `tls=true`, with rustls; implies `redis` | |
+//! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
+//! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
+//! | `blocking` | the module `blocking` | |
+//!
+//! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Some functions serve one store or one face only. A build with all features reports those that none uses.
+#![cfg_attr(
+    not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")),
+    allow(dead_code, rustdoc::broken_intra_doc_links)
+)]
 
+#[cfg(feature = "blocking")]
 pub mod blocking;
 mod client;
 mod diagnostics;
 mod engine;
 mod error;
-pub mod fence;
 mod guard;
 pub mod guide;
 mod handle;
@@ -70,13 +89,37 @@ mod inspect;
 mod locks;
 mod metadata;
 mod options;
+#[cfg(feature = "redlock")]
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
 mod url;
+
+/// Resources that remember the highest fencing token they have seen, and refuse lower ones.
+///
+/// A process may be stopped for longer than its lease and then continue. No lock can refuse its late write, but the protected
+/// resource can, if it compares tokens. This module has two such resources: [`Fence`] for something in this process, and
+/// [`FencedFile`]. In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
+/// `fencing_object`, and [the guarantees](crate::guide::guarantees#what-a-lease-cant-do).
+pub mod fence {
+    #[cfg(unix)]
+    mod file;
+    mod in_process;
+
+    use leasehold_core::Token;
+
+    use crate::error::{Error, ErrorKind};
+    #[cfg(unix)]
+    pub use file::FencedFile;
+    pub use in_process::Fence;
+
+    fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
+        let message =
+            format!("{what} was written with token {highest}; {token} is older, so its lease has ended");
+        Error::new(ErrorKind::Stale, message)
+    }
+}
 
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
@@ -95,19 +138,24 @@ pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
+/// The client library that [`Client::from_redis_client`] takes a client of: the only crate whose types this one's public API has.
+/// A new major version of it is therefore a new major version of `leasehold`.
+#[cfg(feature = "redis")]
 pub use redis;
+#[cfg(feature = "redlock")]
 pub use redlock::{Redlock, RedlockBuilder};
 pub use url::SCHEMES;
 
 /// The README's example is a test too.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// Runs the examples in this documentation.
 #[doc(hidden)]
 pub fn doc_test(example: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = pollster::block_on(example) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    if let Err(error) = runtime.expect("a runtime for the example").block_on(example) {
         panic!("{error}");
     }
 }

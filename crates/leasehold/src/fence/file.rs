@@ -1,86 +1,16 @@
-//! Resources that remember the highest fencing token they have seen, and refuse lower ones.
-//!
-//! A process may be stopped for longer than its lease and then continue. No lock can refuse its late write, but the protected
-//! resource can, if it compares tokens. This module has two such resources: [`Fence`] for something in this process, and
-//! [`FencedFile`]. In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
-//! `fencing_object`, and [the guarantees](crate::guide::guarantees#what-a-lease-cant-do).
+//! A file that remembers the highest token with which it was written.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
 
+use super::stale;
 use crate::error::{Error, ErrorKind};
-
-/// Remembers the highest token that a resource in this process has seen, and refuses lower ones.
-///
-/// ```
-/// use leasehold::fence::Fence;
-///
-/// # leasehold::doc_test(async {
-/// # let client = leasehold::Client::connect("memory:").await?;
-/// let fence = Fence::new(); // belongs to the protected resource
-/// let first = client.mutex("device").lock().await?.token();
-/// let second = client.mutex("device").lock().await?.token();
-///
-/// fence.admit(second)?;
-/// fence.admit(second)?; // the same holder again
-/// assert!(fence.admit(first).unwrap_err().is_stale());
-/// # Ok(()) });
-/// ```
-#[derive(Debug, Default)]
-pub struct Fence(AtomicU64);
-
-impl Fence {
-    /// A fence that has seen no token yet. It can be a `static`.
-    ///
-    /// ```
-    /// static FENCE: leasehold::fence::Fence = leasehold::fence::Fence::new();
-    /// assert_eq!(FENCE.highest(), None);
-    /// ```
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
-    /// Admits this token, unless a higher one was admitted before.
-    ///
-    /// Call this and use the resource under one lock of this process, for example `std::sync::Mutex`. Otherwise a holder may be
-    /// stopped between the two, and use the resource after a later holder.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// # let fence = leasehold::fence::Fence::new();
-    /// let guard = client.mutex("device").lock().await?;
-    /// fence.admit(guard.token())?;
-    /// assert_eq!(fence.highest(), Some(guard.token()));
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_stale` for a token lower than the highest. Nothing is changed.
-    pub fn admit(&self, token: Token) -> Result<(), Error> {
-        let highest = self.0.fetch_max(token.get(), Ordering::AcqRel);
-        if highest > token.get() { Err(stale("the resource", token, highest)) } else { Ok(()) }
-    }
-
-    /// The highest token that was admitted, or `None` if there was none.
-    ///
-    /// ```
-    /// assert_eq!(leasehold::fence::Fence::new().highest(), None);
-    /// ```
-    #[must_use]
-    pub fn highest(&self) -> Option<Token> {
-        Token::new(self.0.load(Ordering::Acquire))
-    }
-}
 
 /// The default limit of the wait for other writers.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
@@ -360,29 +290,12 @@ fn write_token(fence: &mut File, token: Token) -> io::Result<()> {
     fence.sync_all()
 }
 
-fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
-    let message =
-        format!("{what} was written with token {highest}; {token} is older, so its lease has ended");
-    Error::new(ErrorKind::Stale, message)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn token(number: u64) -> Token {
         Token::new(number).unwrap()
-    }
-
-    #[test]
-    fn fence_refuses_tokens_below_the_highest() {
-        let fence = Fence::new();
-        assert_eq!(fence.highest(), None);
-        fence.admit(token(7)).unwrap();
-        fence.admit(token(7)).unwrap();
-        assert!(fence.admit(token(6)).unwrap_err().is_stale());
-        assert_eq!(fence.highest(), Some(token(7)));
-        fence.admit(token(8)).unwrap();
     }
 
     #[test]
