@@ -99,8 +99,8 @@ mod url;
 /// Resources that remember the highest fencing token they have seen, and refuse lower ones.
 ///
 /// A process may be stopped for longer than its lease and then continue. No lock can refuse its late write, but the protected
-/// resource can, if it compares tokens. This module has two such resources: [`Fence`] for something in this process, and
-/// [`FencedFile`]. In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
+/// resource can, if it compares tokens. This module has two such resources: [`Fence`](fence::Fence) for something in this process, and
+/// [`FencedFile`](fence::FencedFile). In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
 /// `fencing_object`, and [the guarantees](crate::guide::guarantees#what-a-lease-cant-do).
 pub mod fence {
     #[cfg(unix)]
