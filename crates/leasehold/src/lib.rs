@@ -42,7 +42,7 @@
 //! | [`fence`] | resources that refuse a former holder by its token |
 //! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the problems of a store |
 //!
-//! The futures run on any executor. [`blocking`] has the same locks without async. Every operation has one error type, [`Error`],
+//! The futures run on any executor. The module `blocking` has the same locks without async. Every operation has one error type, [`Error`],
 //! whose predicates say what a program can do. Contention is no error: `try_lock` and `lock_timeout` return `None`.
 //!
 //! # Guide
@@ -71,10 +71,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Some functions serve one store or one face only. A build with all features reports those that none uses.
-#![cfg_attr(
-    not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")),
-    allow(dead_code, rustdoc::broken_intra_doc_links)
-)]
+#![cfg_attr(not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")), allow(dead_code))]
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
@@ -82,6 +79,7 @@ mod client;
 mod diagnostics;
 mod engine;
 mod error;
+pub mod fence;
 mod guard;
 pub mod guide;
 mod handle;
@@ -95,31 +93,6 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod url;
-
-/// Resources that remember the highest fencing token they have seen, and refuse lower ones.
-///
-/// A process may be stopped for longer than its lease and then continue. No lock can refuse its late write, but the protected
-/// resource can, if it compares tokens. This module has two such resources: [`Fence`](fence::Fence) for something in this process, and
-/// [`FencedFile`](fence::FencedFile). In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
-/// `fencing_object`, and [the guarantees](crate::guide::guarantees#what-a-lease-cant-do).
-pub mod fence {
-    #[cfg(unix)]
-    mod file;
-    mod in_process;
-
-    use leasehold_core::Token;
-
-    use crate::error::{Error, ErrorKind};
-    #[cfg(unix)]
-    pub use file::FencedFile;
-    pub use in_process::Fence;
-
-    fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
-        let message =
-            format!("{what} was written with token {highest}; {token} is older, so its lease has ended");
-        Error::new(ErrorKind::Stale, message)
-    }
-}
 
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};

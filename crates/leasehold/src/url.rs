@@ -16,7 +16,7 @@ pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
 #[cfg(feature = "redlock")]
 pub(crate) use redlock::RedlockUrl;
 
-/// The schemes of all stores, including those whose feature is off.
+/// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts, including those whose feature is off.
 ///
 /// ```
 /// assert!(leasehold::SCHEMES.contains(&"memory"));

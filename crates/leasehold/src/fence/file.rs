@@ -1,4 +1,4 @@
-//! A file that remembers the highest token with which it was written.
+//! A file that refuses tokens lower than the highest with which it was written.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};

@@ -1,4 +1,4 @@
-//! A fence for something in this process.
+//! A fence for a resource in this process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,0 +1,23 @@
+//! Resources that remember the highest fencing token they have seen, and refuse lower ones.
+//!
+//! A process may be stopped for longer than its lease and then continue. No lock can refuse its late write, but the protected
+//! resource can, if it compares tokens. This module has two such resources: [`Fence`] for something in this process, and
+//! [`FencedFile`]. In a database or an object store the comparison is a condition of the write: see the examples `fencing_sql` and
+//! `fencing_object`, and [the guarantees](crate::guide::guarantees#what-a-lease-cant-do).
+
+#[cfg(unix)]
+mod file;
+mod in_process;
+
+use leasehold_core::Token;
+
+use crate::error::{Error, ErrorKind};
+#[cfg(unix)]
+pub use file::FencedFile;
+pub use in_process::Fence;
+
+fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
+    let message =
+        format!("{what} was written with token {highest}; {token} is older, so its lease has ended");
+    Error::new(ErrorKind::Stale, message)
+}
