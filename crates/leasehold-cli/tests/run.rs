@@ -523,7 +523,7 @@ fn memory_store_warns_that_it_excludes_nobody() {
         assert!(
             code == 0
                 && said.starts_with("leasehold: warning: memory: ")
-                && said.contains("nobody is excluded")
+                && said.contains("so it excludes none")
         );
     }
     assert_eq!(place.code(&["show", "a"]), (0, String::new()));

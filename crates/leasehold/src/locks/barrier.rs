@@ -84,17 +84,12 @@ impl Barrier {
     /// round, and `false` for the others. It polls every 100 ms, or every 1 ms × parties for more than 100 parties.
     ///
     /// ```
-    /// use leasehold::blocking::Client;
-    ///
-    /// # fn main() -> Result<(), leasehold::Error> {
-    /// let client = Client::connect("memory:")?;
-    /// let leaders = std::thread::scope(|scope| {
-    ///     let parties = [(); 2].map(|()| scope.spawn(|| client.barrier("loaded", 2).wait()));
-    ///     parties.map(|party| party.join().unwrap())
-    /// });
-    /// let [one, other] = leaders;
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let barrier = client.barrier("loaded", 2);
+    /// let (one, other) = futures_util::future::join(barrier.wait(), barrier.wait()).await;
     /// assert_ne!(one?, other?); // one leader
-    /// # Ok(()) }
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
