@@ -212,7 +212,7 @@ fn once_per_is_at_most_once_with_max_hold() {
 }
 
 #[test]
-fn a_barrier_is_passed_again_and_again() {
+fn barrier_is_reusable() {
     let client = block_on(Client::connect("memory:")).unwrap();
     let barrier = client.barrier("a", 1);
     for round in 0..4_200 {

@@ -11,12 +11,12 @@ use super::{SOON, Store, pair, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how barrier $what:
-            nobody_passes_before_all_have_come_round_after_round
-            a_party_that_leaves_or_dies_has_not_come
-            who_comes_too_early_waits_for_the_next_round
-            a_party_that_was_taken_away_is_told_so
-            a_barrier_that_can_t_be_is_refused
-            the_blocking_face_waits_for_all
+            barrier_opens_only_when_all_parties_arrived_in_every_round
+            party_that_leaves_or_dies_does_not_count
+            early_party_waits_for_the_next_round
+            force_released_party_gets_an_error
+            invalid_barrier_is_refused
+            blocking_barrier_waits_for_all_parties
         }
     };
 }
@@ -24,7 +24,7 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Barrier;
 
-pub(crate) async fn nobody_passes_before_all_have_come_round_after_round(store: Store) {
+pub(crate) async fn barrier_opens_only_when_all_parties_arrived_in_every_round(store: Store) {
     const PARTIES: u32 = 4;
     const ROUNDS: u32 = 5;
     let come = Arc::new(AtomicU32::new(0));
@@ -49,7 +49,7 @@ pub(crate) async fn nobody_passes_before_all_have_come_round_after_round(store: 
     assert_eq!(leaders.load(Ordering::SeqCst), ROUNDS, "each round has one leader");
 }
 
-pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
+pub(crate) async fn party_that_leaves_or_dies_does_not_count(store: Store) {
     let (one, other) = pair(&store).await;
     let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
     assert!(gave_up.is_none());
@@ -70,7 +70,7 @@ pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
+pub(crate) async fn early_party_waits_for_the_next_round(store: Store) {
     let (one, other) = pair(&store).await;
     let mut parties = Vec::new();
     for _ in 0..3 {
@@ -92,7 +92,7 @@ pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
     }
 }
 
-pub(crate) async fn a_party_that_was_taken_away_is_told_so(store: Store) {
+pub(crate) async fn force_released_party_gets_an_error(store: Store) {
     let (one, other) = pair(&store).await;
     let barrier = one.barrier("a", 2);
     let waiting = tokio::spawn(async move { barrier.wait().await });
@@ -102,7 +102,7 @@ pub(crate) async fn a_party_that_was_taken_away_is_told_so(store: Store) {
     assert!(ended.unwrap_err().is_lost());
 }
 
-pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_barrier_is_refused(store: Store) {
     let (one, other) = pair(&store).await;
     for parties in [0, 1 << 16, u32::MAX] {
         let error = one.barrier("a", parties).wait().await.unwrap_err();
@@ -118,7 +118,7 @@ pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
     waiting.abort();
 }
 
-pub(crate) async fn the_blocking_face_waits_for_all(store: Store) {
+pub(crate) async fn blocking_barrier_waits_for_all_parties(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

@@ -10,11 +10,11 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how election $what:
-            one_leads_and_the_next_follows_when_it_resigns
-            an_observer_is_told_each_leader_with_what_it_says_of_itself
-            an_observer_is_told_of_a_leader_that_died
-            an_observer_is_a_stream_that_ends_with_its_client
-            the_blocking_face_elects
+            resigned_leadership_goes_to_the_next_candidate
+            observer_reports_each_leader_with_its_label
+            observer_reports_the_end_of_a_dead_leader
+            observer_stream_ends_with_its_client
+            blocking_election_elects_and_observes
         }
     };
 }
@@ -25,7 +25,7 @@ pub(crate) const KIND: Kind = Kind::Election;
 /// Often enough for a test.
 const OFTEN: Duration = Duration::from_millis(10);
 
-pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store) {
+pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store) {
     let (one, other) = pair(&store).await;
     let first = one.election("a").campaign().await.unwrap();
     assert!(other.election("a").try_campaign().await.unwrap().is_none());
@@ -44,7 +44,7 @@ pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store)
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
 }
 
-pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(store: Store) {
+pub(crate) async fn observer_reports_each_leader_with_its_label(store: Store) {
     let (one, other) = pair(&store).await;
     let mut observer = other.election("a").observe().every(OFTEN);
     assert!(observer.next().await.unwrap().is_none(), "nobody leads, and that is told at once");
@@ -59,7 +59,7 @@ pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(
     }
 }
 
-pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
+pub(crate) async fn observer_reports_the_end_of_a_dead_leader(store: Store) {
     let (one, other) = pair(&store).await;
     let mut observer = other.election("a").observe().every(OFTEN);
     let election = one.election("a").ttl(Duration::from_secs(1)).auto_renew(false);
@@ -70,7 +70,7 @@ pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn an_observer_is_a_stream_that_ends_with_its_client(store: Store) {
+pub(crate) async fn observer_stream_ends_with_its_client(store: Store) {
     let (one, other) = pair(&store).await;
     let leaders = other.election("a").observe().every(OFTEN);
     let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
@@ -89,7 +89,7 @@ pub(crate) async fn an_observer_is_a_stream_that_ends_with_its_client(store: Sto
     assert!(notes.next().await.is_none());
 }
 
-pub(crate) async fn the_blocking_face_elects(store: Store) {
+pub(crate) async fn blocking_election_elects_and_observes(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

@@ -14,18 +14,18 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how handoff $what:
-            tasks_of_one_client_get_the_lease_in_the_order_in_which_they_came_with_rising_tokens
-            a_lease_goes_from_task_to_task_for_as_long_as_no_other_client_waits
-            another_client_gets_its_turn_after_so_many_hand_overs
-            another_client_gets_its_turn_after_so_long
-            a_task_that_leaves_the_line_is_passed_over
-            a_task_that_is_not_polled_any_more_before_its_turn_holds_up_nobody
-            a_lost_lease_is_lost_for_its_holder_and_the_line_asks_again
-            whoever_only_tries_overtakes_nobody
-            other_settings_make_another_line
-            a_line_that_is_full_takes_nobody
-            closing_ends_a_line
-            tokens_rise_over_the_lines_of_several_clients
+            local_queue_is_fifo_with_rising_tokens
+            local_handoff_is_unlimited_while_no_other_client_waits
+            contended_local_handoff_ends_after_max_handoffs
+            contended_local_handoff_ends_after_max_duration
+            cancelled_task_in_the_local_queue_is_skipped
+            unpolled_task_does_not_block_the_local_queue
+            local_queue_acquires_again_after_a_lost_lease
+            try_lock_does_not_overtake_the_local_queue
+            different_options_use_separate_local_queues
+            full_local_queue_refuses_tasks
+            closing_the_client_ends_its_local_queue
+            tokens_rise_across_local_queues_of_several_clients
         }
     };
 }
@@ -45,9 +45,7 @@ async fn enter(mutex: &Mutex) -> Attempt {
     attempt
 }
 
-pub(crate) async fn tasks_of_one_client_get_the_lease_in_the_order_in_which_they_came_with_rising_tokens(
-    store: Store,
-) {
+pub(crate) async fn local_queue_is_fifo_with_rising_tokens(store: Store) {
     let (one, other) = pair(&store).await;
     let mut held = one.mutex("a").lock().await.unwrap();
     let mut line = Vec::new();
@@ -66,7 +64,7 @@ pub(crate) async fn tasks_of_one_client_get_the_lease_in_the_order_in_which_they
     assert!(other.mutex("a").lock().await.unwrap().token() > last);
 }
 
-pub(crate) async fn a_lease_goes_from_task_to_task_for_as_long_as_no_other_client_waits(store: Store) {
+pub(crate) async fn local_handoff_is_unlimited_while_no_other_client_waits(store: Store) {
     let client = store.client().await;
     let mutex = client.mutex("a").local_handoff(1, Duration::from_millis(1));
     let mut held = mutex.lock().await.unwrap();
@@ -118,17 +116,17 @@ async fn turns_before_another_client(store: &Store, hand_overs: u32, span: Durat
     turns
 }
 
-pub(crate) async fn another_client_gets_its_turn_after_so_many_hand_overs(store: Store) {
+pub(crate) async fn contended_local_handoff_ends_after_max_handoffs(store: Store) {
     let turns = turns_before_another_client(&store, 20, Duration::MAX).await;
     assert!(turns <= 21, "the other client waited for {turns} turns");
 }
 
-pub(crate) async fn another_client_gets_its_turn_after_so_long(store: Store) {
+pub(crate) async fn contended_local_handoff_ends_after_max_duration(store: Store) {
     let turns = turns_before_another_client(&store, u32::MAX, Duration::from_millis(40)).await;
     assert!(turns <= 21, "the other client waited for {turns} turns of 2 ms");
 }
 
-pub(crate) async fn a_task_that_leaves_the_line_is_passed_over(store: Store) {
+pub(crate) async fn cancelled_task_in_the_local_queue_is_skipped(store: Store) {
     let client = store.client().await;
     let mutex = client.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -146,7 +144,7 @@ pub(crate) async fn a_task_that_leaves_the_line_is_passed_over(store: Store) {
     until(&client, Kind::Mutex, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn a_task_that_is_not_polled_any_more_before_its_turn_holds_up_nobody(store: Store) {
+pub(crate) async fn unpolled_task_does_not_block_the_local_queue(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = other.mutex("a").lock().await.unwrap();
     let asks = enter(&one.mutex("a")).await;
@@ -160,7 +158,7 @@ pub(crate) async fn a_task_that_is_not_polled_any_more_before_its_turn_holds_up_
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn a_lost_lease_is_lost_for_its_holder_and_the_line_asks_again(store: Store) {
+pub(crate) async fn local_queue_acquires_again_after_a_lost_lease(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let next = enter(&one.mutex("a")).await;
@@ -174,7 +172,7 @@ pub(crate) async fn a_lost_lease_is_lost_for_its_holder_and_the_line_asks_again(
     until(&other, Kind::Mutex, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn whoever_only_tries_overtakes_nobody(store: Store) {
+pub(crate) async fn try_lock_does_not_overtake_the_local_queue(store: Store) {
     let client = store.client().await;
     let mutex = client.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -186,7 +184,7 @@ pub(crate) async fn whoever_only_tries_overtakes_nobody(store: Store) {
     mutex.try_lock().await.unwrap().expect("it is free now").release().await.unwrap();
 }
 
-pub(crate) async fn other_settings_make_another_line(store: Store) {
+pub(crate) async fn different_options_use_separate_local_queues(store: Store) {
     let client = store.client().await;
     let guard = client.mutex("a").lock().await.unwrap();
     let wants = [
@@ -210,7 +208,7 @@ pub(crate) async fn other_settings_make_another_line(store: Store) {
     }
 }
 
-pub(crate) async fn a_line_that_is_full_takes_nobody(store: Store) {
+pub(crate) async fn full_local_queue_refuses_tasks(store: Store) {
     let client = store.client().await;
     let mutex = client.mutex("a").max_waiters(1);
     let guard = mutex.lock().await.unwrap();
@@ -220,7 +218,7 @@ pub(crate) async fn a_line_that_is_full_takes_nobody(store: Store) {
     drop(next.await.unwrap());
 }
 
-pub(crate) async fn closing_ends_a_line(store: Store) {
+pub(crate) async fn closing_the_client_ends_its_local_queue(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let line = [enter(&one.mutex("a")).await, enter(&one.mutex("a")).await];
@@ -232,7 +230,7 @@ pub(crate) async fn closing_ends_a_line(store: Store) {
     assert!(other.mutex("a").try_lock().await.unwrap().is_some());
 }
 
-pub(crate) async fn tokens_rise_over_the_lines_of_several_clients(store: Store) {
+pub(crate) async fn tokens_rise_across_local_queues_of_several_clients(store: Store) {
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for _ in 0..3 {

@@ -298,7 +298,7 @@ fn every_store_runs_the_suite_of_every_kind() {
 
 /// What Redlock does not run it does not have.
 #[tokio::test]
-async fn the_kinds_that_a_store_has_no_suite_for_it_refuses() {
+async fn kinds_without_a_suite_are_unsupported() {
     let store = Store::new("redlock");
     let client = store.client().await;
     assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());

@@ -9,12 +9,12 @@ use super::{SOON, Store, pair, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how once $what:
-            of_many_one_starts_in_each_period
-            a_host_that_dies_costs_the_period_where_it_is_at_most_once
-            a_host_that_dies_is_followed_by_another_where_it_is_at_least_once
-            work_that_takes_longer_than_its_period_is_not_started_twice
-            a_period_that_can_t_be_is_refused
-            the_blocking_face_starts_once
+            one_of_many_clients_starts_in_each_period
+            dead_host_costs_the_period_with_at_most_once
+            dead_host_is_replaced_with_at_least_once
+            work_longer_than_its_period_is_not_started_twice
+            invalid_period_is_refused
+            blocking_once_per_starts_once
         }
     };
 }
@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 /// tenth of the period that is promised.
 const DISTANCE: Duration = Duration::from_millis(1_800 - 20);
 
-pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
+pub(crate) async fn one_of_many_clients_starts_in_each_period(store: Store) {
     let mut last = None;
     let observer = store.client().await;
     for _ in 0..2 {
@@ -58,7 +58,7 @@ async fn start_and_die(lottery: leasehold::OncePer) {
     std::mem::forget(guard.expect("it is free"));
 }
 
-pub(crate) async fn a_host_that_dies_costs_the_period_where_it_is_at_most_once(store: Store) {
+pub(crate) async fn dead_host_costs_the_period_with_at_most_once(store: Store) {
     let (one, other) = pair(&store).await;
     let began = Instant::now();
     start_and_die(one.once_per("a", PERIOD)).await;
@@ -70,7 +70,7 @@ pub(crate) async fn a_host_that_dies_costs_the_period_where_it_is_at_most_once(s
     assert!(began.elapsed() > DISTANCE, "another started after {:?}", began.elapsed());
 }
 
-pub(crate) async fn a_host_that_dies_is_followed_by_another_where_it_is_at_least_once(store: Store) {
+pub(crate) async fn dead_host_is_replaced_with_at_least_once(store: Store) {
     let (one, other) = pair(&store).await;
     let period = PERIOD * 60;
     let began = Instant::now();
@@ -91,7 +91,7 @@ pub(crate) async fn a_host_that_dies_is_followed_by_another_where_it_is_at_least
     assert!(report.start().await.unwrap().is_none());
 }
 
-pub(crate) async fn work_that_takes_longer_than_its_period_is_not_started_twice(store: Store) {
+pub(crate) async fn work_longer_than_its_period_is_not_started_twice(store: Store) {
     let (one, other) = pair(&store).await;
     let began = Instant::now();
     let guard = one.once_per("a", PERIOD).ttl(PERIOD).start().await.unwrap().unwrap();
@@ -104,7 +104,7 @@ pub(crate) async fn work_that_takes_longer_than_its_period_is_not_started_twice(
     assert!(other.once_per("a", PERIOD).start().await.unwrap().is_some());
 }
 
-pub(crate) async fn a_period_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_period_is_refused(store: Store) {
     let client = store.client().await;
     for period in [Duration::ZERO, Duration::from_millis(900), Duration::MAX] {
         let error = client.once_per("a", period).start().await.unwrap_err();
@@ -114,7 +114,7 @@ pub(crate) async fn a_period_that_can_t_be_is_refused(store: Store) {
     assert!(client.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn the_blocking_face_starts_once(store: Store) {
+pub(crate) async fn blocking_once_per_starts_once(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

@@ -9,17 +9,17 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how reentrant $what:
-            an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it
-            an_owner_that_holds_enters_before_those_who_wait
-            an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once
-            an_acquisition_that_dies_leaves_the_others_of_its_owner
-            an_owner_gives_back_only_its_own
-            an_owner_that_has_forgotten_gives_back_all_that_it_held
-            after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone
-            max_hold_of_an_owner_ends_each_acquisition
-            an_owner_that_can_t_be_is_refused
-            owners_can_be_seen
-            the_blocking_face_enters_again
+            owner_reenters_and_others_wait_for_all_its_releases
+            holding_owner_reenters_before_waiters
+            granted_owner_admits_its_waiting_tasks_at_once
+            dead_acquisition_keeps_the_others_of_its_owner
+            owner_releases_only_its_own_acquisitions
+            release_all_releases_every_acquisition_of_the_owner
+            lost_guard_blocks_reentry_until_dropped
+            max_hold_ends_each_acquisition_of_an_owner
+            invalid_owner_is_refused
+            inspect_reports_owners
+            blocking_reentrant_mutex_reenters
         }
     };
 }
@@ -27,7 +27,7 @@ pub(crate) use tests;
 
 const KIND: Kind = Kind::Mutex;
 
-pub(crate) async fn an_owner_enters_again_from_wherever_and_others_wait_for_all_of_it(store: Store) {
+pub(crate) async fn owner_reenters_and_others_wait_for_all_its_releases(store: Store) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let first = here.lock().await.unwrap();
@@ -47,7 +47,7 @@ pub(crate) async fn an_owner_enters_again_from_wherever_and_others_wait_for_all_
     assert!(waiting.await.unwrap().token() > token);
 }
 
-pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Store) {
+pub(crate) async fn holding_owner_reenters_before_waiters(store: Store) {
     let (one, other) = pair(&store).await;
     let outer = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let mutex = other.mutex("a");
@@ -58,7 +58,7 @@ pub(crate) async fn an_owner_that_holds_enters_before_those_who_wait(store: Stor
     drop(waiting.await.unwrap());
 }
 
-pub(crate) async fn an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once(store: Store) {
+pub(crate) async fn granted_owner_admits_its_waiting_tasks_at_once(store: Store) {
     let (one, other) = pair(&store).await;
     let held = other.mutex("a").lock().await.unwrap();
     let ours = one.reentrant_mutex("a", "us");
@@ -77,7 +77,7 @@ pub(crate) async fn an_owner_that_comes_to_hold_lets_its_other_tasks_in_at_once(
     drop(between.await.unwrap());
 }
 
-pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(store: Store) {
+pub(crate) async fn dead_acquisition_keeps_the_others_of_its_owner(store: Store) {
     let (one, other) = pair(&store).await;
     let living = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let dying = other.reentrant_mutex("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
@@ -87,7 +87,7 @@ pub(crate) async fn an_acquisition_that_dies_leaves_the_others_of_its_owner(stor
     assert!(living.is_held() && other.mutex("a").try_lock().await.unwrap().is_none());
 }
 
-pub(crate) async fn an_owner_gives_back_only_its_own(store: Store) {
+pub(crate) async fn owner_releases_only_its_own_acquisitions(store: Store) {
     let (one, other) = pair(&store).await;
     let them = other.reentrant_mutex("a", "them");
     let error = them.release_all().await.unwrap_err();
@@ -104,7 +104,7 @@ pub(crate) async fn an_owner_gives_back_only_its_own(store: Store) {
     plain.release().await.unwrap();
 }
 
-pub(crate) async fn an_owner_that_has_forgotten_gives_back_all_that_it_held(store: Store) {
+pub(crate) async fn release_all_releases_every_acquisition_of_the_owner(store: Store) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let guards = (here.lock().await.unwrap(), there.lock().await.unwrap());
@@ -116,7 +116,7 @@ pub(crate) async fn an_owner_that_has_forgotten_gives_back_all_that_it_held(stor
     assert_eq!(here.hold_count().await.unwrap(), 0);
 }
 
-pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_gone(store: Store) {
+pub(crate) async fn lost_guard_blocks_reentry_until_dropped(store: Store) {
     let (one, other) = pair(&store).await;
     let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_millis(200)).auto_renew(false);
     let outer = lock.lock().await.unwrap();
@@ -141,7 +141,7 @@ pub(crate) async fn after_a_loss_nobody_enters_again_before_the_lost_guard_is_go
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn max_hold_of_an_owner_ends_each_acquisition(store: Store) {
+pub(crate) async fn max_hold_ends_each_acquisition_of_an_owner(store: Store) {
     let (one, other) = pair(&store).await;
     let hold = Duration::from_millis(1_500);
     let began = Instant::now();
@@ -157,7 +157,7 @@ pub(crate) async fn max_hold_of_an_owner_ends_each_acquisition(store: Store) {
     assert!(began.elapsed() >= hold - Duration::from_millis(50), "it ended after {:?}", began.elapsed());
 }
 
-pub(crate) async fn an_owner_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_owner_is_refused(store: Store) {
     let client = store.client().await;
     for owner in ["", "a\nb", &"x".repeat(513)] {
         let lock = client.reentrant_mutex("a", owner);
@@ -170,7 +170,7 @@ pub(crate) async fn an_owner_that_can_t_be_is_refused(store: Store) {
     assert!(client.reentrant_mutex("a", "x".repeat(512)).try_lock().await.unwrap().is_some());
 }
 
-pub(crate) async fn owners_can_be_seen(store: Store) {
+pub(crate) async fn inspect_reports_owners(store: Store) {
     let client = store.client().await;
     let _guards = (
         client.reentrant_mutex("a", "ä us").lock().await.unwrap(),
@@ -181,7 +181,7 @@ pub(crate) async fn owners_can_be_seen(store: Store) {
     assert!(view.holders.iter().all(|holder| holder.owner.as_deref() == Some("ä us")));
 }
 
-pub(crate) async fn the_blocking_face_enters_again(store: Store) {
+pub(crate) async fn blocking_reentrant_mutex_reenters(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

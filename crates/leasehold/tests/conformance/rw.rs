@@ -11,21 +11,21 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how rw $what:
-            readers_share_and_a_writer_is_alone
-            a_waiting_writer_is_not_overtaken_and_readers_side_by_side_start_together
-            readers_and_writers_never_meet
-            a_writer_that_becomes_a_reader_lets_readers_in_and_keeps_its_token
-            an_upgradable_reader_becomes_a_writer_before_everybody_who_waits
-            an_upgrade_that_is_not_to_be_had_hands_the_guard_back
-            an_upgrade_that_is_dropped_leaves_nothing
-            a_lost_lease_becomes_nothing_else
-            a_lease_that_is_lost_while_it_waits_for_more_ends_the_waiting
-            a_reader_that_dies_delays_a_writer_for_its_own_ttl_only
-            max_hold_goes_on_over_an_exchange
-            readers_and_writers_can_be_seen
-            five_thousand_readers_cost_what_ten_do
-            neither_readers_nor_writers_starve
-            the_blocking_face_reads_and_writes
+            readers_share_and_a_writer_excludes_all
+            waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together
+            readers_and_writers_never_overlap
+            downgraded_writer_admits_readers_and_keeps_its_token
+            upgrade_is_granted_before_all_waiters
+            failed_upgrade_returns_the_guard
+            dropped_upgrade_future_leaves_nothing
+            lost_lease_cannot_be_exchanged
+            lease_lost_during_an_upgrade_ends_the_wait
+            dead_reader_delays_a_writer_for_its_own_ttl_only
+            max_hold_counts_through_upgrade_and_downgrade
+            inspect_reports_readers_and_writers
+            grant_cost_is_independent_of_the_number_of_readers
+            readers_and_writers_do_not_starve
+            blocking_rw_lock_reads_and_writes
         }
     };
 }
@@ -41,7 +41,7 @@ async fn until_free(client: &Client) {
     until(client, KIND, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn readers_share_and_a_writer_is_alone(store: Store) {
+pub(crate) async fn readers_share_and_a_writer_excludes_all(store: Store) {
     let (one, other) = pair(&store).await;
     let (mine, theirs) = (one.rw_lock("a"), other.rw_lock("a"));
     let readers = (mine.read().await.unwrap(), theirs.read().await.unwrap());
@@ -59,7 +59,7 @@ pub(crate) async fn readers_share_and_a_writer_is_alone(store: Store) {
     assert!(mine.try_write().await.unwrap().is_some());
 }
 
-pub(crate) async fn a_waiting_writer_is_not_overtaken_and_readers_side_by_side_start_together(store: Store) {
+pub(crate) async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together(store: Store) {
     let (one, other) = pair(&store).await;
     let first = one.rw_lock("a").read().await.unwrap();
     let lock = other.rw_lock("a");
@@ -80,7 +80,7 @@ pub(crate) async fn a_waiting_writer_is_not_overtaken_and_readers_side_by_side_s
     }
 }
 
-pub(crate) async fn readers_and_writers_never_meet(store: Store) {
+pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
     // Readers count up from zero, a writer makes it minus one.
     let inside = Arc::new(AtomicI32::new(0));
     let together = Arc::new(AtomicI32::new(0));
@@ -114,7 +114,7 @@ pub(crate) async fn readers_and_writers_never_meet(store: Store) {
     assert!(together.load(Ordering::SeqCst) > 1, "readers were together");
 }
 
-pub(crate) async fn a_writer_that_becomes_a_reader_lets_readers_in_and_keeps_its_token(store: Store) {
+pub(crate) async fn downgraded_writer_admits_readers_and_keeps_its_token(store: Store) {
     let (one, other) = pair(&store).await;
     let writer = one.rw_lock("a").write().await.unwrap();
     let token = writer.token();
@@ -134,7 +134,7 @@ pub(crate) async fn a_writer_that_becomes_a_reader_lets_readers_in_and_keeps_its
     until_free(&one).await;
 }
 
-pub(crate) async fn an_upgradable_reader_becomes_a_writer_before_everybody_who_waits(store: Store) {
+pub(crate) async fn upgrade_is_granted_before_all_waiters(store: Store) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let token = upgradable.token();
@@ -159,7 +159,7 @@ pub(crate) async fn an_upgradable_reader_becomes_a_writer_before_everybody_who_w
     until_free(&one).await;
 }
 
-pub(crate) async fn an_upgrade_that_is_not_to_be_had_hands_the_guard_back(store: Store) {
+pub(crate) async fn failed_upgrade_returns_the_guard(store: Store) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let reader = other.rw_lock("a").read().await.unwrap();
@@ -182,7 +182,7 @@ pub(crate) async fn an_upgrade_that_is_not_to_be_had_hands_the_guard_back(store:
     until_free(&one).await;
 }
 
-pub(crate) async fn an_upgrade_that_is_dropped_leaves_nothing(store: Store) {
+pub(crate) async fn dropped_upgrade_future_leaves_nothing(store: Store) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let reader = other.rw_lock("a").read().await.unwrap();
@@ -193,7 +193,7 @@ pub(crate) async fn an_upgrade_that_is_dropped_leaves_nothing(store: Store) {
     until_free(&one).await;
 }
 
-pub(crate) async fn a_lost_lease_becomes_nothing_else(store: Store) {
+pub(crate) async fn lost_lease_cannot_be_exchanged(store: Store) {
     let (one, other) = pair(&store).await;
     let lock = one.rw_lock("a");
     // Taken away, which only the store knows: it says so.
@@ -213,7 +213,7 @@ pub(crate) async fn a_lost_lease_becomes_nothing_else(store: Store) {
     assert!(view.holders.len() == 1 && view.holders[0].token == next.token(), "{view:?}");
 }
 
-pub(crate) async fn a_lease_that_is_lost_while_it_waits_for_more_ends_the_waiting(store: Store) {
+pub(crate) async fn lease_lost_during_an_upgrade_ends_the_wait(store: Store) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let _reader = other.rw_lock("a").read().await.unwrap();
@@ -225,7 +225,7 @@ pub(crate) async fn a_lease_that_is_lost_while_it_waits_for_more_ends_the_waitin
     until_free(&one).await;
 }
 
-pub(crate) async fn a_reader_that_dies_delays_a_writer_for_its_own_ttl_only(store: Store) {
+pub(crate) async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Store) {
     let (one, other) = pair(&store).await;
     let living = one.rw_lock("a").read().await.unwrap();
     let dead = one.rw_lock("a").ttl(Duration::from_millis(400)).auto_renew(false).read().await.unwrap();
@@ -238,7 +238,7 @@ pub(crate) async fn a_reader_that_dies_delays_a_writer_for_its_own_ttl_only(stor
     assert!(writer.is_held() && !dead.is_held());
 }
 
-pub(crate) async fn max_hold_goes_on_over_an_exchange(store: Store) {
+pub(crate) async fn max_hold_counts_through_upgrade_and_downgrade(store: Store) {
     let client = store.client().await;
     let hold = Duration::from_secs(3);
     let began = Instant::now();
@@ -249,7 +249,7 @@ pub(crate) async fn max_hold_goes_on_over_an_exchange(store: Store) {
     assert!(began.elapsed() < hold / 10 * 14, "it ended after {:?}", began.elapsed());
 }
 
-pub(crate) async fn readers_and_writers_can_be_seen(store: Store) {
+pub(crate) async fn inspect_reports_readers_and_writers(store: Store) {
     let (one, other) = pair(&store).await;
     let reader = one.rw_lock("a").read().await.unwrap();
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
@@ -279,7 +279,7 @@ fn median(mut spans: Vec<Duration>) -> Duration {
     spans[spans.len() / 2]
 }
 
-pub(crate) async fn five_thousand_readers_cost_what_ten_do(store: Store) {
+pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: Store) {
     let many = if is_long() { 5_000 } else { 500 };
     let (one, other) = pair(&store).await;
     let mut readers = Vec::new();
@@ -315,7 +315,7 @@ async fn go_round(lock: RwLock, writes: bool, end: Instant) -> (u32, Duration) {
     (count, longest)
 }
 
-pub(crate) async fn neither_readers_nor_writers_starve(store: Store) {
+pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
     let mut locks = Vec::new();
     for _ in 0..12 {
         locks.push(store.client().await.rw_lock("a"));
@@ -341,7 +341,7 @@ pub(crate) async fn neither_readers_nor_writers_starve(store: Store) {
     assert!(least > 0, "everybody had a turn");
 }
 
-pub(crate) async fn the_blocking_face_reads_and_writes(store: Store) {
+pub(crate) async fn blocking_rw_lock_reads_and_writes(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

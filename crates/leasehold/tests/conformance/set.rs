@@ -9,15 +9,15 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how set $what:
-            all_are_taken_together_and_each_has_its_token
-            what_can_t_be_had_as_a_whole_is_not_held_in_part
-            a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody
-            those_who_want_the_same_in_another_order_never_wait_for_each_other
-            a_set_that_can_t_be_is_refused
-            the_loss_of_one_ends_the_work_under_all
-            a_loss_while_waiting_for_the_next_one_ends_the_waiting
-            a_dropped_set_leaves_nothing
-            the_blocking_face_takes_sets
+            mutex_set_is_acquired_together_with_a_token_each
+            busy_mutex_set_holds_no_part
+            refused_mutex_set_leaves_nothing_and_overtakes_no_waiter
+            mutex_sets_in_different_orders_do_not_deadlock
+            invalid_mutex_set_is_refused
+            losing_one_mutex_of_a_set_ends_the_work
+            loss_during_acquisition_of_a_mutex_set_ends_the_wait
+            dropped_mutex_set_leaves_nothing
+            blocking_mutex_set_is_acquired
         }
     };
 }
@@ -35,7 +35,7 @@ async fn until_free(client: &Client, names: &[&str]) {
     }
 }
 
-pub(crate) async fn all_are_taken_together_and_each_has_its_token(store: Store) {
+pub(crate) async fn mutex_set_is_acquired_together_with_a_token_each(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["b", "c", "a"]).lock().await.unwrap();
     let names: Vec<_> = guard.guards().iter().map(leasehold::Guard::name).collect();
@@ -55,7 +55,7 @@ pub(crate) async fn all_are_taken_together_and_each_has_its_token(store: Store) 
     }
 }
 
-pub(crate) async fn what_can_t_be_had_as_a_whole_is_not_held_in_part(store: Store) {
+pub(crate) async fn busy_mutex_set_holds_no_part(store: Store) {
     let (one, other) = pair(&store).await;
     let held = one.mutex("b").lock().await.unwrap();
     let both = set(&other, &["b", "a", "c"]);
@@ -68,7 +68,7 @@ pub(crate) async fn what_can_t_be_had_as_a_whole_is_not_held_in_part(store: Stor
     assert!(both.lock_timeout(SOON).await.unwrap().is_some());
 }
 
-pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody(store: Store) {
+pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(store: Store) {
     let (one, other) = pair(&store).await;
     for taken in ["a", "b", "c"] {
         let held = one.mutex(taken).lock().await.unwrap();
@@ -88,7 +88,7 @@ pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nob
     store.comes_to_it(async || all.try_lock().await.unwrap().is_some()).await;
 }
 
-pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each_other(store: Store) {
+pub(crate) async fn mutex_sets_in_different_orders_do_not_deadlock(store: Store) {
     let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["c", "a", "b"]];
     let mut tasks = Vec::new();
     for order in orders {
@@ -107,7 +107,7 @@ pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each
     until_free(&store.client().await, &["a", "b", "c"]).await;
 }
 
-pub(crate) async fn a_set_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
     let (one, other) = pair(&store).await;
     let mixed = MutexSet::new([one.mutex("a"), other.mutex("b")]);
     for (set, says) in [
@@ -125,7 +125,7 @@ pub(crate) async fn a_set_that_can_t_be_is_refused(store: Store) {
     assert!(one.list().await.unwrap().is_empty(), "nothing was taken");
 }
 
-pub(crate) async fn the_loss_of_one_ends_the_work_under_all(store: Store) {
+pub(crate) async fn losing_one_mutex_of_a_set_ends_the_work(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["a", "b"]).lock().await.unwrap();
     let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
@@ -139,7 +139,7 @@ pub(crate) async fn the_loss_of_one_ends_the_work_under_all(store: Store) {
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn a_loss_while_waiting_for_the_next_one_ends_the_waiting(store: Store) {
+pub(crate) async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: Store) {
     let (one, other) = pair(&store).await;
     let _held = other.mutex("b").lock().await.unwrap();
     let both = set(&one, &["a", "b"]);
@@ -151,7 +151,7 @@ pub(crate) async fn a_loss_while_waiting_for_the_next_one_ends_the_waiting(store
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
+pub(crate) async fn dropped_mutex_set_leaves_nothing(store: Store) {
     let (one, other) = pair(&store).await;
     drop(set(&one, &["a", "b"]).lock().await.unwrap());
     until_free(&one, &["a", "b"]).await;
@@ -166,7 +166,7 @@ pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn the_blocking_face_takes_sets(store: Store) {
+pub(crate) async fn blocking_mutex_set_is_acquired(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
