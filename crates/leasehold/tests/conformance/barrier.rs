@@ -1,4 +1,4 @@
-//! A place where parties wait until all have come.
+//! Barriers: parties wait until all have arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,18 +27,18 @@ pub(crate) const KIND: Kind = Kind::Barrier;
 pub(crate) async fn barrier_opens_only_when_all_parties_arrived_in_every_round(store: Store) {
     const PARTIES: u32 = 4;
     const ROUNDS: u32 = 5;
-    let come = Arc::new(AtomicU32::new(0));
+    let arrived = Arc::new(AtomicU32::new(0));
     let leaders = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
     for _ in 0..PARTIES {
         let barrier = store.client().await.barrier("a", PARTIES);
-        let (come, leaders) = (come.clone(), leaders.clone());
+        let (arrived, leaders) = (arrived.clone(), leaders.clone());
         tasks.push(tokio::spawn(async move {
             for round in 1..=ROUNDS {
-                come.fetch_add(1, Ordering::SeqCst);
+                arrived.fetch_add(1, Ordering::SeqCst);
                 let is_leader = barrier.wait().await.unwrap();
-                let here = come.load(Ordering::SeqCst);
-                assert!(here >= round * PARTIES, "{here} have come in round {round}");
+                let count = arrived.load(Ordering::SeqCst);
+                assert!(count >= round * PARTIES, "{count} arrivals by the end of round {round}");
                 leaders.fetch_add(u32::from(is_leader), Ordering::SeqCst);
             }
         }));
@@ -54,11 +54,11 @@ pub(crate) async fn party_that_leaves_or_dies_does_not_count(store: Store) {
     let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
     assert!(gave_up.is_none());
     assert!(one.barrier("a", 2).wait_timeout(Duration::ZERO).await.unwrap().is_none());
-    let dies = one.barrier("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
+    let dies = one.barrier("a", 2).ttl(Duration::from_secs(3)).auto_renew(false);
     let waiting = tokio::spawn(async move { dies.wait().await });
     until(&other, KIND, "a", |view| view.holders.len() == 1).await;
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the loss is noticed").unwrap();
     assert!(ended.unwrap_err().is_lost());
     assert!(other.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap().is_none());
     let dropped = {
@@ -82,11 +82,11 @@ pub(crate) async fn early_party_waits_for_the_next_round(store: Store) {
         assert!(std::time::Instant::now() < give_up, "two of them pass");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The third has come, and waits for a fourth.
+    // The third party has arrived, and waits for a fourth.
     let view = until(&other, KIND, "a", |view| view.waiters.is_empty() && view.holders.len() == 1).await;
     assert_eq!((view.capacity, view.in_use, view.rounds, view.holders[0].weight), (2, 1, 1, 1));
     assert_eq!(parties.iter().filter(|party| party.is_finished()).count(), 2);
-    tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("it passes").unwrap();
+    tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("the fourth party passes").unwrap();
     for party in parties {
         tokio::time::timeout(SOON, party).await.expect("all pass").unwrap();
     }
@@ -98,7 +98,7 @@ pub(crate) async fn force_released_party_gets_an_error(store: Store) {
     let waiting = tokio::spawn(async move { barrier.wait().await });
     until(&other, KIND, "a", |view| view.holders.len() == 1).await;
     assert_eq!(other.barrier("a", 2).force_release().await.unwrap().len(), 1);
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the loss is noticed").unwrap();
     assert!(ended.unwrap_err().is_lost());
 }
 

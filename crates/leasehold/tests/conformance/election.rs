@@ -1,4 +1,4 @@
-//! One leader at a time, whom everybody can know.
+//! Elections: at most one leader at a time, which any client can observe.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Election;
 
-/// Often enough for a test.
-const OFTEN: Duration = Duration::from_millis(10);
+/// Poll interval of the observers.
+const INTERVAL: Duration = Duration::from_millis(10);
 
 pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store) {
     let (one, other) = pair(&store).await;
@@ -46,45 +46,65 @@ pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store)
 
 pub(crate) async fn observer_reports_each_leader_with_its_label(store: Store) {
     let (one, other) = pair(&store).await;
-    let mut observer = other.election("a").observe().every(OFTEN);
-    assert!(observer.next().await.unwrap().is_none(), "nobody leads, and that is told at once");
+    let mut observer = other.election("a").observe().every(INTERVAL);
+    assert!(observer.next().await.unwrap().is_none(), "the observer reports at once that there is no leader");
     for address in ["10.0.0.7", "10.0.0.8"] {
         let leadership = one.election("a").label(address).campaign().await.unwrap();
-        let told = tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().unwrap();
+        let told = tokio::time::timeout(SOON, observer.next())
+            .await
+            .expect("the observer reports the change")
+            .unwrap()
+            .unwrap();
         assert_eq!((told.metadata.label.as_deref(), told.token), (Some(address), leadership.token()));
-        let again = tokio::time::timeout(OFTEN * 5, observer.next()).await;
+        let again = tokio::time::timeout(INTERVAL * 5, observer.next()).await;
         assert!(again.is_err(), "nothing has changed: {again:?}");
         leadership.release().await.unwrap();
-        assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+        assert!(
+            tokio::time::timeout(SOON, observer.next())
+                .await
+                .expect("the observer reports the change")
+                .unwrap()
+                .is_none()
+        );
     }
 }
 
 pub(crate) async fn observer_reports_the_end_of_a_dead_leader(store: Store) {
     let (one, other) = pair(&store).await;
-    let mut observer = other.election("a").observe().every(OFTEN);
-    let election = one.election("a").ttl(Duration::from_secs(1)).auto_renew(false);
+    let mut observer = other.election("a").observe().every(INTERVAL);
+    let election = one.election("a").ttl(Duration::from_secs(3)).auto_renew(false);
     let leadership = election.campaign().await.unwrap();
     assert!(observer.next().await.unwrap().is_some());
-    assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+    assert!(
+        tokio::time::timeout(SOON, observer.next())
+            .await
+            .expect("the observer reports the change")
+            .unwrap()
+            .is_none()
+    );
     assert!(!leadership.is_held());
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
 pub(crate) async fn observer_stream_ends_with_its_client(store: Store) {
     let (one, other) = pair(&store).await;
-    let leaders = other.election("a").observe().every(OFTEN);
+    let leaders = other.election("a").observe().every(INTERVAL);
     let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
-    assert_eq!(notes.try_next().await.unwrap(), Some(None), "nobody leads, and that is told at once");
+    assert_eq!(
+        notes.try_next().await.unwrap(),
+        Some(None),
+        "the observer reports at once that there is no leader"
+    );
     let leadership = one.election("a").label("here").campaign().await.unwrap();
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
     assert_eq!(told.unwrap(), Some(Some("here".to_owned())));
-    assert!(tokio::time::timeout(OFTEN * 5, notes.next()).await.is_err(), "nothing has changed");
+    assert!(tokio::time::timeout(INTERVAL * 5, notes.next()).await.is_err(), "nothing has changed");
     leadership.release().await.unwrap();
-    // It goes on with the look that was not awaited any more.
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    // It continues the poll whose future was dropped.
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
     assert_eq!(told.unwrap(), Some(None));
     other.close().await.unwrap();
-    let end = tokio::time::timeout(SOON, notes.next()).await.expect("it ends");
+    let end = tokio::time::timeout(SOON, notes.next()).await.expect("the stream ends");
     assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_closed())));
     assert!(notes.next().await.is_none());
 }
@@ -94,7 +114,7 @@ pub(crate) async fn blocking_election_elects_and_observes(store: Store) {
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
         let election = client.election("a").label("here");
-        let mut observer = election.observe().every(OFTEN);
+        let mut observer = election.observe().every(INTERVAL);
         assert!(observer.next()?.is_none());
         let leadership = election.campaign()?;
         assert!(election.try_campaign()?.is_none());

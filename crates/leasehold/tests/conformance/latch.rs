@@ -1,4 +1,4 @@
-//! Waiting until something has happened a number of times.
+//! Latches: clients wait until an event has been counted a number of times.
 
 use std::time::Duration;
 
@@ -33,11 +33,11 @@ pub(crate) async fn latch_opens_at_its_count(store: Store) {
     assert_eq!(there.count_down().await.unwrap(), 1);
     assert!(!there.wait_timeout(Duration::from_millis(50)).await.unwrap() && !waiting.is_finished());
     assert_eq!(there.count_down().await.unwrap(), 0);
-    tokio::time::timeout(SOON, waiting).await.expect("it opens").unwrap().unwrap();
+    tokio::time::timeout(SOON, waiting).await.expect("the latch opens").unwrap().unwrap();
     assert_eq!(here.count_down().await.unwrap(), 0, "further counts change nothing");
     assert!(here.wait_timeout(SOON).await.unwrap());
     assert_eq!(here.force_release().await.unwrap().len(), 2);
-    assert_eq!(there.remaining().await.unwrap(), 2, "it begins anew");
+    assert_eq!(there.remaining().await.unwrap(), 2, "the latch starts again");
 }
 
 pub(crate) async fn named_count_counts_once(store: Store) {

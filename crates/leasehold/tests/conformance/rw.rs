@@ -1,4 +1,4 @@
-//! Many readers, or one writer.
+//! Read-write locks: many readers, or one writer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -64,7 +64,7 @@ pub(crate) async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_gra
     let first = one.rw_lock("a").read().await.unwrap();
     let lock = other.rw_lock("a");
     let writer = queue(&one, KIND, "a", async move { lock.write().await }).await;
-    assert!(one.rw_lock("a").try_read().await.unwrap().is_none(), "it would overtake the writer");
+    assert!(one.rw_lock("a").try_read().await.unwrap().is_none(), "a reader would overtake the writer");
     let mut readers = Vec::new();
     for client in [&one, &other, &one] {
         let lock = client.rw_lock("a");
@@ -81,13 +81,13 @@ pub(crate) async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_gra
 }
 
 pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
-    // Readers count up from zero, a writer makes it minus one.
+    // Each reader adds one, a writer makes it minus one.
     let inside = Arc::new(AtomicI32::new(0));
-    let together = Arc::new(AtomicI32::new(0));
+    let overlap = Arc::new(AtomicI32::new(0));
     let mut tasks = Vec::new();
     for number in 0..8 {
         let lock = store.client().await.rw_lock("a");
-        let (inside, together) = (inside.clone(), together.clone());
+        let (inside, overlap) = (inside.clone(), overlap.clone());
         tasks.push(tokio::spawn(async move {
             for round in 0..30 {
                 if (number + round) % 4 == 0 {
@@ -100,7 +100,7 @@ pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
                     let guard = lock.read().await.unwrap();
                     let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
                     assert!(readers > 0, "no writer is there");
-                    together.fetch_max(readers, Ordering::SeqCst);
+                    overlap.fetch_max(readers, Ordering::SeqCst);
                     tokio::time::sleep(Duration::from_millis(1)).await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                     guard.release().await.unwrap();
@@ -111,7 +111,7 @@ pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(together.load(Ordering::SeqCst) > 1, "readers were together");
+    assert!(overlap.load(Ordering::SeqCst) > 1, "readers overlapped");
 }
 
 pub(crate) async fn downgraded_writer_admits_readers_and_keeps_its_token(store: Store) {
@@ -124,7 +124,7 @@ pub(crate) async fn downgraded_writer_admits_readers_and_keeps_its_token(store: 
     let next = queue(&one, KIND, "a", async move { lock.write().await }).await;
     let guard = writer.downgrade().await.unwrap();
     assert_eq!(guard.token(), token);
-    let reader = tokio::time::timeout(SOON, reader).await.expect("it starts at once").unwrap();
+    let reader = tokio::time::timeout(SOON, reader).await.expect("the reader is granted").unwrap();
     let view = one.inspect(KIND, "a").await.unwrap();
     assert_eq!((view.holders.len(), view.waiters.len()), (2, 1), "the writer behind it waits");
     guard.renew().await.unwrap();
@@ -139,19 +139,19 @@ pub(crate) async fn upgrade_is_granted_before_all_waiters(store: Store) {
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let token = upgradable.token();
     let reader = other.rw_lock("a").read().await.unwrap();
-    assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_none(), "there is one at most");
+    assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_none(), "there is at most one");
     let lock = other.rw_lock("a");
     let later = queue(&one, KIND, "a", async move { lock.write().await }).await;
     let writer = queue(&one, KIND, "a", async move { upgradable.upgrade().await }).await;
     let view = one.inspect(KIND, "a").await.unwrap();
-    assert!(view.waiters[0].is_own && !view.waiters[1].is_own, "it is the next");
+    assert!(view.waiters[0].is_own && !view.waiters[1].is_own, "the upgrade is first in the queue");
     assert!(other.rw_lock("a").try_read().await.unwrap().is_none());
     reader.release().await.unwrap();
     let writer = writer.await.unwrap();
     assert!(writer.token() > token && writer.is_held());
     let view = one.inspect(KIND, "a").await.unwrap();
     assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
-    // It outlives the window in which a pushed lease is to be claimed.
+    // The lease outlives the claim window of a push.
     writer.renew().await.unwrap();
     assert!(writer.remaining() > Duration::from_secs(9));
     writer.release().await.unwrap();
@@ -169,7 +169,7 @@ pub(crate) async fn failed_upgrade_returns_the_guard(store: Store) {
     let upgradable = upgradable.upgrade_timeout(limit).await.unwrap().unwrap_err();
     assert!(upgradable.is_held() && upgradable.token() == token);
     until(&one, KIND, "a", |view| view.waiters.is_empty()).await;
-    let again = other.rw_lock("a").try_read().await.unwrap().expect("readers come in again");
+    let again = other.rw_lock("a").try_read().await.unwrap().expect("readers are admitted again");
     again.release().await.unwrap();
     reader.release().await.unwrap();
     let writer = upgradable.try_upgrade().await.unwrap().unwrap();
@@ -196,15 +196,15 @@ pub(crate) async fn dropped_upgrade_future_leaves_nothing(store: Store) {
 pub(crate) async fn lost_lease_cannot_be_exchanged(store: Store) {
     let (one, other) = pair(&store).await;
     let lock = one.rw_lock("a");
-    // Taken away, which only the store knows: it says so.
+    // Force-released, which only the store knows.
     let writer = lock.write().await.unwrap();
     other.rw_lock("a").force_release().await.unwrap();
     assert!(writer.downgrade().await.unwrap_err().is_lost());
     let upgradable = lock.upgradable_read().await.unwrap();
     other.rw_lock("a").force_release().await.unwrap();
     assert!(upgradable.upgrade().await.unwrap_err().is_lost());
-    // Run out, which its holder knows by itself.
-    let writer = lock.ttl(Duration::from_millis(200)).auto_renew(false).write().await.unwrap();
+    // Expired, which the holder knows by its own clock.
+    let writer = lock.ttl(Duration::from_secs(1)).auto_renew(false).write().await.unwrap();
     assert_eq!(writer.lost().await, Loss::Expired);
     let next = other.rw_lock("a").write().await.unwrap();
     let error = writer.downgrade().await.unwrap_err();
@@ -220,7 +220,7 @@ pub(crate) async fn lease_lost_during_an_upgrade_ends_the_wait(store: Store) {
     let upgrade = tokio::spawn(upgradable.upgrade());
     until(&one, KIND, "a", |view| view.waiters.len() == 1).await;
     other.rw_lock("a").force_release().await.unwrap();
-    let ended: Result<_, Error> = tokio::time::timeout(SOON, upgrade).await.expect("it ends").unwrap();
+    let ended: Result<_, Error> = tokio::time::timeout(SOON, upgrade).await.expect("the wait ends").unwrap();
     assert!(ended.unwrap_err().is_lost());
     until_free(&one).await;
 }
@@ -228,13 +228,13 @@ pub(crate) async fn lease_lost_during_an_upgrade_ends_the_wait(store: Store) {
 pub(crate) async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Store) {
     let (one, other) = pair(&store).await;
     let living = one.rw_lock("a").read().await.unwrap();
-    let dead = one.rw_lock("a").ttl(Duration::from_millis(400)).auto_renew(false).read().await.unwrap();
+    let dead = one.rw_lock("a").ttl(Duration::from_secs(1)).auto_renew(false).read().await.unwrap();
     let lock = other.rw_lock("a");
     let writer = queue(&one, KIND, "a", async move { lock.write().await }).await;
     living.release().await.unwrap();
     let began = Instant::now();
-    let writer = tokio::time::timeout(SOON, writer).await.expect("it is served").unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
+    let writer = tokio::time::timeout(SOON, writer).await.expect("the writer is granted").unwrap();
+    assert!(began.elapsed() < Duration::from_secs(6), "the writer waited for {:?}", began.elapsed());
     assert!(writer.is_held() && !dead.is_held());
 }
 
@@ -267,7 +267,7 @@ pub(crate) async fn inspect_reports_readers_and_writers(store: Store) {
     assert_eq!(one.mutex("b").inspect().await.unwrap().holders[0].mode, None);
 }
 
-/// How long one more reader takes to come and go.
+/// Duration of one more reader's acquire and release.
 async fn cost_of_a_reader(lock: &RwLock) -> Duration {
     let began = Instant::now();
     lock.read().await.unwrap().release().await.unwrap();
@@ -300,8 +300,8 @@ pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: St
     assert!(full < few * 2, "beside 10 {few:?}, beside {many} {full:?}");
 }
 
-/// Takes and gives back until then, and says how often, and what the longest wait was.
-async fn go_round(lock: RwLock, writes: bool, end: Instant) -> (u32, Duration) {
+/// Acquires and releases until `end`. Returns the number of acquisitions and the longest wait.
+async fn acquire_until(lock: RwLock, writes: bool, end: Instant) -> (u32, Duration) {
     let (mut count, mut longest) = (0, Duration::ZERO);
     while Instant::now() < end {
         let began = Instant::now();
@@ -320,14 +320,14 @@ pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
     for _ in 0..12 {
         locks.push(store.client().await.rw_lock("a"));
     }
-    // It counts from when all are there: to connect may take long on a busy machine.
+    // Starts after all are connected, which may take long on a busy machine.
     let span = Duration::from_secs(if is_long() { 30 } else { 1 });
     let end = Instant::now() + span;
     let mut tasks = Vec::new();
     for (number, lock) in locks.into_iter().enumerate() {
-        // Eight readers and four writers, so that there always are some of each.
+        // Eight readers and four writers, so that both always wait.
         let writes = number % 3 == 0;
-        tasks.push((writes, tokio::spawn(go_round(lock, writes, end))));
+        tasks.push((writes, tokio::spawn(acquire_until(lock, writes, end))));
     }
     let (mut least, mut longest) = (u32::MAX, [Duration::ZERO; 2]);
     for (writes, task) in tasks {
@@ -337,8 +337,8 @@ pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
         *longest = wait.max(*longest);
     }
     println!("in {span:?} the longest wait of a reader was {:?}, of a writer {:?}", longest[0], longest[1]);
-    assert!(longest[0].max(longest[1]) < Duration::from_secs(2), "{longest:?}");
-    assert!(least > 0, "everybody had a turn");
+    assert!(longest[0].max(longest[1]) < Duration::from_secs(5), "{longest:?}");
+    assert!(least > 0, "every client acquired the lock");
 }
 
 pub(crate) async fn blocking_rw_lock_reads_and_writes(store: Store) {

@@ -1,4 +1,4 @@
-//! Permits that holders share.
+//! Semaphores: holders share permits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,7 +47,7 @@ pub(crate) async fn large_semaphore_request_is_not_overtaken_by_a_small_one(stor
     let held = semaphore.acquire(1).await.unwrap();
     let both = other.semaphore("a", 2);
     let waiting = queue(&one, KIND, "a", async move { both.acquire(2).await }).await;
-    assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "one permit is free, and not its turn");
+    assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "one permit is free, but the waiter is first");
     held.release().await.unwrap();
     let both = waiting.await.unwrap();
     assert!(semaphore.try_acquire(1).await.unwrap().is_none());
@@ -78,7 +78,7 @@ pub(crate) async fn release_of_permits_grants_all_waiters_that_fit(store: Store)
 pub(crate) async fn permits_of_dead_holders_expire_separately(store: Store) {
     let (one, other) = pair(&store).await;
     let long = one.semaphore("a", 2).acquire(1).await.unwrap();
-    let short = one.semaphore("a", 2).ttl(Duration::from_millis(300)).auto_renew(false);
+    let short = one.semaphore("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
     let short = short.acquire(1).await.unwrap();
     let next = tokio::time::timeout(SOON, other.semaphore("a", 2).acquire(1)).await.unwrap().unwrap();
     assert!(!short.is_held() && long.is_held() && next.is_held());
@@ -111,7 +111,7 @@ pub(crate) async fn different_semaphore_limits_are_an_error(store: Store) {
     let view = other.inspect(KIND, "a").await.unwrap();
     assert_eq!((view.capacity, view.holders.len(), view.waiters.len()), (3, 1, 0));
     held.release().await.unwrap();
-    assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "nobody uses it any more");
+    assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "the semaphore is unused");
 }
 
 pub(crate) async fn granted_permits_never_exceed_the_limit(store: Store) {
@@ -139,7 +139,7 @@ pub(crate) async fn granted_permits_never_exceed_the_limit(store: Store) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all of them were out at once, and never more");
+    assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all permits were granted at once, and never more");
 }
 
 pub(crate) async fn inspect_reports_permits(store: Store) {

@@ -1,4 +1,4 @@
-//! Several mutexes at once: all of them or none, and no deadlock.
+//! Mutex sets: all of the mutexes or none, without deadlock.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub(crate) async fn mutex_set_is_acquired_together_with_a_token_each(store: Stor
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["b", "c", "a"]).lock().await.unwrap();
     let names: Vec<_> = guard.guards().iter().map(leasehold::Guard::name).collect();
-    assert_eq!(names, ["b", "c", "a"], "in the order in which they were given");
+    assert_eq!(names, ["b", "c", "a"], "in the order of the set");
     for name in ["a", "b", "c"] {
         let view = other.inspect(KIND, name).await.unwrap();
         assert_eq!(guard.token(name), Some(view.holders[0].token));
@@ -61,7 +61,7 @@ pub(crate) async fn busy_mutex_set_holds_no_part(store: Store) {
     let both = set(&other, &["b", "a", "c"]);
     assert!(both.try_lock().await.unwrap().is_none());
     assert!(both.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
-    assert!(one.inspect(KIND, "a").await.unwrap().holders.is_empty(), "it was given back before the answer");
+    assert!(one.inspect(KIND, "a").await.unwrap().holders.is_empty(), "released before the answer");
     assert!(one.inspect(KIND, "c").await.unwrap().holders.is_empty());
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
     held.release().await.unwrap();
@@ -76,7 +76,7 @@ pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(sto
         let next = queue(&one, KIND, taken, async move { mutex.lock().await }).await;
         assert!(set(&other, &["b", "a", "c"]).try_lock().await.unwrap().is_none());
         let in_use: Vec<_> = one.list().await.unwrap().into_iter().map(|lock| lock.name).collect();
-        assert_eq!(in_use, [taken], "nothing is left of the others");
+        assert_eq!(in_use, [taken], "the others are released");
         let view = one.inspect(KIND, taken).await.unwrap();
         assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
         held.release().await.unwrap();
@@ -85,7 +85,7 @@ pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(sto
         next.release().await.unwrap();
     }
     let all = set(&other, &["b", "a", "c"]);
-    store.comes_to_it(async || all.try_lock().await.unwrap().is_some()).await;
+    store.eventually(async || all.try_lock().await.unwrap().is_some()).await;
 }
 
 pub(crate) async fn mutex_sets_in_different_orders_do_not_deadlock(store: Store) {
@@ -122,7 +122,7 @@ pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
             assert!(error.is_invalid() && error.to_string().contains(says), "{error}");
         }
     }
-    assert!(one.list().await.unwrap().is_empty(), "nothing was taken");
+    assert!(one.list().await.unwrap().is_empty(), "nothing was acquired");
 }
 
 pub(crate) async fn losing_one_mutex_of_a_set_ends_the_work(store: Store) {
@@ -146,7 +146,7 @@ pub(crate) async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: 
     let waiting = tokio::spawn(async move { both.lock().await });
     until(&one, KIND, "b", |view| view.waiters.len() == 1).await;
     other.mutex("a").force_release().await.unwrap();
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it ends").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the wait ends").unwrap();
     assert!(ended.unwrap_err().is_lost());
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
 }
@@ -160,8 +160,8 @@ pub(crate) async fn dropped_mutex_set_leaves_nothing(store: Store) {
     let waiting = queue(&one, KIND, "b", async move { both.lock().await }).await;
     assert_eq!(one.inspect(KIND, "a").await.unwrap().holders.len(), 1);
     waiting.abort();
-    // It may be in the midst of a poll, which must not see the release.
-    assert!(waiting.await.is_err(), "it still waited");
+    // A poll may be in progress, which must not see the release.
+    assert!(waiting.await.is_err(), "the task was waiting");
     held.release().await.unwrap();
     until_free(&one, &["a", "b"]).await;
 }
