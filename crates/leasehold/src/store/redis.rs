@@ -66,7 +66,7 @@ const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Looking again costs a server something, and pushes are seldom lost.
-const RHYTHM: PollIntervals =
+const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
@@ -395,7 +395,7 @@ impl Store for Redis {
     }
 
     fn poll_intervals(&self) -> PollIntervals {
-        RHYTHM
+        POLL_INTERVALS
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {

@@ -21,10 +21,10 @@ macro_rules! tests {
 pub(crate) use tests;
 
 const KIND: Kind = Kind::Mutex;
-const PERIOD: Duration = Duration::from_secs(4);
+const PERIOD: Duration = Duration::from_secs(2);
 
 /// The promised distance of two starts, nine tenths of the period, less the difference of clocks that are read one after the other.
-const DISTANCE: Duration = Duration::from_millis(3_600 - 20);
+const DISTANCE: Duration = Duration::from_millis(1_800 - 20);
 
 pub(crate) async fn one_of_many_clients_starts_in_each_period(store: Store) {
     let mut last = None;
@@ -46,7 +46,13 @@ pub(crate) async fn one_of_many_clients_starts_in_each_period(store: Store) {
         let since = last.replace(granted).map(|last| granted - last);
         assert!(since.is_none_or(|since| since > DISTANCE), "{since:?}");
         guard.release().await.unwrap();
-        assert!(observer.once_per("a", PERIOD).start().await.unwrap().is_none(), "the period's work is done");
+        // On a slow machine the period may be over by now, and the next one starts.
+        if let Some(next) = observer.once_per("a", PERIOD).start().await.unwrap() {
+            let started = Duration::from_micros(next.token().get());
+            assert!(started - granted > DISTANCE, "started again within its period");
+            last = Some(started);
+            next.release().await.unwrap();
+        }
         until(&observer, KIND, "a", |view| view.holders.is_empty()).await;
     }
 }
