@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// The holder renews at a third of its ttl, for this long, and everybody else waits.
+    /// The holder renews at a third of its ttl, for this long, and all others wait.
     fn hold_for(&mut self, span: Duration, ttl: Duration) {
         let end = self.now + micros(span);
         while self.now < end {

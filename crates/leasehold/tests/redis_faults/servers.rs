@@ -164,7 +164,7 @@ async fn hang_longer_than_the_ttl_loses_the_lease_before_it_expires() {
         server.signal("CONT");
         let next = timeout(SOON, client.mutex("a").lock()).await.unwrap().unwrap();
         assert!(next.token() > guard.token());
-        let is_in_time = noticed < ttl + Duration::from_millis(500);
+        let is_in_time = noticed < ttl + Duration::from_millis(1_500);
         is_in_time.then_some(()).ok_or_else(|| format!("noticed after {noticed:?}"))
     })
     .await;
@@ -231,7 +231,7 @@ async fn close_after_a_server_crash_returns_within_the_longest_lease() {
     let holder = client_of(&server).await;
     let _held = holder.mutex("a").lock().await.unwrap();
     let client = client_of(&server).await;
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let guard = client.mutex("b").ttl(ttl).lock().await.unwrap();
     let mutex = client.mutex("a").ttl(ttl);
     let waiting = tokio::spawn(async move { mutex.lock().await });
@@ -240,7 +240,7 @@ async fn close_after_a_server_crash_returns_within_the_longest_lease() {
     let began = Instant::now();
     let closing = tokio::spawn(client.close());
     assert!(timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err().is_closed());
-    assert!(began.elapsed() < Duration::from_secs(1), "the wait ended after {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(3), "the wait ended after {:?}", began.elapsed());
     assert!(!guard.is_held());
     let closed = timeout(SOON, closing).await.unwrap().unwrap();
     assert!(closed.unwrap_err().is_unavailable());
