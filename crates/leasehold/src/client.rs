@@ -82,6 +82,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// If the future is dropped early, nothing is left.
+    #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         let caller = runtime::Handle::try_current().ok();
         let shown = format!("redis://{}", redis.get_connection_info().addr());

@@ -33,29 +33,68 @@
 //! | [`Latch`], [`Barrier`] | wait for a number of counts, or for all parties |
 //! | [`fence`] | resources that refuse a holder whose lease has ended |
 //!
-//! The futures run on any executor. [`blocking`] has the same locks for programs without one.
+//! The futures run on any executor. The module `blocking` has the same locks for programs without one.
+//!
+//! # Features
+//!
+//! | | | |
+//! |---|---|---|
+//! | | `memory:` | always there |
+//! | `redis` | `redis:`, `redis+unix:`, `redis-sentinel:`, `redis-cluster:`; [`Client::from_redis_client`] | default |
+//! | `tls` | `rediss:` and `tls=true`, with rustls; implies `redis` | |
+//! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
+//! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
+//! | `blocking` | the module `blocking` | |
+//!
+//! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Some functions serve one store or one face only. A build with all features reports those that none uses.
+#![cfg_attr(not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")), allow(dead_code))]
 
+#[cfg(feature = "blocking")]
 pub mod blocking;
 mod client;
 mod diagnostics;
 mod engine;
 mod error;
-pub mod fence;
 mod guard;
 mod handle;
 mod inspect;
 mod locks;
 mod metadata;
 mod options;
+#[cfg(feature = "redlock")]
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
 mod url;
+
+/// The other half of fencing: resources that remember the highest token they have seen, and refuse lower ones.
+///
+/// A lock alone can't stop a holder that was stopped for longer than its lease and then goes on. A resource can, and two
+/// are here: something in this process, and a file. For what is in a database or an object store, see the examples
+/// `fencing_sql` and `fencing_object`: there it is a condition of the write itself.
+pub mod fence {
+    #[cfg(unix)]
+    mod file;
+    mod in_process;
+
+    use leasehold_core::Token;
+
+    use crate::error::{Error, ErrorKind};
+    #[cfg(unix)]
+    pub use file::FencedFile;
+    pub use in_process::Fence;
+
+    fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
+        let message =
+            format!("{what} was written with token {highest}, and {token} is older: its lease has ended");
+        Error::new(ErrorKind::Stale, message)
+    }
+}
 
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
@@ -74,19 +113,24 @@ pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
+/// The client library that [`Client::from_redis_client`] takes a client of: the only crate whose types this one's public API has.
+/// A new major version of it is therefore a new major version of `leasehold`.
+#[cfg(feature = "redis")]
 pub use redis;
+#[cfg(feature = "redlock")]
 pub use redlock::{Redlock, RedlockBuilder};
 pub use url::SCHEMES;
 
 /// The README's example is a test too.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// Runs the examples in this documentation.
 #[doc(hidden)]
 pub fn doc_test(example: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = pollster::block_on(example) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    if let Err(error) = runtime.expect("a runtime for the example").block_on(example) {
         panic!("{error}");
     }
 }

@@ -27,10 +27,9 @@ pub struct HolderMetadata {
 
 impl HolderMetadata {
     pub(crate) fn this_process() -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        Self { host: Some(host), pid: Some(std::process::id()), program, label: None }
+        Self { host: host_name(), pid: Some(std::process::id()), program, label: None }
     }
 
     pub(crate) fn encode(&self) -> Arc<str> {
@@ -45,6 +44,16 @@ impl HolderMetadata {
             Self { label, ..Self::default() }
         })
     }
+}
+
+#[cfg(unix)]
+fn host_name() -> Option<String> {
+    Some(rustix::system::uname().nodename().to_string_lossy().into_owned())
+}
+
+#[cfg(not(unix))]
+fn host_name() -> Option<String> {
+    std::env::var("COMPUTERNAME").ok()
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 #[cfg(test)]
 mod histories;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
 mod redlock;
+#[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
-
-pub(crate) use self::redis::steps;
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -142,6 +143,7 @@ pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
 }
 
 /// Opens a Redis store from the caller's `redis::Client`.
+#[cfg(feature = "redis")]
 pub(crate) async fn open_own(
     server: &::redis::Client,
     client: ClientId,
@@ -153,6 +155,7 @@ pub(crate) async fn open_own(
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
 /// created; callers' commands may run on it.
+#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
 pub(crate) async fn open(
     url: &StoreUrl,
     client: ClientId,
@@ -165,8 +168,11 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
+        #[cfg(feature = "redlock")]
         StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, client, inbox, caller).await?),
+        #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
+        #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

@@ -1,26 +1,39 @@
 //! What a store's address says. The parts that may be a secret are never kept in what is shown.
 
+#[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
 mod redlock;
 
 use std::fmt;
+#[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind};
 
+#[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
+#[cfg(feature = "redlock")]
 pub(crate) use redlock::RedlockUrl;
 
-/// The schemes that a client can connect to.
+/// The schemes of all stores, including those whose feature is off.
 pub const SCHEMES: &[&str] =
     &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
-    Memory { name: String },
+    Memory {
+        name: String,
+    },
+    #[cfg(feature = "redis")]
     Redis(Box<RedisUrl>),
+    #[cfg(feature = "redlock")]
     Redlock(Box<RedlockUrl>),
-    Sqlite { path: PathBuf, is_durable: bool },
+    #[cfg(all(feature = "sqlite", unix))]
+    Sqlite {
+        path: PathBuf,
+        is_durable: bool,
+    },
 }
 
 impl StoreUrl {
@@ -31,11 +44,15 @@ impl StoreUrl {
         };
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
+            #[cfg(all(feature = "sqlite", unix))]
             "sqlite" => Self::parse_sqlite(rest),
+            #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => {
                 Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
             }
+            #[cfg(feature = "redlock")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            _ if SCHEMES.contains(&scheme) => Err(disabled(scheme)),
             _ if is_scheme(scheme) => {
                 Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
             }
@@ -43,6 +60,7 @@ impl StoreUrl {
         }
     }
 
+    #[cfg(all(feature = "sqlite", unix))]
     fn parse_sqlite(rest: &str) -> Result<Self, Error> {
         let (path, is_durable) = match rest.rsplit_once("?synchronous=") {
             None => (rest, false),
@@ -69,6 +87,7 @@ impl StoreUrl {
     }
 }
 
+#[cfg(feature = "redlock")]
 impl From<RedlockUrl> for StoreUrl {
     fn from(url: RedlockUrl) -> Self {
         Self::Redlock(Box::new(url))
@@ -77,6 +96,24 @@ impl From<RedlockUrl> for StoreUrl {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
+}
+
+/// The error for an address that this build has no store for.
+fn disabled(scheme: &str) -> Error {
+    let feature = match scheme {
+        "sqlite" if !cfg!(unix) => {
+            return Error::new(ErrorKind::Unsupported, "sqlite: needs Unix");
+        }
+        "sqlite" => "sqlite",
+        "rediss" => "tls",
+        "redlock" => "redlock",
+        _ => "redis",
+    };
+    needs_feature(&format!("{scheme}:…"), feature)
+}
+
+pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
 }
 
 fn is_scheme(word: &str) -> bool {
@@ -98,14 +135,17 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory { name } => write!(f, "memory:{name}"),
+            #[cfg(feature = "redis")]
             Self::Redis(url) => url.fmt(f),
+            #[cfg(feature = "redlock")]
             Self::Redlock(url) => url.fmt(f),
+            #[cfg(all(feature = "sqlite", unix))]
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "redlock", feature = "sqlite", feature = "tls"))]
 mod tests {
     use super::*;
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::Kind;
+use leasehold_core::weight::{READER, UPGRADABLE, WRITER};
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -15,12 +16,6 @@ use crate::handle::Handle;
 use crate::inspect::Mode;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
-
-/// The weight of a reader.
-pub const READER: u32 = 1;
-const UPGRADABLE: u32 = 1 << 31;
-/// The weight of a writer, and the lock's capacity.
-pub const WRITER: u32 = u32::MAX;
 
 /// The mode of a holder with this weight.
 pub(crate) fn mode_of(weight: u32) -> Mode {

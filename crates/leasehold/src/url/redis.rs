@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-use super::invalid;
+use super::{invalid, needs_feature};
 use crate::error::Error;
 
 const REDIS_PORT: u16 = 6379;
@@ -188,6 +188,10 @@ impl RedisUrl {
     }
 
     fn checked(self) -> Result<Self, Error> {
+        if self.tls.is_some() && !cfg!(feature = "tls") {
+            let what = if self.shown.starts_with("rediss:") { "rediss:…" } else { "tls=true" };
+            return Err(needs_feature(what, "tls"));
+        }
         if let Some(tls) = &self.tls
             && tls.certificate.is_some() != tls.key.is_some()
         {

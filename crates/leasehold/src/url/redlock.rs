@@ -143,7 +143,7 @@ impl fmt::Display for RedlockUrl {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tls"))]
 mod tests {
     use super::*;
     use crate::url::StoreUrl;

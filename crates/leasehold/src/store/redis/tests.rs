@@ -8,14 +8,16 @@ use leasehold_core::{
     Acquire, Acquisition, Command, Kind, Name, Now, PushKind, Release, Renew, Reply, Resource, StoreTime,
     WaitFor,
 };
+use leasehold_redis_protocol::{
+    Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, keys_of, slot_of,
+};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
 
-use super::codec::{self, Channels, ScriptVariant, VoteArgs};
-use super::keys;
+use super::codec;
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
-use comparison::{Comparison, compare_mutex, keys_of, wall_clock, with_scripts};
+use comparison::{Comparison, compare_mutex, wall_clock, with_scripts};
 
 /// Compares random histories. Each uses new resources, on one server.
 fn compare_histories<H: std::fmt::Debug>(
@@ -192,7 +194,7 @@ fn parking_a_client_has_constant_cost() {
 fn last_token_retention_is_extended_in_time() {
     with_scripts(|runner| {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-        let state = keys_of(&resource).swap_remove(0);
+        let [state, _] = keys_of(&resource);
         let start = StoreTime::ZERO + wall_clock();
         let mut ms_left_after_use = |sequence, minutes: u64| {
             let now = start + Duration::from_secs(60 * minutes);
@@ -219,22 +221,22 @@ fn every_script_variant_reaches_the_waiters_inbox() {
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (client_id(1), client_id(2));
-    let cluster = |channels| ScriptVariant { channels, is_cluster: true, is_voting: false };
+    let cluster = ScriptVariant::Cluster;
     let variants = [
-        (ScriptVariant::SERVER, "SUBSCRIBE"),
+        (ScriptVariant::Server, "SUBSCRIBE"),
         (cluster(Channels::Plain), "SUBSCRIBE"),
         (cluster(Channels::Sharded), "SSUBSCRIBE"),
     ];
     for (number, (variant, subscribe)) in (0..).zip(variants) {
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&format!("a{number}")).unwrap() };
-        let channel = keys::inbox_of(waiter, variant.is_cluster.then(|| keys::slot_of(&resource)));
+        let channel = inbox_of(waiter, variant.is_cluster().then(|| slot_of(&resource)));
         let subscribe = redis::cmd(subscribe).arg(&channel).get_packed_command();
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = variant.encode(&resource, command, VoteArgs::default(), true);
+            let call = codec::command(&variant.encode(&resource, command, VoteArgs::default()), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
-            codec::decode_answer(command, None, &value).unwrap().reply
+            decode_answer(command, None, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {
@@ -252,7 +254,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
             panic!("{message:?}")
         };
         assert_eq!(on, channel.as_bytes());
-        let push = codec::decode_push(pushed).unwrap();
+        let push = decode_push(pushed).unwrap();
         assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{variant:?}: {push:?}");
     }
 }

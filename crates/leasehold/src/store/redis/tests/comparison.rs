@@ -6,37 +6,33 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all};
 use leasehold_core::{
-    Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, Renew, Reply, Resource, StoreTime, Token,
-    View, lua,
+    Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, Renew, Reply, Resource, StoreTime, Token, View,
+};
+use leasehold_redis_protocol::{
+    PLAIN_CHANNELS, Script, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_push, decode_renewals,
+    inbox_of, inbox_prefix, keys_of,
 };
 use redis::{Connection, ConnectionLike as _, PubSub};
 
 use crate::store::histories::{CLIENTS, Step, client_id};
-use crate::store::redis::{codec, keys};
 
 /// The clock of the test starts this far ahead of the server's, so that no key expires during the test.
 const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);
-
-pub(super) fn keys_of(resource: &Resource) -> Vec<String> {
-    let mut keys = Vec::new();
-    keys::each_key(resource, |key| keys.push(key.to_owned()));
-    keys
-}
 
 /// Runs the scripts on a server, with a subscription to the inbox of each client.
 pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// SHA1 hashes of the loaded scripts.
-    scripts: HashMap<lua::Script, String>,
+    scripts: HashMap<Script, String>,
 }
 
 impl<'c> ScriptRunner<'c> {
     pub(super) fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
         let mut runner = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
-        for script in lua::Script::ALL {
+        for script in Script::ALL {
             // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
-            let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+            let channels = format!("{}local INBOX = '{}'\n", PLAIN_CHANNELS, inbox_prefix(None));
             let clock = "local now, floor = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])\n";
             let source = script.text(clock, &channels, "");
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
@@ -50,60 +46,60 @@ impl<'c> ScriptRunner<'c> {
     }
 
     pub(super) fn subscribe(&mut self, client: ClientId) {
-        self.inboxes.subscribe(keys::inbox_of(client, None)).unwrap();
+        self.inboxes.subscribe(inbox_of(client, None)).unwrap();
     }
 
     fn unsubscribe(&mut self, client: ClientId) {
-        self.inboxes.unsubscribe(keys::inbox_of(client, None)).unwrap();
+        self.inboxes.unsubscribe(inbox_of(client, None)).unwrap();
     }
 
     pub(super) fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
         let Now { time: now, floor, .. } = now;
-        let (script, payload) = codec::encode_args(command);
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(payload);
+        let encoded = ScriptVariant::Server.encode(resource, command, VoteArgs::default());
+        let mut call = self.begin(&encoded);
         call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        codec::decode_answer(command, floor, &value)
-            .unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        decode_answer(command, floor, &value)
+            .unwrap_or_else(|error| panic!("{command:?} returned {value:?}: {error}"))
+    }
+
+    /// The call of a script. The time and the floor of the test's clock follow as arguments.
+    fn begin(&self, call: &ScriptCall) -> redis::Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.scripts[&call.script()]).arg(call.keys().len());
+        call.keys().chain(call.args()).for_each(|part| {
+            command.arg(part);
+        });
+        command
     }
 
     pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::AcquireAll]).arg(attempts.len() * keys::KEYS);
-        for (resource, _) in attempts {
-            call.arg(keys_of(resource));
-        }
         let commands: Vec<_> =
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
-        for command in &commands {
-            call.arg(codec::encode_args(command).1);
-        }
+        let resources = attempts.iter().map(|(resource, _)| *resource);
+        let encoded = ScriptVariant::Server.encode_acquire_all(resources.zip(&commands));
+        let mut call = self.begin(&encoded);
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
-        let answer = |(command, value)| codec::decode_answer(command, now.floor, value);
+        let answer = |(command, value)| decode_answer(command, now.floor, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
     /// `None` for a renewal that must be sent alone.
     pub(super) fn renew_all(&mut self, payload: &[(&Resource, Command)], now: Now) -> Vec<Option<Answer>> {
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::RenewAll]).arg(payload.len());
-        for (resource, _) in payload {
-            call.arg(keys::state_key(resource));
-        }
-        let renewals = payload.iter().map(|(_, command)| match command {
-            Command::Renew(renew) => renew,
+        let renewals = payload.iter().map(|(resource, command)| match command {
+            Command::Renew(renew) => (*resource, renew),
             other => panic!("not a renewal: {other:?}"),
         });
-        call.arg(codec::encode_renewal_args(renewals));
+        let renewals: Vec<_> = renewals.collect();
+        let mut call = self.begin(&ScriptVariant::Server.encode_renewals(&renewals, VoteArgs::default()));
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
-        codec::decode_renewals(commands, now.floor, &value)
-            .unwrap_or_else(|| panic!("{payload:?}: {value:?}"))
+        decode_renewals(commands, now.floor, &value)
+            .unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
     }
 
     /// Asserts that no key expires before the leases and waiters that it stores.
@@ -121,7 +117,7 @@ impl<'c> ScriptRunner<'c> {
     /// The next push and its channel.
     fn next_push(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("a push");
-        (message.get_channel_name().to_owned(), codec::decode_push(message.get_payload_bytes()))
+        (message.get_channel_name().to_owned(), decode_push(message.get_payload_bytes()).ok())
     }
 }
 
@@ -233,7 +229,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
     /// A push to an unsubscribed client does not arrive.
     fn expect_pushes(&mut self, pushes: &[Push], command: &impl std::fmt::Debug) {
         for push in pushes.iter().filter(|push| !self.absent.contains(&push.to())) {
-            let expected = (keys::inbox_of(push.to(), None), Some(push.clone()));
+            let expected = (inbox_of(push.to(), None), Some(push.clone()));
             assert_eq!(self.runner.next_push(), expected, "after {command:?}");
         }
     }
@@ -243,7 +239,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
             self.runner.subscribe(client);
         }
         // No further push has arrived: the next message is this one.
-        let inbox = keys::inbox_of(client_id(0), None);
+        let inbox = inbox_of(client_id(0), None);
         let heard: i64 =
             redis::cmd("PUBLISH").arg(&inbox).arg("the end").query(self.runner.commands).unwrap();
         assert_eq!(heard, 1);

@@ -1,9 +1,10 @@
--- The usual cases of `acquire.lua`, before the rules are even read, for an attempt that is nothing special: it is granted at
--- once, or goes to the end of the queue. They do what the rules would.
+-- The fast path of acquire.lua: the attempt is granted at once, or goes to the end of the queue. Does what the rules would do.
 --
--- The state is what was said with a few numbers before it: what costs a script its time is calls, and then texts. For the
--- same reason the keys' expiry, which has to be an hour from now at least, is only set once an hour. (The last token is
--- less than an hour ahead.)
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow.
+--
+-- The state is the attempt's argument with a few numbers before it, because calls cost a script most of its time, and then
+-- strings. For the same reason the keys' expiry, which must be an hour ahead at least, is set once an hour only. (The last
+-- token is less than an hour ahead.)
 
 local form, last, stays = 0, 0, 0
 if raw then form, last, stays = struct.unpack('>Bdd', raw) end

@@ -1,12 +1,15 @@
--- The rules: the twin of `model.rs`, rule by rule and name by name. What they change is kept by `rows.lua`.
+-- The rules: the counterpart of `model.rs`, rule by rule and name by name. `rows.lua` stores what they change.
 --
--- ARGV  1 what the command says, as one text of bytes
--- INBOX is the name of a client's inbox, less its id in hex; NUMSUB and PUBLISH are the commands that reach it. No token
--- below `floor` is given.
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 the arguments of the command
+-- Returns nothing: it defines the functions that the commands use.
 --
--- First time passes, then the speaker's entries come back, then the head of the queue is granted what fits, then the
--- command does what it does; finally the state is stored, and each key that was written gets an expiry that none of its
--- rows outlives.
+-- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. No token below
+-- `floor` is granted.
+--
+-- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
+-- queue is granted what fits, and the command runs. Finally the state is stored, and each key that was written gets an
+-- expiry that none of its rows outlives.
 
 local CLAIM_WINDOW = 3000000
 local FOLLOWERS_APART = 1500000

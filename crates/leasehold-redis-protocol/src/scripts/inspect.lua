@@ -1,9 +1,12 @@
--- Say who holds and who waits, and let time pass.
+-- Lists holders and waiters, after removing what has expired.
 --
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 empty
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time, and
 --       10 capacity, in use, last token, holders, waiters
---          a holder is  acquisition, has owner, owner, weight, token, granted at, expires at, kept, metadata
---          a waiter is  acquisition, weight, since, deadline, passed over, metadata
+--          a holder is  acquisition, has owner, owner, weight, token, granted at, expires at, retained, metadata
+--          a waiter is  acquisition, weight, since, deadline, skipped, metadata
 
 begin(raw)
 grant()

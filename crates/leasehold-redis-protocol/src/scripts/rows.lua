@@ -1,8 +1,8 @@
--- Where the lease table of one resource is kept: the twin of `model/rows.rs`. Dumb: every rule is in `model.lua`.
+-- The storage of one resource's lease table: the counterpart of `model/rows.rs`. Every rule is in `model.lua`.
 --
 -- KEYS  1 state  a string, in one of three forms (see below)
---       2 rows   a sorted set of texts, all with score 0, so that it is a table in the order of its texts. The first
---                byte says what a text is:
+--       2 rows   a sorted set whose scores are all 0: a table in the order of its members. The first byte of a member
+--                says what it is:
 --                l  a further lease, by acquisition
 --                e  such a lease's acquisition, by expiry
 --                o  any lease's acquisition, by named owner and weight
@@ -16,6 +16,9 @@
 --
 -- Times are microseconds of the server's clock, acquisitions are 24 bytes: client and sequence number, the higher bytes
 -- first, so that they sort as the numbers do. So do the numbers in rows, as doubles that are never negative.
+--
+-- ARGV  none
+-- Returns nothing: it defines the functions that model.lua and the commands use.
 --
 -- The state's first byte is its form. 0 (free) and 1 (held) are the usual ones: last token, until when the key stays, end
 -- of the lease, then what the `Acquire` said that took it, or would have: the lease was granted its ttl before its end,

@@ -1,7 +1,9 @@
--- Give back a lease or a place in the queue.
+-- Releases a lease or a queue entry.
 --
--- ARGV  1 'c24': acquisition; where these are not both zero '>I8I8': at least, tombstone
--- Returns the time alone when it is given back; otherwise the time, and
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 'c24': acquisition; unless both are zero '>I8I8': minimum hold, tombstone
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+-- Returns the time alone if it is released; otherwise the time, and
 --       8   not held
 
 local id, at_least, tombstone = string.sub(ARGV[1], 1, 24), 0, 0

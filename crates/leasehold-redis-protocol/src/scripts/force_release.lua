@@ -1,7 +1,10 @@
--- Take the resource away from whoever holds it.
+-- Revokes all leases of the resource.
 --
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 empty
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time, and
---       11 holders   as inspect has them
+--       11 holders   as in inspect.lua
 
 begin(raw)
 grant()

@@ -1,13 +1,13 @@
--- Take several resources in one step: all of them, or none. The twin of `model/together.rs`.
+-- Acquires several resources in one step: all are granted, or none is. The counterpart of `model/acquire_all.rs`.
 --
--- KEYS  the state and the rows of each resource
--- ARGV  for each resource what `acquire.lua` is told, of an attempt that neither waits nor replaces; then what they all
---       need to know
--- Returns for each resource what `acquire.lua` returns.
+-- KEYS  state and rows of each resource, all in one hash slot
+-- ARGV  for each resource the first argument of acquire.lua, of an attempt that neither waits nor replaces; then in a cluster
+--       the inbox name without the client id
+-- Returns for each resource the reply of acquire.lua.
 --
--- `acquire` and `release` are the scripts of those names, as functions. First each attempt steps as if it were alone. At the
--- first that is not granted, what was granted before it in this step is given back, and the others are not asked. So it
--- is when one fails, since a script that ends with an error keeps what it has written; finally that error is the answer.
+-- `acquire` and `release` are the scripts of those names, as functions. Each attempt runs as if it were alone. After the first
+-- one that is not granted, the earlier grants of this step are released, and the later attempts are not made. The same
+-- happens after an error, because a script that ends with an error keeps what it has written; the reply is then that error.
 
 local count = #KEYS / 2
 local replies, is_new = {}, {}

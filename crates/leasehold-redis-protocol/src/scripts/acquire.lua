@@ -1,20 +1,22 @@
--- Take a lease, or a place in the queue for one.
+-- Acquires a lease, or enqueues the attempt.
 --
+-- KEYS  1 state, 2 rows: see rows.lua
 -- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
 --           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
--- Returns the time alone when it is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
+-- Returns the time alone if the lease is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
 --       otherwise the time, and
 --       1 first token, last token, lasts   granted
 --       2 is head (0, 1), look again at    queued
 --       3                                  busy
---       4                                  cancelled: it was given back before
+--       4                                  cancelled: the attempt was released before
 --       5                                  the queue is full
---       6 1 capacity                       refused: the weight is none or too much
+--       6 1 capacity                       refused: the weight is zero or too large
 --       6 2 capacity in use                refused: another capacity is in use
---       6 3 weight held                    refused: it holds with less weight, and may not wait for more
+--       6 3 weight held                    refused: the owner holds with less weight, and may not wait for more
 --       6 4 0                              refused: the lease to replace is not held
--- and whether it had been heard of before, which is for whoever calls this as a function.
+-- As a function it also returns whether the attempt was known before.
 
 local said = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces

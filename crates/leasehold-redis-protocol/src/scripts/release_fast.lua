@@ -1,6 +1,9 @@
--- The usual cases of `release.lua`, before the rules are even read, for a command that says nothing but its acquisition: it
--- is held by nobody else, and nobody waits; or nobody can have it yet; or the first in the queue are there, and take what is
--- free. They do what the rules would. (A lease that has not ended in form 1 was granted less than an hour ago, so its token still has to be remembered.)
+-- The fast path of release.lua, for an argument that is the acquisition alone: there is one lease and no waiter; or the first
+-- waiter does not fit yet; or the first waiters are subscribed, and get what becomes free. Does what the rules would do.
+--
+-- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow.
+--
+-- A lease that has not expired in form 1 was granted less than an hour ago, so its token must still be remembered.
 
 if raw then
   local form, _, _, ends, id = struct.unpack('>Bdddc24', raw)

@@ -1,9 +1,12 @@
--- Keep a lease, or claim a pushed one.
+-- Extends a lease, or claims a pushed one.
 --
+-- KEYS  1 state, 2 rows: see rows.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
--- Returns the time alone when it runs on for that ttl, nobody waits and no tokens were asked for; otherwise the time, and
---       7 lasts, wanted (0, 1), first token, last token   it runs on; the tokens are 0 where none were asked for
---       8                                                 not held
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+-- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
+--       the time, and
+--       7 lasts, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested
+--       8                                                    not held
 
 may_exceed_memory = true
 begin(raw)

@@ -1,9 +1,11 @@
--- The usual case of `renew.lua`, before the rules are even read: the lease is the one in the state, nothing has expired,
--- nobody is passed over, nothing is asked of tokens, and the clock was not set back since the grant. It does what the rules would, in place.
+-- The fast path of renew.lua: the lease is the one in the state, nothing has expired, no waiter is skipped, no tokens are
+-- requested, and the clock was not set back since the grant. Does what the rules would do, in place.
 --
--- `state` is the key, and `id`, `ttl` and `reserve` are what the command says.
+-- KEYS  `state` is the key, and `raw` its content
+-- ARGV  `id`, `ttl` and `reserve` are the command's
+-- Returns what renew.lua returns; without a reply the rules follow.
 --
--- In a usual form the lease ends within an hour of its grant, so the key stays for long enough.
+-- In forms 0 and 1 the lease ends within an hour of its grant, so the key stays long enough.
 
 if raw and reserve == 0 then
   local ends = now + ttl

@@ -1,11 +1,12 @@
--- Keep several leases of one client, of which nothing is asked but that they run on.
+-- Extends several leases of one client, on the fast path only.
 --
 -- KEYS  the state of each resource
 -- ARGV  1 'c16': client; then '>I8I8' for each resource: sequence number, ttl
--- Returns the time alone when that is what `renew.lua` returns for each; otherwise a list of what it returns for each, with
--- false for those that have to be asked for alone.
+--       2 on a quorum node: see floor.lua
+-- Returns the time alone if renew.lua would return it for each; otherwise a list of the replies of renew.lua, with false for a
+--       lease that must be renewed by itself.
 --
--- `renew` is `renew_fast.lua` as a function: for anything else the rules have to be read, with the rows.
+-- `renew` is renew_fast.lua as a function. Any other case needs the rules and the rows.
 
 local client, replies, is_usual = string.sub(ARGV[1], 1, 16), {}, true
 
