@@ -32,7 +32,7 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 fn acquire(acquisition: Acquisition, wait: bool) -> Command {
     Command::from(Acquire {
         wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 100 }),
-        metadata: Arc::from("somebody"),
+        metadata: Arc::from("metadata"),
         ..Acquire::exclusive(acquisition, TTL)
     })
 }
@@ -223,18 +223,19 @@ fn file_that_forgets_a_row_fails_the_check() {
 
 // --- Against bad files ---------------------------------------------------------------------------
 
-struct Nobody;
+/// Ignores all pushes.
+struct IgnoredInbox;
 
-impl Inbox for Nobody {
+impl Inbox for IgnoredInbox {
     fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
     fn deliver(&self, _push: Push) {}
 }
 
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
-    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
     let opened = Sqlite::open(path, false, ClientId::new(client), Arc::downgrade(&inbox));
-    // It lives as long as the process, which is long enough for a test.
+    // It lives as long as the process.
     std::mem::forget(inbox);
     opened
 }
