@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::inspect::{print_json, printable, store_line};
+use crate::inspect::{print_json, store_line};
 use crate::store::Store;
+use crate::text::printable;
 
 pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
     let client = store.connect_quietly().await?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 use leasehold::{HolderInfo, Kind, LockInfo, Token};
 
 use crate::exit::Stop;
-use crate::inspect::printable;
 use crate::lock::Lock;
 use crate::process::is_ancestor;
+use crate::text::printable;
 
 /// The tokens of all enclosing runs, the outermost first. A token identifies a grant; a name would leave the store and the kind
 /// open.

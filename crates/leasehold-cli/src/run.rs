@@ -12,7 +12,6 @@ use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
-use crate::inspect::printable;
 use crate::lock::Lock;
 use crate::nested;
 use crate::output::{self, message};
@@ -20,6 +19,7 @@ use crate::progress;
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::supervise::Supervision;
+use crate::text::printable;
 
 /// The longest grace unless one is asked for.
 const GRACE: Duration = Duration::from_secs(5);
