@@ -6,8 +6,6 @@ use core::fmt;
 use core::ops::Add;
 use core::time::Duration;
 
-use crate::token::Token;
-
 macro_rules! microseconds {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -74,29 +72,6 @@ microseconds! {
 
 fn whole_micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// The store's clocks when it runs a command.
-///
-/// On Redis both are the server's `TIME`. The embedded stores use the boot clock for leases, because it cannot be set, and the
-/// wall clock for tokens, because it continues after a reboot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Now {
-    /// For expiries.
-    pub time: StoreTime,
-    /// For tokens: microseconds since 1970.
-    pub wall: StoreTime,
-    /// On a quorum node: what the other nodes may have granted. No token below it is granted, and a renewal raises the lease's
-    /// token and the last token to it.
-    pub floor: Option<Token>,
-}
-
-impl Now {
-    /// The time of a store with one clock for both.
-    #[must_use]
-    pub const fn same(time: StoreTime) -> Self {
-        Self { time, wall: time, floor: None }
-    }
 }
 
 /// Safety margin for `span`, because the clocks of client and store run at different speeds and timers fire late: 1 % and

@@ -13,8 +13,9 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::engine::driver;
+use crate::engine::manual::ManualClock;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
@@ -27,7 +28,6 @@ use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::metadata::HolderMetadata;
 use crate::store::{self, Inbox, Store};
 use crate::url::StoreUrl;
 
@@ -167,12 +167,24 @@ impl Client {
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
+    /// A client of a clock that a test moves. It has no thread.
+    pub(crate) fn with_manual_clock(
+        clock: &Arc<ManualClock>,
+        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn Store>,
+    ) -> Result<Self, Error> {
+        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
+        let inbox: Arc<dyn Inbox> = session.clone();
+        let store = open(session.id, Arc::downgrade(&inbox));
+        driver::start_manual(clock, session.clone(), store.clone());
+        Ok(Self { handle: Arc::new(Handle::new(session, store, "memory:".to_owned())) })
+    }
+
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn Store>, Error>>,
     {
-        let session = Arc::new(Session::new(random_id()?));
+        let session = Arc::new(Session::new(random_id()?, Clock::System));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
@@ -183,9 +195,7 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let metadata = HolderMetadata::this_process();
-        let encoded_metadata = metadata.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, metadata, encoded_metadata }) })
+        Ok(Self { handle: Arc::new(Handle::new(session, store, url)) })
     }
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
@@ -393,7 +403,7 @@ impl Client {
     ///
     /// The client is closed at the first poll. Dropping the future only ends the wait.
     pub async fn close(self) -> Result<(), Error> {
-        self.handle.session.close(clock::local());
+        self.handle.session.close(self.handle.now());
         self.closed().await
     }
 
@@ -416,8 +426,8 @@ impl Client {
     /// As [`Self::close`].
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         let session = &self.handle.session;
-        session.close(clock::local());
-        let mut limit = pin!(Sleep::until(session, clock::local() + limit));
+        session.close(session.now());
+        let mut limit = pin!(Sleep::until(session, session.now() + limit));
         let mut closed = pin!(self.closed());
         poll_fn(|context| match closed.as_mut().poll(context) {
             Poll::Ready(closed) => Poll::Ready(closed),

@@ -214,3 +214,13 @@ impl StdError for Error {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
+
+/// An error about what this build leaves out.
+pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
+}
+
+/// An error about what the caller has passed.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
+}

@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::connect::{self, Credentials};
-use super::connections::Connections;
-use super::endpoint::{Endpoint, EndpointConfig, ReconnectHandler, Target};
+use super::connections::{Connections, ReconnectHandler};
+use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::error::{explain, store_error};
 use super::slot_map::{self, SlotMap, SlotRange};
 use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};

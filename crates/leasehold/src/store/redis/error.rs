@@ -255,3 +255,19 @@ fn explain_certificate(text: &str) -> String {
     };
     what.to_owned()
 }
+
+/// The error of a command whose runtime has ended.
+pub(crate) fn runtime_ended() -> StoreError {
+    StoreError {
+        failure: Failure::Unknown,
+        message: "the runtime that the command was sent from has ended".to_owned(),
+    }
+}
+
+pub(super) fn slot_unassigned() -> StoreError {
+    StoreError {
+        failure: Failure::NotSent,
+        message: "no node has the lock's hash slot: the cluster is down, or not all of it is there yet"
+            .to_owned(),
+    }
+}

@@ -4,8 +4,6 @@
 //! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
 //! write of this connection.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
 use redis::aio::MultiplexedConnection;
@@ -16,10 +14,8 @@ use super::codec;
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
+use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use crate::store::StoreError;
-
-/// Max time for the replicas to acknowledge.
-pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Runs calls, and fails those that too few replicas acknowledge.
 pub(super) async fn run(
@@ -134,6 +130,3 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
         ),
     }
 }
-
-/// Max time for a reply over the replica connection.
-pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(super::ANSWER_TIMEOUT);

@@ -9,7 +9,7 @@ use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
 use super::{Quorum, answer};
 use crate::engine::clock;
-use crate::store::{CallResult, StoreError};
+use crate::store::{CallResult, StoreError, missing_response};
 
 impl Quorum {
     /// Renews several leases, with one batch per node.
@@ -52,7 +52,7 @@ impl Quorum {
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::handle::missing_response),
+                Some(_) => answers.next().unwrap_or_else(missing_response),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()

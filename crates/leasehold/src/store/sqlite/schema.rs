@@ -11,7 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_TIMEOUT, checkpoint, doctor, files};
+use super::{BUSY_TIMEOUT, checkpoint, files};
 use crate::error::{Error, ErrorKind};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -359,7 +359,7 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
 /// the shared memory that is still in place speaks of that.
 fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
     let is_unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
-    let strays = if is_unreadable { doctor::find_strays(path) } else { Vec::new() };
+    let strays = if is_unreadable { files::find_strays(path) } else { Vec::new() };
     if strays.is_empty() {
         return explain(error);
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, TOKEN_RETENTION, sweep};
-use leasehold_core::{Kind, Name, Now, Resource, StoreTime};
+use leasehold_core::{Kind, Name, Now, Resource};
 use rusqlite::{Connection, params};
 
 use super::rows::SqliteRows;
@@ -14,11 +14,6 @@ const BATCH: u32 = 256;
 
 /// Min time until a row that is kept is visited again; the max is [`TOKEN_RETENTION`].
 const SOONEST: Duration = Duration::from_secs(60);
-
-/// First visit of a row that is inserted now.
-pub(super) fn first_visit(wall: StoreTime) -> StoreTime {
-    wall + TOKEN_RETENTION
-}
 
 impl Shared {
     /// Sweeps up to this many resources whose visit is due, within the open transaction.

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold_redis_protocol::ScriptVariant;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ConnectionInfo, FromRedisValue, RedisError, Value};
+use redis::{ConnectionInfo, RedisError, Value};
 
 use super::super::connect;
 use super::super::error::explain;
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
+use super::query::{ask, info_by, median};
 use crate::url::Host;
 
 /// The settings that matter to locks. Each is queried by name, because all settings together include secrets.
@@ -198,29 +199,6 @@ async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedCon
     connect::open(info, is_resp2, &connect::config()).await
 }
 
-pub(super) fn command(words: &[&str]) -> Cmd {
-    let mut command = Cmd::new();
-    command.arg(words);
-    command
-}
-
-pub(super) async fn ask<T: FromRedisValue>(
-    connection: &mut MultiplexedConnection,
-    words: &[&str],
-) -> Result<T, RedisError> {
-    command(words).query_async(connection).await
-}
-
-/// The lines `name:value` of an answer.
-pub(super) async fn info_by(
-    connection: &mut MultiplexedConnection,
-    words: &[&str],
-) -> HashMap<String, String> {
-    let text: String = ask(connection, words).await.unwrap_or_default();
-    let pair = |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    text.lines().filter_map(pair).collect()
-}
-
 async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, String> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
@@ -247,11 +225,6 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> Result<Duration, 
         spans.push(began.elapsed());
     }
     Ok(median(&mut spans))
-}
-
-pub(super) fn median(spans: &mut [Duration]) -> Duration {
-    spans.sort_unstable();
-    spans.get(spans.len() / 2).copied().unwrap_or_default()
 }
 
 /// The reading with the shortest way is the most exact one.

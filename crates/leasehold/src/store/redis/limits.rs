@@ -1,0 +1,35 @@
+//! How long things may take, and how often they are done.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use crate::store::PollIntervals;
+
+/// Max time for a reply. Whether an unanswered command took effect is unknown.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Max time to connect.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Min time between two refreshes of a cluster's slot map.
+pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(200);
+
+/// The same while no node answers.
+pub(super) const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
+
+/// Refresh interval without a reason, on clusters whose nodes do not tell subscribers that they have lost a slot.
+pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Long intervals, because re-checks cost the server work and pushes are seldom lost.
+pub(super) const POLL_INTERVALS: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
+
+/// Backoff between failed connection attempts.
+pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =
+    Duration::from_millis(50)..=Duration::from_secs(2);
+
+/// Max time for the replicas to acknowledge.
+pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Max time for a reply over the replica connection.
+pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(ANSWER_TIMEOUT);

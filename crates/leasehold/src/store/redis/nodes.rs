@@ -1,0 +1,33 @@
+//! Where commands go: one server, or the nodes of a cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::ClientId;
+use leasehold_redis_protocol::ScriptVariant;
+use tokio::runtime::Handle;
+
+use super::cluster::Cluster;
+use super::endpoint::Endpoint;
+
+/// Settings of a quorum node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Voting {
+    /// How long the node abstains after it may have lost leases: the maximum ttl in use.
+    pub(crate) abstains_for: Option<Duration>,
+}
+
+/// Where commands go.
+pub(super) enum Nodes {
+    Server {
+        endpoint: Endpoint,
+        /// Where several vote, and this is one of them.
+        voting: Option<Voting>,
+    },
+    Cluster {
+        cluster: Arc<Cluster>,
+        variant: ScriptVariant,
+        client: ClientId,
+        runtime: Handle,
+    },
+}
