@@ -44,6 +44,16 @@ use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, Sto
 /// When a call that moves the clock returns, the store and its clients have done everything that was due. Futures that were
 /// woken by it run when the test's executor next polls them: await something, or move the clock in several steps, where a
 /// task has to act before the next thing is due.
+///
+/// ```
+/// # use std::time::Duration;
+/// # leasehold::doc_test(async {
+/// let store = leasehold::testing::TestStore::new();
+/// let guard = store.client()?.mutex("orders").ttl(Duration::from_secs(10)).lock().await?;
+/// store.advance(Duration::from_secs(60)); // renewed at its times
+/// assert!(guard.is_held());
+/// # Ok(()) });
+/// ```
 #[derive(Clone)]
 pub struct TestStore {
     clock: Arc<ManualClock>,
@@ -60,6 +70,11 @@ struct Network {
 
 impl TestStore {
     /// A store without locks, at a time that only [`Self::advance`] and [`Self::suspend`] move.
+    ///
+    /// ```
+    /// let store = leasehold::testing::TestStore::new();
+    /// assert!(store.elapsed().is_zero());
+    /// ```
     #[must_use]
     pub fn new() -> Self {
         let clock = Arc::new(ManualClock::new());
@@ -100,6 +115,16 @@ impl TestStore {
 
     /// Moves the clock by this much. On the way it stops wherever something is due: renewals, expiries, timeouts and retries
     /// happen at their time and in their order.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # leasehold::doc_test(async {
+    /// let store = leasehold::testing::TestStore::new();
+    /// let guard = store.client()?.mutex("orders").ttl(Duration::from_secs(10)).lock().await?;
+    /// store.advance(Duration::from_secs(60)); // renewed at its times
+    /// assert!(guard.is_held());
+    /// # Ok(()) });
+    /// ```
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }
@@ -121,6 +146,17 @@ impl TestStore {
 
     /// Whether commands and notifications get through. While they don't, commands fail with `is_unavailable`, renewals among
     /// them, and leases are lost when their time is over. When they do again, clients ask at once what they have missed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # leasehold::doc_test(async {
+    /// let store = leasehold::testing::TestStore::new();
+    /// let guard = store.client()?.mutex("orders").ttl(Duration::from_secs(10)).lock().await?;
+    /// store.set_reachable(false);
+    /// store.advance(Duration::from_secs(10)); // no renewal succeeds
+    /// assert!(!guard.is_held());
+    /// # Ok(()) });
+    /// ```
     pub fn set_reachable(&self, is_reachable: bool) {
         if !self.network.is_down.swap(!is_reachable, Ordering::SeqCst) || !is_reachable {
             return;
@@ -131,7 +167,14 @@ impl TestStore {
         }
     }
 
-    /// How much the clock was moved since the store was made.
+    /// How much the clock was moved since the store was created.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let store = leasehold::testing::TestStore::new();
+    /// store.advance(Duration::from_secs(3));
+    /// assert_eq!(store.elapsed(), Duration::from_secs(3));
+    /// ```
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.clock.now().since(self.started)

@@ -57,6 +57,8 @@ where
                     if report(Ok(store.clone())) {
                         drive(&session, &*store, timer).await;
                     }
+                    // A client that is closed removes what its store has outside of this process, such as a pipe.
+                    drop(store);
                     session.driver_gone();
                 }
             }

@@ -113,9 +113,9 @@ pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
     for (set, says) in [
         (set(&one, &["a", "b", "a"]), "mutex \"a\" on "),
         (set(&one, &["a", "b", "a"]), "twice"),
-        (set(&one, &[]), "no mutexes"),
+        (set(&one, &[]), "no mutex"),
         (set(&one, &["a", ""]), "can't be empty"),
-        (mixed, "another client"),
+        (mixed, "its client is not that"),
         (MutexSet::new([one.mutex("a"), one.mutex("b").ttl(Duration::ZERO)]), "ttl"),
     ] {
         for error in [set.lock().await.unwrap_err(), set.try_lock().await.unwrap_err()] {
