@@ -206,7 +206,7 @@ pub(crate) struct Args {
     ///   redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
     ///   redis-cluster://HOST,HOST           a cluster
     ///   redlock://HOST,HOST,HOST            several servers that vote
-    ///   memory:                             this process alone: excludes nobody
+    ///   memory:                             this process alone: excludes no other process
     #[arg(
         long,
         verbatim_doc_comment,

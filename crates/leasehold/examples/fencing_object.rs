@@ -23,11 +23,11 @@ struct Store(Mutex<Object>);
 
 impl Store {
     fn get(&self) -> Object {
-        self.0.lock().expect("nobody panics").clone()
+        self.0.lock().expect("no writer panics").clone()
     }
 
     fn put_if_match(&self, version: u64, fence: u64, body: &str) -> bool {
-        let mut object = self.0.lock().expect("nobody panics");
+        let mut object = self.0.lock().expect("no writer panics");
         let matches = object.version == version;
         if matches {
             *object = Object { version: version + 1, fence, body: body.to_owned() };
@@ -36,7 +36,7 @@ impl Store {
     }
 }
 
-/// Whether it was written. If not, somebody with a newer lease was here before.
+/// Whether it was written. If not, a holder with a newer lease has written before.
 fn write(store: &Store, body: &str, token: Token) -> bool {
     loop {
         let object = store.get();

@@ -14,7 +14,7 @@ use rusqlite::{Connection, params};
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 trait Database {
-    /// Whether the row was changed. If not, somebody with a newer lease was here before.
+    /// Whether the row was changed. If not, a holder with a newer lease has changed it before.
     fn write(&self, body: &str, token: Token) -> Outcome<bool>;
 
     fn read(&self) -> Outcome<String>;

@@ -11,7 +11,7 @@ pub(crate) fn main() -> Result<(), Error> {
         assert!(prices.try_write().await?.is_none());
         one.release().await?;
 
-        // Beside readers it sees whether there is something to do. Nobody else can write until it has decided.
+        // Beside readers it sees whether there is something to do. No other client can write until it has decided.
         let looking = prices.upgradable_read().await?;
         other.release().await?;
         let writer = looking.upgrade().await?;

@@ -19,7 +19,7 @@ pub(crate) fn main() -> Result<(), Error> {
         let client = Client::connect("memory:").await?;
         transfer(&client.reentrant_mutex("account:7", "request-93ab")).await?;
 
-        // Who is somebody else can't give it back.
+        // Another owner can't release it.
         let held = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
         let error = client.reentrant_mutex("account:7", "request-c001").release_all().await.unwrap_err();
         assert!(error.is_not_owner());

@@ -387,7 +387,7 @@ mod tests {
         assert!(last > Some(token_of(&unnamed, &acquire(0)).last), "other stores have tokens of their own");
     }
 
-    /// Nobody has it, so it is granted.
+    /// The resource is free, so it is granted.
     fn token_of(store: &Memory, acquire: &Command) -> TokenRange {
         match store.try_call_inline(&resource("a"), acquire) {
             Some(Ok(Answer { reply: Reply::Granted(grant), .. })) => grant.tokens,

@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(found(&[1]), Some(1));
         assert_eq!(found(&[1, 2, 2]), Some(2));
         assert_eq!(found(&[2, 1, 2, 1, 1]), Some(1));
-        assert_eq!(found(&[1, 2]), None, "a tie names nobody");
+        assert_eq!(found(&[1, 2]), None, "a tie names no master");
         assert_eq!(found(&[1, 1, 2, 2, 3]), None);
         assert_eq!(found(&[]), None);
         assert_eq!(

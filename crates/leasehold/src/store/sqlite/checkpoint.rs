@@ -76,7 +76,7 @@ mod tests {
         };
         grow();
         drop(come());
-        assert!(is_large(&path), "for so little nobody waits");
+        assert!(is_large(&path), "a small log is left alone");
         grow();
         grow();
         drop(come());
