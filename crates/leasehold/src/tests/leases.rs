@@ -1,5 +1,7 @@
 //! Leases without renewal, leases with a minimum hold, and closing the client.
 
+use leasehold_testkit::wait_until;
+
 use super::*;
 use crate::MutexSet;
 use crate::guard::Guard;
@@ -39,7 +41,7 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     assert!(poll_once(next.as_mut()).is_pending());
     block_on(guard.release()).unwrap();
     let mut is_handed_on = false;
-    until("the lease is handed on or retained", || {
+    wait_until("the lease is handed on or retained", || {
         is_handed_on = poll_once(next.as_mut()).is_ready();
         is_handed_on || stage.view().holders.iter().any(|holder| holder.retained)
     });
@@ -121,7 +123,7 @@ fn close_over(
     let began = Instant::now();
     let closed = thread::scope(|scope| {
         let closed = scope.spawn(|| close(client));
-        until("the client is closed", || stage.client.handle.session.is_closed());
+        wait_until("the client is closed", || stage.client.handle.session.is_closed());
         let began = Instant::now();
         for waiting in waiting {
             assert!(block_on(waiting).unwrap_err().is_closed());
@@ -132,14 +134,6 @@ fn close_over(
         closed.join().unwrap()
     });
     (closed, began.elapsed())
-}
-
-fn until(what: &str, mut is_true: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !is_true() {
-        assert!(Instant::now() < give_up, "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -169,7 +163,7 @@ fn close_ignores_releases_that_failed_before_it() {
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
     stage.becomes(Fate::NeverDone);
     drop(guard);
-    until("the release was given up", || stage.client.is_settled());
+    wait_until("the release was given up", || stage.client.is_settled());
     stage.answers_again();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     block_on(stage.client.clone().close()).unwrap();

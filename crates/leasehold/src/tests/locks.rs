@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::MutexSet;
+use crate::testing::TestStore;
 use leasehold_core::Push;
+use leasehold_testkit::wait_until;
 
 /// Ignores all pushes.
 struct IgnoredInbox;
@@ -10,14 +12,6 @@ struct IgnoredInbox;
 impl Inbox for IgnoredInbox {
     fn deliver(&self, _push: Push) {}
     fn reconnected(&self, _concerns: &dyn Fn(&Resource) -> bool) {}
-}
-
-fn until(what: &str, mut is_true: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !is_true() {
-        assert!(Instant::now() < give_up, "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -44,19 +38,20 @@ fn timed_out_upgrade_returns_only_a_held_guard() {
 
 #[test]
 fn max_hold_counts_through_a_waiting_upgrade() {
-    let stage = Stage::of(Kind::ReadWrite);
-    let hold = Duration::from_secs(6);
-    let lock = stage.client.rw_lock("a").max_hold(hold);
-    let began = Instant::now();
+    let store = TestStore::new();
+    let (client, other) = (store.client().unwrap(), store.client().unwrap());
+    let lock = client.rw_lock("a").max_hold(Duration::from_secs(6));
     let guard = block_on(lock.upgradable_read()).unwrap();
-    stage.other_takes(u32::MAX, 1);
-    let mut future = Box::pin(guard.upgrade());
-    assert!(poll_once(future.as_mut()).is_pending());
-    thread::sleep(Duration::from_secs(1));
-    stage.other_gives_it_back();
-    let guard = block_on(future).unwrap();
-    let ends = began.elapsed() + guard.remaining();
-    assert!(ends <= hold + Duration::from_millis(50), "the hold of {hold:?} ends after {ends:?}");
+    let reader = block_on(other.rw_lock("a").read()).unwrap();
+    let mut upgrade = Box::pin(guard.upgrade());
+    assert!(poll_once(upgrade.as_mut()).is_pending());
+    store.advance(Duration::from_secs(1));
+    block_on(reader.release()).unwrap();
+    let guard = block_on(upgrade).unwrap();
+    store.advance(Duration::from_millis(4_500));
+    assert!(guard.is_held(), "the hold ended early, after {:?}", store.elapsed());
+    store.advance(Duration::from_millis(600));
+    assert!(!guard.is_held(), "held for {:?}", store.elapsed());
 }
 
 #[test]
@@ -81,10 +76,10 @@ fn latch_count_retried_after_an_error_is_counted() {
     let mut future = Box::pin(latch.count_down_as("w"));
     assert!(poll_once(future.as_mut()).is_pending());
     drop(future);
-    until("the release is sent", || stage.store.script.lock().unwrap().is_empty());
+    wait_until("the release is sent", || stage.store.script.lock().unwrap().is_empty());
     let left = block_on(latch.count_down_as("w")).unwrap();
     assert_eq!(left, 1, "the caller learns that it was counted");
-    until("the client settles", || stage.client.is_settled());
+    wait_until("the client settles", || stage.client.is_settled());
     assert_eq!(block_on(latch.remaining()).unwrap(), 1, "the count remains");
 }
 
@@ -97,7 +92,7 @@ fn opened_latch_stays_open() {
     assert!(poll_once(future.as_mut()).is_pending());
     let was_open = block_on(latch.remaining()).unwrap() == 0;
     drop(future);
-    until("the client settles", || stage.client.is_settled());
+    wait_until("the client settles", || stage.client.is_settled());
     let is_open = block_on(latch.remaining()).unwrap() == 0;
     assert_eq!(was_open, is_open, "an opened latch was closed again");
 }
@@ -196,7 +191,7 @@ fn retried_mutex_set_that_finds_a_part_taken_holds_nothing() {
     stage.script(&[Fate::CommandLost]);
     stage.other_takes_it();
     assert!(block_on(set.try_lock()).unwrap().is_none());
-    until("the client settles", || stage.client.is_settled());
+    wait_until("the client settles", || stage.client.is_settled());
     assert!(block_on(stage.client.mutex("b").inspect()).unwrap().holders.is_empty());
     stage.assert_nothing_is_left("a part of a set");
 }
@@ -270,7 +265,7 @@ fn party_that_departs_too_late_has_passed() {
     assert!(poll_once(future.as_mut()).is_pending());
     // The answer to its last poll is in flight while the other party arrives.
     stage.script(&[Fate::Later]);
-    until("the party polls", || {
+    wait_until("the party polls", || {
         assert!(poll_once(future.as_mut()).is_pending());
         stage.store.script.lock().unwrap().is_empty()
     });

@@ -296,7 +296,7 @@ impl WorkerThread {
         }
     }
 
-    /// Delivers pushes in the middle of a long job.
+    /// Runs the renewals and releases that were submitted during a long job.
     fn run_jobs_of_holders(&mut self) {
         loop {
             let Some((until, job)) = self.queue.jobs().of_holders.pop_front() else { return };
