@@ -32,7 +32,7 @@ pub(super) async fn handshake(
         && layout != LAYOUT.as_bytes()
     {
         let message = format!(
-            "programs with a version of leasehold that keeps its keys in another options (layout {}, here {LAYOUT}) use this \
+            "programs with a version of leasehold that keeps its keys in another layout (layout {}, here {LAYOUT}) use this \
              server, and would not see our locks: use the same version everywhere. When none of them runs any more, \
              delete the key {LAYOUT_KEY}",
             String::from_utf8_lossy(layout)
