@@ -126,11 +126,7 @@ impl Client {
     /// is dropped before that, the keys expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
-        handle
-            .store
-            .diagnose()
-            .await
-            .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
+        handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
     /// Whether the store keeps nothing for this client, as far as it knows.
@@ -215,9 +211,7 @@ impl Client {
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         let resources = handle.store.list().await;
-        let resources = resources.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message))
-        })?;
+        let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
         let mut views = Vec::new();
         for resource in resources {
             let view = handle.inspect(resource).await?;

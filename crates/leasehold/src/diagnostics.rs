@@ -5,7 +5,8 @@
 use std::fmt;
 
 /// The result of [`Client::diagnose`](crate::Client::diagnose).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
     /// The parts of the store: its servers, its file, and the whole that they form.
@@ -22,7 +23,8 @@ impl Diagnosis {
 }
 
 /// One part of a store: a server, the Sentinels, a cluster, a file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Component {
     /// Its name or address.
@@ -35,6 +37,7 @@ pub struct Component {
 
 /// An observed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Fact {
     /// What was observed.
@@ -45,6 +48,7 @@ pub struct Fact {
 
 /// What one or more facts mean for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
     /// The check's id, one of [`FINDING_IDS`]. It is stable across versions, and independent of the server and the severity.
@@ -61,6 +65,8 @@ pub struct Finding {
 
 /// The severity of a finding. The most severe is the smallest, so that it sorts first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Severity {
     /// One lock can get two holders, or locks are unavailable.

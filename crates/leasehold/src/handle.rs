@@ -41,7 +41,7 @@ impl Handle {
                 .pop()
                 .unwrap_or_else(missing_response),
         };
-        answered.map_err(|error| self.unavailable(&resource, &error.message))
+        answered.map_err(|error| self.store_error(&resource, &error))
     }
 
     pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
@@ -72,6 +72,11 @@ impl Handle {
         self.error(ErrorKind::Unavailable, resource, message)
     }
 
+    /// A command failed without a reply.
+    pub(crate) fn store_error(&self, resource: &Resource, error: &StoreError) -> Error {
+        Error::from_store(format_args!("{resource} on {}", self.url), error)
+    }
+
     pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
         self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
     }
@@ -88,7 +93,7 @@ impl Handle {
 /// The result of a command that the store left out of its response, which violates the `Store` contract.
 pub(crate) fn missing_response() -> store::CallResult {
     let message = "the store sent no response".to_owned();
-    Err(StoreError { failure: leasehold_core::Failure::Unknown, message })
+    Err(StoreError::new(leasehold_core::Failure::Unknown, message))
 }
 
 /// The resource of this kind and name, if the name is valid.

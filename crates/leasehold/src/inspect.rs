@@ -9,10 +9,15 @@ use crate::locks::rw::mode_of;
 use crate::metadata::HolderMetadata;
 
 /// The holders and waiters of a lock at one moment of the store's clock.
-#[derive(Clone, Debug)]
+///
+/// With the feature `serde` it can be serialized, with the field names and units of `leasehold show --json`: durations are
+/// in milliseconds, and their names end with `_ms`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// Its kind.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::text"))]
     pub kind: Kind,
     /// Its name.
     pub name: String,
@@ -22,6 +27,7 @@ pub struct LockInfo {
     /// The weight of the holders; for a barrier, how many parties have arrived.
     pub in_use: u32,
     /// The last token that was granted, if the store still knows it.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::optional_token"))]
     pub last_token: Option<Token>,
     /// Ordered by token.
     pub holders: Vec<HolderInfo>,
@@ -32,12 +38,14 @@ pub struct LockInfo {
 }
 
 /// One holder of a lock.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderInfo {
     /// The random id of the client.
     pub client: String,
     /// The token of its grant.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::token"))]
     pub token: Token,
     /// Its share of the capacity: the permits of a semaphore.
     pub weight: u32,
@@ -46,8 +54,10 @@ pub struct HolderInfo {
     /// The named owner, if any.
     pub owner: Option<String>,
     /// How long it has held the lock.
+    #[cfg_attr(feature = "serde", serde(rename = "held_for_ms", serialize_with = "views::millis"))]
     pub held_for: Duration,
     /// When the lease expires unless it is renewed.
+    #[cfg_attr(feature = "serde", serde(rename = "expires_in_ms", serialize_with = "views::millis"))]
     pub expires_in: Duration,
     /// The holder has released the lock, and the store retains it until `expires_in` has passed.
     pub retained: bool,
@@ -56,11 +66,13 @@ pub struct HolderInfo {
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,
     /// The attempt that was granted.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) acquisition: Acquisition,
 }
 
 /// One waiter for a lock.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WaiterInfo {
     /// The random id of the client.
@@ -72,6 +84,7 @@ pub struct WaiterInfo {
     /// The mode that it requests of a read-write lock.
     pub mode: Option<Mode>,
     /// How long it has waited.
+    #[cfg_attr(feature = "serde", serde(rename = "waiting_for_ms", serialize_with = "views::millis"))]
     pub waiting_for: Duration,
     /// The waiter did not respond when the lock was free for it. It keeps its position, but is skipped until it responds.
     pub skipped: bool,
@@ -81,13 +94,46 @@ pub struct WaiterInfo {
     pub is_own: bool,
 }
 
+/// How views are serialized.
+#[cfg(feature = "serde")]
+mod views {
+    use std::fmt::Display;
+    use std::time::Duration;
+
+    use leasehold_core::Token;
+    use serde::Serializer;
+
+    pub(super) fn text<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn token<S: Serializer>(token: &Token, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(token.get())
+    }
+
+    #[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+    pub(super) fn optional_token<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
+        match token {
+            None => to.serialize_none(),
+            Some(token) => to.serialize_some(&token.get()),
+        }
+    }
+
+    pub(super) fn millis<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
 /// The mode in which a read-write lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Mode {
     /// Shared.
     Read,
     /// Shared, and upgradable to exclusive.
+    #[cfg_attr(feature = "serde", serde(rename = "upgradable"))]
     UpgradableRead,
     /// Exclusive.
     Write,

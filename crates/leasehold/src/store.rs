@@ -9,6 +9,7 @@ mod sqlite;
 
 pub(crate) use self::redis::steps;
 
+use std::error::Error as StdError;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Kind, Name, Pu
 use tokio::runtime::Handle;
 
 use crate::diagnostics::Diagnosis;
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::url::StoreUrl;
 
 /// A command failed without a reply.
@@ -25,8 +26,20 @@ use crate::url::StoreUrl;
 pub(crate) struct StoreError {
     /// Whether the command may have taken effect.
     pub(crate) failure: Failure,
-    /// The cause, without the store's address.
+    /// What happened and what to do, without the store's address.
     pub(crate) message: String,
+    /// The error of the driver or of the system, if there is one.
+    pub(crate) cause: Option<Cause>,
+}
+
+impl StoreError {
+    pub(crate) fn new(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), cause: None }
+    }
+
+    pub(crate) fn caused_by(self, cause: impl StdError + Send + Sync + 'static) -> Self {
+        Self { cause: Some(Arc::new(cause)), ..self }
+    }
 }
 
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.

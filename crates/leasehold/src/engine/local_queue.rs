@@ -18,6 +18,7 @@ use leasehold_core::{
 use super::entry::Entry;
 use super::session::{AttemptEnd, Request, Session};
 use super::table::{Effects, Table};
+use crate::store::StoreError;
 
 /// What a queue's tasks ask the store for. Tasks with equal keys share a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,7 +145,7 @@ impl LocalQueue {
     }
 
     /// Ends every task's wait with the outcome of the queue's attempt.
-    fn end_waits(&mut self, outcome: Outcome, last_error: Option<&String>, effects: &mut Effects) {
+    fn end_waits(&mut self, outcome: Outcome, last_error: Option<&StoreError>, effects: &mut Effects) {
         self.state = QueueState::Idle;
         for (number, waker) in std::mem::take(&mut self.waiting) {
             self.ended.insert(number, (outcome, last_error.cloned()));

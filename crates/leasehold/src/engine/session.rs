@@ -22,8 +22,7 @@ use super::clock;
 use super::entry::{Entry, LogEvent, ReleaseOutcome, RenewalError};
 use super::table::{DueWork, Effects, Table};
 use super::watch::Watch;
-use crate::store::CallResult;
-use crate::store::Inbox;
+use crate::store::{CallResult, Inbox, StoreError};
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
@@ -48,7 +47,7 @@ pub(crate) struct Request {
 pub(crate) struct Closed;
 
 /// How an attempt ended, and the store's last error if there was one.
-pub(crate) type AttemptEnd = (Outcome, Option<String>);
+pub(crate) type AttemptEnd = (Outcome, Option<StoreError>);
 
 impl Session {
     pub(crate) fn new(id: ClientId) -> Self {

@@ -78,7 +78,7 @@ impl Lock {
             }
             Some(WaitOutcome::Ended((outcome, last_error))) => {
                 waiting.is_over = true;
-                Err(self.failed(resource, outcome, last_error.as_deref()))
+                Err(self.failed(resource, outcome, last_error.as_ref()))
             }
             None => self.time_out(resource, waiting).await,
         }
@@ -163,7 +163,7 @@ impl QueuedTask<'_> {
             (CancelledWait::LeaseInUse | CancelledWait::AttemptContinues, Some((request, _))) => {
                 // The other tasks need the response, which this task no longer polls for: the driver asks again.
                 let message = "the task that sent the request was cancelled".to_owned();
-                let lost = Err(StoreError { failure: Failure::Unknown, message });
+                let lost = Err(StoreError::new(Failure::Unknown, message));
                 self.handle.session.handle_response(&request, clock::local(), &lost);
             }
             (CancelledWait::LeaseInUse | CancelledWait::AttemptContinues, None) => {}

@@ -263,7 +263,7 @@ fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
 }
 
 fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{store}: {}", error.message))
+    Error::from_store(store, error)
 }
 
 /// What every way to open a store begins and ends with.
@@ -424,18 +424,14 @@ impl Drop for Redis {
 }
 
 fn runtime_ended() -> StoreError {
-    StoreError {
-        failure: Failure::Unknown,
-        message: "the runtime that the command was sent from has ended".to_owned(),
-    }
+    StoreError::new(Failure::Unknown, "the runtime that the command was sent from has ended")
 }
 
 fn slot_unassigned() -> StoreError {
-    StoreError {
-        failure: Failure::NotSent,
-        message: "no node has the lock's hash slot: the cluster is down, or not all of it is there yet"
-            .to_owned(),
-    }
+    StoreError::new(
+        Failure::NotSent,
+        "no node has the lock's hash slot: the cluster is down, or not all of it is there yet",
+    )
 }
 
 #[cfg(test)]

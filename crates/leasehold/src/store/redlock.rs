@@ -355,7 +355,7 @@ impl Store for Redlock {
         let (quorum, count) = (self.quorum.clone(), batch.len());
         let ended = move || {
             let message = "the runtime that the command was sent from has ended".to_owned();
-            vec![Err(StoreError { failure: Failure::Unknown, message }); count]
+            vec![Err(StoreError::new(Failure::Unknown, message)); count]
         };
         // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
         let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
@@ -366,7 +366,7 @@ impl Store for Redlock {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
+            Err(StoreError::new(Failure::Unknown, message))
         })
     }
 
@@ -409,7 +409,7 @@ impl Store for Redlock {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
             let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError { failure: Failure::Unknown, message })
+            Err(StoreError::new(Failure::Unknown, message))
         })
     }
 

@@ -99,6 +99,7 @@ impl Sqlite {
         let (path, connection) = schema::prepare(path, is_durable)?;
         let failed = |what: &str, error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
+                .with_source(error)
         };
         let files =
             Files::identify(&path).map_err(|error| failed("it went away while it was opened", error))?;
@@ -223,7 +224,8 @@ impl Store for Sqlite {
             .name("leasehold-doctor".to_owned())
             .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
         Box::pin(async move {
-            started.map_err(|error| not_sent(format!("no thread could be started: {error}")))?;
+            started
+                .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
             told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))
         })
     }
@@ -241,13 +243,13 @@ enum TransactionError {
 impl TransactionError {
     fn into_error(self) -> StoreError {
         match self {
-            Self::Busy => StoreError {
-                failure: Failure::Busy,
-                message: format!(
+            Self::Busy => StoreError::new(
+                Failure::Busy,
+                format!(
                     "another process has kept the file busy for {BUSY_TIMEOUT:?}: is one of its users stopped?"
                 ),
-            },
-            Self::Gone => StoreError { failure: Failure::Gone, message: files::GONE.to_owned() },
+            ),
+            Self::Gone => StoreError::new(Failure::Gone, files::GONE),
             Self::Failed(error) => error,
         }
     }
@@ -339,7 +341,7 @@ impl Shared {
             }
             Ok(answers)
         });
-        let answers = stepped.map_err(|error| TransactionError::Failed(not_sent(schema::explain(&error))))?;
+        let answers = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
         transaction.commit()?;
         self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok((answers, pending))
@@ -350,13 +352,14 @@ impl Shared {
         connection: &'c Connection,
         until: Instant,
     ) -> Result<Transaction<'c>, TransactionError> {
-        let failed = |what: String| TransactionError::Failed(not_sent(what));
         let mut pause = Duration::from_micros(20);
         loop {
             let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
             match begun {
                 Ok(_) => break,
-                Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
+                Err(error) if !schema::is_busy(&error) => {
+                    return Err(TransactionError::Failed(schema::not_done(error)));
+                }
                 Err(_) if Instant::now() >= until => return Err(TransactionError::Busy),
                 // Another's transaction takes some ten microseconds, unless it takes very long.
                 Err(_) => {
@@ -419,7 +422,7 @@ impl Transaction<'_> {
             // A full disk is found out before anything counts. What else fails here may or may not have been written.
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
             let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
-            TransactionError::Failed(StoreError { failure, message })
+            TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
         })
     }
 }
@@ -435,7 +438,7 @@ impl Drop for Transaction<'_> {
 }
 
 fn not_sent(message: impl Into<String>) -> StoreError {
-    StoreError { failure: Failure::NotSent, message: message.into() }
+    StoreError::new(Failure::NotSent, message)
 }
 
 #[cfg(test)]

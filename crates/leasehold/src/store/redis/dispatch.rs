@@ -121,7 +121,8 @@ async fn run_on(
     if connections.is_closed() {
         // A reply may have been assigned to the wrong command.
         for answer in &mut answers {
-            *answer = Err(CallError::ConnectionLost(lost()));
+            let cause = answer.as_ref().err().and_then(|error| StoreError::from(error.clone()).cause);
+            *answer = Err(CallError::ConnectionLost(lost(cause)));
         }
     }
     if answers.iter().any(is_lost) {
@@ -425,8 +426,5 @@ impl ClusterBatch<'_> {
 }
 
 fn redirect_loop() -> StoreError {
-    StoreError {
-        failure: Failure::Busy,
-        message: "the cluster's nodes redirect in a loop: try again soon".to_owned(),
-    }
+    StoreError::new(Failure::Busy, "the cluster's nodes redirect in a loop: try again soon")
 }

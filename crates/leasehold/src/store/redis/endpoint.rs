@@ -185,7 +185,7 @@ fn closed_at_once(address: AddressState) -> String {
 }
 
 fn not_sent(message: String) -> StoreError {
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }
 
 /// Task that keeps an endpoint connected.
@@ -337,7 +337,7 @@ impl Reconnector {
                     self.is_resp2 = true;
                 }
                 Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
-                    return Err(not_sent(closed_at_once(address)));
+                    return Err(not_sent(closed_at_once(address)).caused_by(error));
                 }
                 Err(error) => return Err(address.store_error(&error)),
             }

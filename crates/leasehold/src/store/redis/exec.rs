@@ -223,10 +223,10 @@ pub(super) fn read(
 }
 
 fn unexpected_reply() -> CallError {
-    CallError::Failed(StoreError {
-        failure: Failure::Unknown,
-        message: "the server answered what no script of this version answers".to_owned(),
-    })
+    CallError::Failed(StoreError::new(
+        Failure::Unknown,
+        "the server answered what no script of this version answers",
+    ))
 }
 
 /// Every resource stored on this server.

@@ -30,12 +30,12 @@ pub(super) async fn run(
     // Whoever makes the connection holds up all others that need it, so they wait no longer than for an answer over it.
     let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
         let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
-        let error = StoreError { failure: Failure::NotSent, message };
+        let error = StoreError::new(Failure::NotSent, message);
         return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
     };
     match replica_conn {
         // Nothing was sent, but whoever tries again is to find the right server.
-        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost()))).collect(),
+        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
         Ok(Some(connection)) => {
             let each = calls.iter().map(|call| one(connection.clone(), options, replicas, call));
             let answers = join_all(each).await;
@@ -115,21 +115,21 @@ async fn pipeline(
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
     match claim.reply {
         Reply::Renewed { valid_for, .. } => Ok(Grant { valid_for, ..grant }),
-        _ => Err(CallError::Failed(StoreError {
-            failure: Failure::NotDurable,
-            message: "the lease was taken away before the replicas had it".to_owned(),
-        })),
+        _ => Err(CallError::Failed(StoreError::new(
+            Failure::NotDurable,
+            "the lease was taken away before the replicas had it",
+        ))),
     }
 }
 
 fn too_few(reached: i64, replicas: u32) -> StoreError {
-    StoreError {
-        failure: Failure::NotDurable,
-        message: format!(
+    StoreError::new(
+        Failure::NotDurable,
+        format!(
             "only {reached} of the {replicas} replicas that were asked for had it within {REPLICA_TIMEOUT:?}, so it does not \
              count: check the server's replicas, or ask for fewer"
         ),
-    }
+    )
 }
 
 /// What the durable connection's answers may take.

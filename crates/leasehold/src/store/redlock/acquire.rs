@@ -121,10 +121,7 @@ impl Quorum {
                 if !retries_now {
                     return match verdict {
                         Verdict::Busy => answer(now, Reply::Busy),
-                        _ => Err(StoreError {
-                            failure: Failure::NotSent,
-                            message: self.split_failure(&round, &node_errors),
-                        }),
+                        _ => Err(StoreError::new(Failure::NotSent, self.split_failure(&round, &node_errors))),
                     };
                 }
                 sleep(backoff(known.tries)).await;
@@ -145,7 +142,7 @@ impl Quorum {
                     }
                     _ => self.quorum_failure(&round, &node_errors),
                 };
-                Err(StoreError { failure: Failure::NotSent, message })
+                Err(StoreError::new(Failure::NotSent, message))
             }
         }
     }
@@ -230,7 +227,7 @@ impl Quorum {
             return answer(clock::local(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
-        Err(StoreError { failure: Failure::Unknown, message })
+        Err(StoreError::new(Failure::Unknown, message))
     }
 
     /// Gives back a try that failed, at all nodes that may have granted it. Those that did are waited for, since whoever
@@ -366,7 +363,7 @@ fn is_partial(round: &Round) -> bool {
 fn far_ahead() -> StoreError {
     let message =
         format!("does not vote, since its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }
 
 fn is_unknown(answered: &CallResult) -> bool {

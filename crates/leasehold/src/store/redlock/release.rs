@@ -58,7 +58,7 @@ impl Quorum {
             // Nodes that did not answer are told again until the lease is over there.
             Tally::Unknown => {
                 let message = self.release_failure(&replies);
-                Err(StoreError { failure: Failure::Unknown, message })
+                Err(StoreError::new(Failure::Unknown, message))
             }
         }
     }
