@@ -290,7 +290,7 @@ fn ticks(pid: u32) -> u64 {
     [11, 12].iter().filter_map(|index| fields.get(*index)?.parse::<u64>().ok()).sum()
 }
 
-/// What ten thousand held leases cost that nobody touches.
+/// The cost of 10,000 idle leases.
 fn idle() {
     const LEASES: usize = 10_000;
     const SPAN: Duration = Duration::from_secs(20);

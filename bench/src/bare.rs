@@ -1,4 +1,4 @@
-//! The same work without a lock library: what ours is compared with.
+//! The same work without a lock library, for comparison.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 
-/// A connection as the client library makes it, but for its patience: this machine may pause for longer than half a second.
+/// A connection with the client library's defaults, except for a longer timeout: a virtual machine may pause for more than 0.5 s.
 ///
 /// # Panics
 ///
-/// When it can't be had.
+/// If the connection fails.
 pub async fn connection(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).expect("an address");
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     client.get_multiplexed_async_connection_with_config(&config).await.expect("connects")
 }
 
-/// What says whose it is.
+/// The token.
 const VALUE: &str = "7a1f9c52b0d34e68";
 
-/// What most libraries do: SET NX PX with a token, and a script that compares and deletes.
+/// The commands of most libraries: SET NX PX with a token, and a script that compares and deletes.
 #[derive(Clone)]
 pub struct Bare {
     connection: MultiplexedConnection,
@@ -28,7 +28,7 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Over this connection.
+    /// Uses this connection.
     #[must_use]
     pub fn new(connection: MultiplexedConnection) -> Self {
         let delete = redis::Script::new(
@@ -37,11 +37,11 @@ impl Bare {
         Self { connection, delete: delete.into() }
     }
 
-    /// One lock and its release.
+    /// Locks and releases once.
     ///
     /// # Panics
     ///
-    /// When the server answers anything else than it should.
+    /// If the server sends an unexpected reply.
     pub async fn pair(&mut self, name: &str) {
         self.take(name).await.expect("it is free");
         self.give(name).await.expect("it is held");
@@ -51,7 +51,7 @@ impl Bare {
     ///
     /// # Errors
     ///
-    /// When somebody else has it, or the server does not answer.
+    /// The lock is held, or the server does not reply.
     pub async fn take(&mut self, name: &str) -> redis::RedisResult<()> {
         let mut set = redis::cmd("SET");
         set.arg(name).arg(VALUE).arg("NX").arg("PX").arg(10_000);
@@ -63,11 +63,11 @@ impl Bare {
     ///
     /// # Errors
     ///
-    /// When the server does not answer.
+    /// If the server does not reply.
     ///
     /// # Panics
     ///
-    /// When it was not held.
+    /// If the lock was not held.
     pub async fn give(&mut self, name: &str) -> redis::RedisResult<()> {
         let deleted = self.delete.key(name).arg(VALUE).invoke_async::<i64>(&mut self.connection).await?;
         assert_eq!(deleted, 1);
@@ -75,18 +75,18 @@ impl Bare {
     }
 }
 
-/// Two PINGs: the least that a lock and a release can cost.
+/// Two PINGs: the lower bound of a lock and a release.
 ///
 /// # Panics
 ///
-/// When the server does not answer.
+/// If the server does not reply.
 pub async fn two_pings(connection: &mut MultiplexedConnection) {
     for _ in 0..2 {
         let _: String = redis::cmd("PING").query_async(connection).await.expect("answers");
     }
 }
 
-/// Numbers every unlock: one whose number was used before is taken for a repetition, and does nothing.
+/// The number of the next unlock. The script treats a number that was used before as a repetition, and does nothing.
 static UNLOCKS: AtomicU64 = AtomicU64::new(0);
 
 /// What Redisson 3.52 sends for its reentrant lock: a hash that counts per owner, a message when it becomes free, and a
@@ -99,7 +99,7 @@ pub struct Hash {
 }
 
 impl Hash {
-    /// Over this connection.
+    /// Uses this connection.
     #[must_use]
     pub fn new(connection: MultiplexedConnection) -> Self {
         let lock = redis::Script::new(
@@ -128,11 +128,11 @@ impl Hash {
         Self { connection, lock: lock.into(), unlock: unlock.into() }
     }
 
-    /// One lock and its release.
+    /// Locks and releases once.
     ///
     /// # Panics
     ///
-    /// When the server answers anything else than it should.
+    /// If the server sends an unexpected reply.
     pub async fn pair(&mut self, name: &str) {
         let owner = "285475da-9152-4c83-822a-67ee2f116a79:52";
         let lock = self.lock.key(name).arg(30_000).arg(owner).invoke_async(&mut self.connection).await;

@@ -1,7 +1,7 @@
-//! The comparison: the same work, by every library, side by side in one run.
+//! The comparison: every library does the same work, side by side in one run.
 //!
-//! Everybody works in a process of its own (`bench/peers/README.md` says how), on servers of its own, in turn: one row, the
-//! next row, and when all had their round, again. Ratios within one run are what counts; the machine's own speed is watched.
+//! Every library has a process (`bench/peers/README.md` has the protocol) and servers of its own. In each round all rows run one
+//! after the other. Only ratios within one run count; a calibration monitors the machine's speed.
 
 pub mod calibration;
 pub mod catalog;
@@ -26,20 +26,20 @@ use calibration::Calibration;
 use results::{Cell, Presence, Results};
 use scenarios::{Scale, Scenario};
 
-/// What to compare.
+/// The options of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A first look, within minutes.
+    /// Short rounds: minutes instead of an hour.
     pub is_quick: bool,
-    /// Only these scenarios; all if none is named.
+    /// The scenarios. Empty: all.
     pub scenarios: Vec<Scenario>,
-    /// Only these programs; all if none is named.
+    /// The programs. Empty: all.
     pub programs: Vec<String>,
-    /// Where the results go.
+    /// The file for the results.
     pub output: PathBuf,
 }
 
-/// Where results go unless told otherwise: a look at some of it does not cost those of an hour.
+/// The default file for the results. A part of the comparison has a file of its own and does not overwrite a complete run.
 #[must_use]
 pub fn output(is_whole: bool) -> PathBuf {
     process::built().with_file_name("bench").join(if is_whole { "run.json" } else { "part.json" })
@@ -58,18 +58,18 @@ const ALL: [Scenario; 10] = [
     Scenario::I,
 ];
 
-/// A run on its way.
+/// A run in progress.
 pub struct Bench {
     options: Options,
     calibration: Calibration,
     results: Results,
     began: Instant,
-    /// What was spent on runs that were thrown away.
+    /// Time spent on discarded runs.
     repeated: Duration,
     shows_progress: bool,
 }
 
-/// Compares, and returns what was found, which is also in a file by then.
+/// Runs the comparison. Returns the results, which are also in the file.
 #[must_use]
 pub fn run(options: Options, shows_progress: bool) -> Results {
     let machine = machine::look();
@@ -109,14 +109,14 @@ impl Bench {
         self.results.peers.insert(program.to_owned(), Presence::There(hello.clone()));
     }
 
-    /// Not even one of its processes could be started and connected. It may be there in other groups.
+    /// No process of this peer could be started and connected. The peer may be present in other groups.
     fn is_missing(&mut self, program: &str, why: &str) {
         let missing = Presence::Missing { missing: why.to_owned() };
         self.results.peers.entry(program.to_owned()).or_insert(missing);
     }
 
-    /// Repeating may take a tenth of the time, and half as much of a short one: it helps against a hiccup, and not on a machine
-    /// that is busy all along.
+    /// Limits repeated runs to a tenth of the elapsed time, or half of it in a short run. Repetition helps against a short disturbance, not
+    /// on a machine that is always busy.
     fn may_repeat(&mut self, span: Duration) -> bool {
         let part = if self.options.is_quick { 20 } else { 10 };
         let may = self.repeated + span < self.began.elapsed() / part;
@@ -124,7 +124,7 @@ impl Bench {
         may
     }
 
-    /// Writes down what a cell found at once, so that whoever interrupts a long run loses little.
+    /// Writes the results after each cell, so that an interrupted run loses little.
     fn found(&mut self, cell: Cell) {
         self.results.cells.push(cell);
         self.results.minutes = self.began.elapsed().as_secs_f64() / 60.0;

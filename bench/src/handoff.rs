@@ -1,4 +1,4 @@
-//! From the release in one process to the critical section in another that waited; and what waiting costs.
+//! Hand-off from a release in one process to the critical section in another, and the cost of waiting.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,19 +19,19 @@ use crate::server_cost::server_seconds;
 use crate::{median, runtime};
 
 const ROUNDS: usize = 301;
-/// Between two rounds, so that both processes sleep when one begins.
+/// Pause between two rounds, so that both processes sleep when a round begins.
 const REST: Duration = Duration::from_millis(1);
 const NAME: &str = "bench:handoff";
 const CHANNEL: &str = "bench:handoff:bare";
 const ACQUISITIONS: u32 = 2_000;
-/// Long enough for each waiter to look at least twice.
+/// Long enough for each waiter to re-check at least twice.
 const WATCHED: Duration = Duration::from_secs(60);
 
 /// `handoff`.
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn run(report: &mut Report) {
     let server = Server::on_port();
     runtime().block_on(between_processes(report, &server.url()));
@@ -88,11 +88,11 @@ impl Drop for Peer {
     }
 }
 
-/// What the other process does: on each order it waits for the lock, or for a message, and says when it had it.
+/// The second process: on each order it waits for the lock or for a message, and reports the time at which it arrived.
 ///
 /// # Panics
 ///
-/// When the server answers anything else than it should.
+/// If the server sends an unexpected reply.
 pub fn peer(url: &str) {
     let (order, mut orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -171,7 +171,7 @@ async fn between_processes(report: &mut Report, url: &str) {
 
 // --- Many clients --------------------------------------------------------------------------------
 
-/// What clients have sent. Scripts call other commands than these.
+/// Commands sent by clients. Scripts call other commands than these.
 pub(crate) fn sent(server: &Server) -> f64 {
     const OF_CLIENTS: [&str; 4] = ["evalsha", "eval", "ping", "subscribe"];
     let stats: String = server.query(&["INFO", "commandstats"]).expect("answers");
@@ -249,7 +249,7 @@ async fn waiting(report: &mut Report, server: &Server) {
     }
 }
 
-/// Many locks for each of which two wait: the first looks when the lease ends, the second a little later.
+/// Many locks with two waiters each: the first re-checks when the lease expires, the second a little later.
 async fn waiting_for_many(report: &mut Report, server: &Server) {
     const LOCKS: usize = 500;
     let connect = async || Client::connect(&server.url()).await.expect("connects");

@@ -1,6 +1,5 @@
-//! Measuring in turn: what is compared runs interleaved, round by round, in one process, since this is the only
-//! comparison that a noisy machine allows. Figures are medians over the rounds, ratios are medians of each round's
-//! ratio.
+//! Interleaved measurement: contestants run in turn, round by round, in one process, since only this is comparable on a noisy
+//! machine. Figures are medians over the rounds; ratios are medians of the ratios within each round.
 
 pub mod bare;
 pub mod compare;
@@ -17,16 +16,16 @@ pub mod server_cost;
 
 use std::time::{Duration, Instant};
 
-/// Something whose cost is measured.
+/// A workload to measure.
 pub struct Contestant<'a> {
     name: &'a str,
     work: Box<dyn FnMut() + 'a>,
-    /// How many are done in one call.
+    /// Number of operations per call.
     count: u32,
 }
 
 impl<'a> Contestant<'a> {
-    /// Calls `work`, which does `count` of them, once in each round.
+    /// Calls `work`, which performs `count` operations, once in each round.
     pub fn new(name: &'a str, count: u32, work: impl FnMut() + 'a) -> Self {
         Self { name, work: Box::new(work), count }
     }
@@ -38,17 +37,17 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// What came out of a contest.
+/// The result of an interleaved measurement.
 pub struct Result {
-    /// Seconds each, in the order of the contestants.
+    /// Seconds per operation, in the order of the contestants.
     pub seconds: Vec<f64>,
-    /// Against the first contestant.
+    /// Ratios to the first contestant.
     pub ratios: Vec<f64>,
 }
 
-/// Runs the contestants in turn, and prints what each costs and its ratio to the first.
+/// Runs the contestants in turn, and prints the cost of each and its ratio to the first.
 pub fn compare(title: &str, rounds: u32, mut contestants: Vec<Contestant<'_>>) -> Result {
-    // The first round warms up, and does not count.
+    // The first round is a warm-up and does not count.
     for contestant in &mut contestants {
         contestant.round();
     }
@@ -69,20 +68,20 @@ pub fn compare(title: &str, rounds: u32, mut contestants: Vec<Contestant<'_>>) -
     Result { seconds, ratios }
 }
 
-/// Prints whether a promise is kept.
+/// Prints whether a measurement is within its limit.
 pub fn bar(promise: &str, measured: f64, limit: f64) {
     let verdict = if measured <= limit { "kept" } else { "MISSED" };
     println!("  -> {promise}: {measured:.3} of at most {limit}: {verdict}");
 }
 
-/// The middle one.
+/// The median.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The value that this share of them does not exceed.
+/// The value that this share of the values does not exceed.
 #[must_use]
 pub fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -91,7 +90,7 @@ pub fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// A time as people read it.
+/// A time as text, with a suitable unit.
 #[must_use]
 pub fn show(seconds: f64) -> String {
     match seconds {
@@ -102,18 +101,18 @@ pub fn show(seconds: f64) -> String {
     }
 }
 
-/// The processor time that this process has used.
+/// CPU time of this process.
 #[must_use]
 pub fn processor_time() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(used.tv_sec.unsigned_abs(), u32::try_from(used.tv_nsec).unwrap_or(0))
 }
 
-/// A runtime as a program with one busy thread would have it.
+/// A single-threaded runtime.
 ///
 /// # Panics
 ///
-/// When the system gives none.
+/// If the system provides none.
 #[must_use]
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")

@@ -1,4 +1,4 @@
-//! Tasks of one client that hand a lease on among themselves, and how fair that is to other clients.
+//! Local hand-off among the tasks of one client, and its fairness to other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,18 +20,18 @@ const EACH: u32 = 500;
 /// One after the other.
 const PAIRS: u32 = 500;
 const ROUNDS: u32 = 15;
-/// How often the other client takes its turn.
+/// Number of acquisitions by the other client.
 const TURNS: u32 = 50;
 const CLIENTS: u32 = 16;
 const HOLD: Duration = Duration::from_millis(1);
-/// A turn once somebody waits, as the mutex documents it, with the hold that it may end in and the way to the next one.
+/// Maximum time of a lease among local tasks once another client waits, plus the hold that ends it and the hand-off.
 const BOUND: Duration = Duration::from_millis(10 + 2 + 1);
 
 /// `local`.
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should, or a token does not rise.
+/// If a server does not start or sends an unexpected reply, or a token does not increase.
 pub fn run(report: &mut Report) {
     let server = Server::on_port();
     runtime().block_on(async {
@@ -41,7 +41,7 @@ pub fn run(report: &mut Report) {
     });
 }
 
-/// What a line costs whoever stands in it alone.
+/// The cost of the local queue for a single task.
 async fn uncontended(report: &mut Report, server: &Server) {
     let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
     let (strict, mutex) = (&mutex.clone().global_fifo(), &mutex);
@@ -50,17 +50,19 @@ async fn uncontended(report: &mut Report, server: &Server) {
             Mutex::lock(mutex).await.expect("it is free").release().await.expect("is given back");
         }
     };
-    let mut racers =
-        [Racer::new("strictly", move || pairs(strict)), Racer::new("in a line", move || pairs(mutex))];
+    let mut racers = [
+        Racer::new("mutex, global FIFO", move || pairs(strict)),
+        Racer::new("mutex, local hand-off", move || pairs(mutex)),
+    ];
     let used = race(ROUNDS, &mut racers, &wall()).await;
     report.title(&format!("lock + release, one after the other ({ROUNDS} rounds of {PAIRS})"));
     for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
         report.time(racer.name, time / f64::from(PAIRS), ratio(&used, index, 0));
     }
-    report.at_most("in a line against strictly", ratio(&used, 1, 0), 1.05);
+    report.at_most("local hand-off against global FIFO", ratio(&used, 1, 0), 1.05);
 }
 
-/// Takes the lock and gives it back, `each` times or until `end`, with an empty critical section.
+/// Acquires and releases, `each` times or until `end`, with an empty critical section.
 fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>> {
     let highest = Arc::new(AtomicU64::new(0));
     let task = |_| {
@@ -91,7 +93,7 @@ async fn alone(report: &mut Report, server: &Server) {
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
     report.title(&format!("{TASKS} tasks of one client on one mutex, empty critical section"));
     report.at_least("acquisitions per second", all / span, 500_000.0);
-    report.at_most("percent of them that cause a command", commands / all * 100.0, 1.0);
+    report.at_most("percent of acquisitions that send a command", commands / all * 100.0, 1.0);
 }
 
 async fn with_another(report: &mut Report, server: &Server) {
@@ -111,17 +113,21 @@ async fn with_another(report: &mut Report, server: &Server) {
     end.store(true, Ordering::Relaxed);
     let all = turns(tasks).await + f64::from(TURNS);
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
-    report.title(&format!("the same, while another client takes {TURNS} turns"));
+    report.title(&format!("the same, while another client acquires {TURNS} times"));
     report.figure("acquisitions", all / span, "per second");
     report.figure("commands", commands / all * 100.0, "percent of the acquisitions");
-    report.at_most("the other's longest wait in ms", longest.as_secs_f64() * 1e3, BOUND.as_secs_f64() * 1e3);
+    report.at_most(
+        "longest wait of the other client in ms",
+        longest.as_secs_f64() * 1e3,
+        BOUND.as_secs_f64() * 1e3,
+    );
 }
 
 /// `fairness`.
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn fairness(report: &mut Report, span: Duration) {
     let server = Server::on_port();
     runtime().block_on(async {
@@ -130,15 +136,15 @@ pub fn fairness(report: &mut Report, span: Duration) {
         report.title(&format!(
             "{CLIENTS} clients on one mutex with a hold of {HOLD:?}, strictly, for {span:?}"
         ));
-        report.figure("the least served", least, "turns");
-        report.figure("the most served", most, "turns");
-        report.at_most("percent between them", (most - least) / most * 100.0, 5.0);
+        report.figure("fewest acquisitions", least, "per client");
+        report.figure("most acquisitions", most, "per client");
+        report.at_most("difference in percent", (most - least) / most * 100.0, 5.0);
 
         let (turns, longest) = contest(&server, 4, |mutex| mutex, span).await;
         let (least, most) = extremes(&turns);
-        report.title(&format!("the same with four tasks each, which hand on among themselves, for {span:?}"));
-        report.figure("the least served", least, "turns");
-        report.figure("the most served", most, "turns");
+        report.title(&format!("the same with four tasks each and local hand-off, for {span:?}"));
+        report.figure("fewest acquisitions", least, "per client");
+        report.figure("most acquisitions", most, "per client");
         let bound = BOUND * (CLIENTS - 1);
         report.at_most("the longest wait in ms", longest.as_secs_f64() * 1e3, bound.as_secs_f64() * 1e3);
     });
@@ -150,7 +156,7 @@ fn extremes(turns: &[u32]) -> (f64, f64) {
     (f64::from(least), f64::from(most))
 }
 
-/// The turns of each client, and the longest time in which one of them had none.
+/// Acquisitions of each client, and the longest time in which one of them had none.
 async fn contest(
     server: &Server,
     tasks: u32,
@@ -172,23 +178,23 @@ async fn contest(
     for (all, count, last) in clients {
         join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
         turns.push(count.load(Ordering::Relaxed));
-        longest = longest.max(last.lock().expect("nobody panics").1);
+        longest = longest.max(last.lock().expect("no thread panics").1);
     }
     (turns, longest)
 }
 
-/// When the client's last turn ended, and the longest time from one to the next.
+/// End of the client's last acquisition, and the longest time between two of them.
 type Last = Arc<std::sync::Mutex<(Instant, Duration)>>;
 
 async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instant) {
     while Instant::now() < end {
         let guard = mutex.lock().await.expect("granted");
         {
-            let mut last = last.lock().expect("nobody panics");
+            let mut last = last.lock().expect("no thread panics");
             last.1 = last.1.max(last.0.elapsed());
         }
         tokio::time::sleep(HOLD).await;
-        last.lock().expect("nobody panics").0 = Instant::now();
+        last.lock().expect("no thread panics").0 = Instant::now();
         turns.fetch_add(1, Ordering::Relaxed);
         guard.release().await.expect("given back");
     }

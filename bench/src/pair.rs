@@ -1,4 +1,4 @@
-//! A lock that nobody else wants, and its release: one after the other, over a slow network, and many at once.
+//! Uncontended lock and release: sequentially, over a slow network, and by many tasks at once.
 
 use futures_util::future::join_all;
 use leasehold::{Client, Mutex};
@@ -15,7 +15,7 @@ const ROUNDS: u32 = 31;
 /// Through the slow network.
 const SLOW_PAIRS: u32 = 20;
 const SLOW_ROUNDS: u32 = 9;
-/// At once: how many in all.
+/// Number of concurrent pairs.
 const CROWD_PAIRS: u32 = 10_000;
 const CROWD_ROUNDS: u32 = 9;
 
@@ -23,7 +23,7 @@ const CROWD_ROUNDS: u32 = 9;
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn run(report: &mut Report) {
     let server = leasehold_testkit::Server::on_port();
     runtime().block_on(async {

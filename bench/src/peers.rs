@@ -1,4 +1,4 @@
-//! The peers that are part of this program: leasehold itself, and what no lock can be faster than.
+//! The peers that are part of this program: leasehold itself, and the lower bounds.
 
 mod bounds;
 mod leasehold;
@@ -6,16 +6,16 @@ mod leasehold;
 use clap::ValueEnum;
 use leasehold_bench_peer::serve;
 
-/// Which of them this process is.
+/// The peer that this process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
-    /// leasehold, as its documentation advises.
+    /// leasehold, as its documentation recommends.
     Leasehold,
     /// The same work without a lock library.
     Bounds,
 }
 
-/// Carries out orders until there are no more.
+/// Executes orders until standard input ends.
 pub fn run(peer: Peer) {
     match peer {
         Peer::Leasehold => serve(leasehold::Leasehold::default()),

@@ -1,4 +1,4 @@
-//! Several servers that vote, against one: what a lock costs, and that slow nodes are not waited for.
+//! A quorum of servers against a single one: the cost of a lock, and that slow nodes do not delay it.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const LOCKS: usize = 2_000;
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn run(report: &mut Report) {
     let servers: Vec<Server> = (0..5).map(|_| Server::on_port()).collect();
     runtime().block_on(async {
@@ -49,7 +49,7 @@ fn quorum(ports: &[u16], parameters: &str) -> String {
 }
 
 async fn mutex_at(url: &str) -> Mutex {
-    // Handing the lease on is something that one server's clients do.
+    // Without local hand-off, which a quorum does not have.
     Client::connect(url).await.expect("connects").mutex("bench:redlock").global_fifo()
 }
 
@@ -90,7 +90,7 @@ async fn pairs(
     }
 }
 
-/// How long it takes to get a lock while two of five nodes fail, in one way after the other.
+/// Time to acquire a lock while two of five nodes fail, for several kinds of failure.
 async fn faults(report: &mut Report, servers: &[Server]) {
     let proxies: Vec<Proxy> = servers.iter().map(|server| near(server, Duration::ZERO)).collect();
     let ports: Vec<u16> = proxies.iter().map(Proxy::port).collect();

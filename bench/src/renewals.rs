@@ -1,4 +1,4 @@
-//! What many held leases cost the server while nobody touches them.
+//! CPU time of the server for many idle leases.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const TTL: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn run(report: &mut Report, span: Duration) {
     let server = Server::on_port();
     runtime().block_on(async {

@@ -1,23 +1,23 @@
-//! What a part found: as text while it runs, or as one JSON value at the end.
+//! The results of a measurement: as text while it runs, or as one JSON value at the end.
 
 use serde_json::{Value, json};
 
 use crate::show;
 
-/// What a part of the benchmark found.
+/// The results of a measurement.
 pub struct Report {
     is_json: bool,
     found: Vec<Value>,
 }
 
 impl Report {
-    /// Prints as it goes, unless all of it is to be one JSON value.
+    /// Prints results at once, or collects them for one JSON value.
     #[must_use]
     pub const fn new(is_json: bool) -> Self {
         Self { is_json, found: Vec::new() }
     }
 
-    /// What the following figures are about.
+    /// The title of the following figures.
     pub fn title(&mut self, title: &str) {
         if !self.is_json {
             println!("\n{title}");
@@ -25,7 +25,7 @@ impl Report {
         self.found.push(json!({ "title": title, "figures": [], "bars": [] }));
     }
 
-    /// A time, and its ratio to the first of its kind.
+    /// A time, with its ratio to the first one.
     pub fn time(&mut self, name: &str, seconds: f64, ratio: f64) {
         self.say(&format!("  {name:<52} {:>12}   {ratio:6.2} x", show(seconds)));
         self.add("figures", json!({ "name": name, "seconds": seconds, "ratio": ratio }));
@@ -37,12 +37,12 @@ impl Report {
         self.add("figures", json!({ "name": name, "value": value, "unit": unit }));
     }
 
-    /// Whether a promise is kept: at most this much.
+    /// Checks a promise with an upper limit.
     pub fn at_most(&mut self, promise: &str, measured: f64, limit: f64) {
         self.bar(promise, measured, limit, measured <= limit, "at most");
     }
 
-    /// Whether a promise is kept: at least this much.
+    /// Checks a promise with a lower limit.
     pub fn at_least(&mut self, promise: &str, measured: f64, limit: f64) {
         self.bar(promise, measured, limit, measured >= limit, "at least");
     }
@@ -68,7 +68,7 @@ impl Report {
         }
     }
 
-    /// Prints what was found, where that has not happened yet.
+    /// Prints the JSON value, if there is one.
     pub fn end(self) {
         if self.is_json {
             println!("{}", Value::Array(self.found));

@@ -1,4 +1,4 @@
-//! Contestants that take turns, round by round, in one process.
+//! Contestants that run in turn, round by round, in one process.
 
 use std::time::Instant;
 
@@ -6,9 +6,9 @@ use futures_util::future::LocalBoxFuture;
 
 use crate::median;
 
-/// Something whose cost is measured.
+/// A workload to measure.
 pub struct Racer<'a> {
-    /// What it is called.
+    /// Its name.
     pub name: &'a str,
     work: Box<dyn FnMut() -> LocalBoxFuture<'a, ()> + 'a>,
 }
@@ -20,10 +20,10 @@ impl<'a> Racer<'a> {
     }
 }
 
-/// What each of them used in each round, by `meter`: seconds of the wall clock, or of a server's processor.
+/// The use of each contestant in each round by `meter`: seconds of the wall clock, or of a server's CPU.
 pub async fn race(rounds: u32, racers: &mut [Racer<'_>], meter: &dyn Fn() -> f64) -> Vec<Vec<f64>> {
     let mut used = vec![Vec::new(); racers.len()];
-    // The first round warms up, and does not count.
+    // The first round is a warm-up and does not count.
     for round in 0..=rounds {
         for (racer, used) in racers.iter_mut().zip(&mut used) {
             let before = meter();
@@ -42,7 +42,7 @@ pub fn medians(used: &[Vec<f64>]) -> Vec<f64> {
     used.iter().cloned().map(median).collect()
 }
 
-/// The median over the rounds of one racer's use against another's.
+/// The median over the rounds of the ratio of two contestants.
 #[must_use]
 pub fn ratio(used: &[Vec<f64>], of: usize, to: usize) -> f64 {
     let pairs = used[of].iter().zip(&used[to]);

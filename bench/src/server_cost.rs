@@ -1,4 +1,4 @@
-//! What a lock and its release cost the server: its processor's time, by the kernel's account.
+//! CPU time of the server per lock and release, as the kernel counts it.
 
 use futures_util::future::join_all;
 use leasehold::Client;
@@ -16,7 +16,7 @@ const ROUNDS: u32 = 9;
 ///
 /// # Panics
 ///
-/// When a server can't be had, or answers anything else than it should.
+/// If a server does not start or sends an unexpected reply.
 pub fn run(report: &mut Report) {
     let server = Server::on_port();
     runtime().block_on(async {
@@ -82,11 +82,11 @@ async fn all_at_once<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     join_all(all).await;
 }
 
-/// The time that the server's main thread has run, in seconds.
+/// CPU time of the server's main thread, in seconds.
 ///
 /// # Panics
 ///
-/// When the server is gone, or this is no Linux.
+/// If the server is gone, or the system is not Linux.
 #[must_use]
 pub fn server_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("it runs, on Linux");

@@ -1,4 +1,4 @@
-//! The driver with peers that need nothing but this program: one tiny round, whose speed nobody looks at.
+//! The driver with the peers that are part of this program: one short round, without any check of speed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

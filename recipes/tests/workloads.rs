@@ -84,7 +84,8 @@ fn wrong_arguments_are_rejected_with_an_explanation() {
         String::from_utf8(output.stderr).unwrap()
     };
     assert!(
-        stderr(&["explore", "nothing"]).contains("no recipe is called 'nothing'; there are exists-set, ")
+        stderr(&["explore", "nothing"])
+            .contains("no recipe is called 'nothing'; the recipes are exists-set, ")
     );
     assert!(stderr(&["explore", "setnx", "--in-one-step"]).contains("it has none"));
     assert!(stderr(&["run", "redlock", "--url", "redis://127.0.0.1"]).contains("needs 3 masters"));

@@ -1,14 +1,14 @@
-//! Is the machine as fast as it was? A fixed piece of work on every core, before and after each run.
+//! Calibration: a fixed workload on every core before and after each run shows whether the machine is slow.
 
 use std::hint::black_box;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So much longer than its best the work may take.
+/// Tolerated ratio to the best time.
 const TOLERANCE: f64 = 1.25;
 const STEPS: u64 = 4_000_000;
 
-/// Remembers how fast the machine can be.
+/// The best time seen.
 #[derive(Debug)]
 pub struct Calibration {
     cores: usize,
@@ -16,14 +16,14 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Finds out how fast the machine is.
+    /// Measures the machine's speed.
     #[must_use]
     pub fn new(cores: usize) -> Self {
         let best = (0..9).map(|_| work(cores)).min().unwrap_or_default();
         Self { cores, best }
     }
 
-    /// Whether it is slower now than it was at its best.
+    /// Whether the machine is slower now than at its best.
     pub fn is_slow(&mut self) -> bool {
         let now = work(self.cores);
         self.best = self.best.min(now);
@@ -35,7 +35,7 @@ impl Calibration {
     }
 }
 
-/// On all cores at once, so that others who use one of them are noticed.
+/// Runs on all cores at once, to detect other programs on any of them.
 fn work(cores: usize) -> Duration {
     let began = Instant::now();
     thread::scope(|scope| {

@@ -88,10 +88,10 @@ pub const TUNED: [Row; 4] = [
 
 /// The lower bounds.
 pub const PINGS: Row = row("two PINGs", "bounds", "ping", POLLS, "no lock at all");
-/// What a lock that nobody else wants takes at least.
+/// The lower bound of an uncontended lock.
 pub const SET: Row =
     row("SET NX PX, compare and delete", "bounds", "set", POLLS, "the commands of a lock, without a library");
-/// What a hand-off takes at least.
+/// The lower bound of a hand-off.
 pub const PUBLISH: Row =
     row("PUBLISH to the next", "bounds", "publish", POLLS, "a ring of connections that pass a message on");
 /// What a lock within a process takes at least.
@@ -152,7 +152,7 @@ pub const OTHER_STORES: [Row; 3] = [
 /// Those that renew by themselves.
 pub const RENEWING: [Row; 4] = [LEASEHOLD, MUTEXES[0], MUTEXES[4], MUTEXES[5]];
 
-/// Every mutex as it comes, ours first.
+/// Every mutex with default settings, leasehold's first.
 #[must_use]
 pub fn plain() -> Vec<Row> {
     std::iter::once(LEASEHOLD).chain(MUTEXES).collect()

@@ -1,4 +1,4 @@
-//! One group of cells: everybody is connected once, and takes turns round by round.
+//! One group of cells: every peer connects once, then all run in turn, round by round.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use super::scenarios::{Group, Work};
 use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(10);
-/// Until all tasks stand ready: so long, and so much more for each of them.
+/// Time until all tasks are ready: a fixed part, and a part for each task.
 const READY: Duration = Duration::from_millis(30);
 const READY_EACH: Duration = Duration::from_micros(300);
-/// So many come in a crowd, which has to settle before it counts.
+/// From this number of tasks on, a warm-up precedes the measurement.
 const CROWD: u32 = 100;
-/// The first time, that takes so many clients longer: they make connections that they had no use for before.
+/// The first warm-up takes longer, since the clients open further connections.
 const COLD_CROWD: u32 = 1_000;
 const COLD: Duration = Duration::from_secs(2);
-/// How often a run is repeated in which the machine was slow.
+/// Maximum number of repetitions of a run on a slow machine.
 const REPEATS: u32 = 2;
-/// The least that a warm-up takes: the Java machine has to compile first.
+/// Minimum duration of a warm-up: the Java compiler needs it.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// The stages of a group, by program: locks of one library share their processes, and so its machine's warmth.
+/// The environments of a group, by program. Locks of one library share its processes, so that all run warmed up.
 type Stages = BTreeMap<&'static str, Result<Stage, String>>;
 
 /// Runs all cells of a group.
@@ -63,7 +63,7 @@ pub(crate) fn run(bench: &mut Bench, group: &Group) {
 fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> Cell {
     let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
     let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
-    // The first round warms up. It counts commands, and nothing else.
+    // The first round is the warm-up. It only counts commands.
     for round in 0..=work.rounds {
         for ((row, result), warm) in group.rows.iter().zip(&mut rows).zip(&mut warm) {
             if result.missing.is_some() {
@@ -111,7 +111,7 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
     }
 }
 
-/// What a run found, and the first failure that its library reported.
+/// The figures of a run, and the first failure that its library reported.
 type Found = (Figures, Option<String>);
 
 fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
@@ -125,7 +125,7 @@ fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
     once(stage, row, &Work { span, ..work.clone() }, &listeners)
 }
 
-/// Again, if the machine was slower just then.
+/// Repeats a run during which the machine was slow.
 fn undisturbed(bench: &mut Bench, stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
         let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
@@ -149,7 +149,7 @@ struct Files {
 
 impl Files {
     fn new() -> Result<Self, String> {
-        // In memory, if the system has such a place: a disk must not be in the measured path.
+        // In memory if possible: no disk in the measured path.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         folder.map(|folder| Self { folder }).map_err(|error| error.to_string())
@@ -200,7 +200,7 @@ fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Res
     Ok((found, failure))
 }
 
-/// How long a crowd stands there before it counts.
+/// Duration of the warm-up before the measurement.
 fn lead(work: &Work, is_warm_up: bool) -> Duration {
     let lead = if work.tasks >= CROWD { work.span / 2 } else { Duration::ZERO };
     if is_warm_up && work.size >= COLD_CROWD && work.rule == Rule::Exclusive { lead.max(COLD) } else { lead }
@@ -231,7 +231,7 @@ fn sent(listeners: &[Listener]) -> f64 {
     listeners.iter().map(|listener| f64::from(u32::try_from(listener.sent()).unwrap_or(u32::MAX))).sum()
 }
 
-/// What it cost for each acquisition. Processor times are in microseconds.
+/// The cost per acquisition. CPU times are in microseconds.
 fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
     let Some(turns) = found.get("turns").copied().filter(|turns| *turns > 0.0) else { return };
     if is_on_redis {

@@ -1,4 +1,4 @@
-//! From the logs of a run to its figures: pure, so that a lock which is broken on purpose can be shown to be found.
+//! Computes the figures of a run from its logs. It is pure, so that tests can show that it detects a broken lock.
 
 use std::collections::HashMap;
 
@@ -6,29 +6,29 @@ use leasehold_bench_peer::turn::Turn;
 
 use super::results::Figures;
 
-/// What a lock promises about who is inside with whom.
+/// The exclusion that a lock promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Every task has a lock of its own.
+    /// None: every task has a lock of its own.
     Alone,
-    /// One at a time; readers with each other.
+    /// One holder, or any number of readers.
     Exclusive,
-    /// So many at a time.
+    /// Up to this number of holders.
     Permits(u32),
 }
 
-/// What the run was to be.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// When it began, on the clock of the logs.
+    /// Start, on the clock of the logs.
     pub start_ns: u64,
-    /// From when on it counts: a crowd that comes all at once is another matter than one that stands there.
+    /// Start of the measurement, after the warm-up.
     pub from_ns: u64,
-    /// When nobody asked any more.
+    /// End of the last attempt.
     pub end_ns: u64,
-    /// How many tasks, in all processes.
+    /// Number of tasks in all processes.
     pub tasks: u32,
-    /// Who may be inside with whom.
+    /// The exclusion that the lock promises.
     pub rule: Rule,
 }
 
@@ -39,7 +39,7 @@ pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figu
     let counts = |turn: &&Turn| (course.from_ns..=course.end_ns).contains(&turn.entered);
     let turns: Vec<Turn> = all.iter().filter(counts).copied().collect();
     let mut found = Figures::new();
-    // What can't be told, such as the fairness of no turn at all, is left out.
+    // Undefined figures, such as the fairness without any acquisition, are left out.
     let mut put = |name: &str, value: f64| {
         if value.is_finite() {
             found.insert(name.to_owned(), value);
@@ -64,7 +64,7 @@ pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figu
     put("jain", jain(&served));
     put("least", served.iter().copied().fold(f64::INFINITY, f64::min));
     put("most", served.iter().copied().fold(0.0, f64::max));
-    // Whether it is broken is asked of every turn, also of those that don't count.
+    // The check for overlaps covers every acquisition, those of the warm-up too.
     put("overlaps", count(overlaps(&all, course.rule)));
     if let Some(counter) = counter {
         let writes = all.iter().filter(|turn| !turn.is_shared).count();
@@ -75,7 +75,7 @@ pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figu
     found
 }
 
-/// From the release to the next critical section, wherever the next one had waited for it.
+/// Time from a release to the next critical section, if the next holder was waiting.
 fn hand_overs(turns: &[Turn]) -> Vec<u64> {
     let pairs = turns.iter().zip(turns.iter().skip(1));
     let waited =
@@ -83,13 +83,13 @@ fn hand_overs(turns: &[Turn]) -> Vec<u64> {
     waited.filter_map(|(before, next)| next.entered.checked_sub(before.left)).collect()
 }
 
-/// How long tasks waited. Whoever still waits at the end has waited at least until then.
+/// Waiting times. A task that still waits at the end counts with the time up to then.
 fn waits(all: &[Turn], turns: &[Turn], course: Course) -> Vec<u64> {
     let mut last: HashMap<u32, u64> = (0..course.tasks).map(|task| (task, course.start_ns)).collect();
     last.extend(all.iter().filter(|turn| turn.entered <= course.end_ns).map(|turn| (turn.task, turn.done)));
     let mut waits: Vec<u64> = turns.iter().map(|turn| turn.entered - turn.asked).collect();
     let longest = last.values().map(|last| course.end_ns.saturating_sub(*last)).max();
-    // Only if it is the longest: one that had just asked says nothing.
+    // Only if it is the longest: a recent attempt says nothing.
     waits.extend(longest.filter(|longest| waits.iter().all(|wait| wait < longest)));
     waits
 }
@@ -104,8 +104,8 @@ fn served(turns: &[Turn], tasks: u32) -> Vec<f64> {
     served
 }
 
-/// Jain's fairness index over the tasks' turns, as a part of what was possible: where the turns can't be shared out evenly,
-/// it is as fair as can be if no task has more than one turn more than any other.
+/// Jain's fairness index over the acquisitions of the tasks, relative to its maximum. If the acquisitions cannot be shared evenly,
+/// the maximum is reached when no two tasks differ by more than one.
 fn jain(served: &[f64]) -> f64 {
     let (all, tasks): (f64, f64) = (served.iter().sum(), count(served.len()));
     let squares: f64 = served.iter().map(|served| served * served).sum();
@@ -114,9 +114,9 @@ fn jain(served: &[f64]) -> f64 {
     evenest / squares
 }
 
-/// How often somebody came in who should not have.
+/// Number of violations of the promised exclusion.
 fn overlaps(turns: &[Turn], rule: Rule) -> usize {
-    // Those who leave at the very moment when another enters are gone.
+    // A holder that leaves at the moment when another one enters does not overlap.
     let mut moments: Vec<(u64, bool, bool)> = turns
         .iter()
         .flat_map(|turn| [(turn.entered, true, turn.is_shared), (turn.left, false, turn.is_shared)])
@@ -125,7 +125,7 @@ fn overlaps(turns: &[Turn], rule: Rule) -> usize {
     let (mut readers, mut writers, mut found) = (0_u32, 0_u32, 0);
     for (_, enters, is_shared) in moments {
         let side = if is_shared { &mut readers } else { &mut writers };
-        // A section that took no time at all would leave before it entered.
+        // A section without duration would otherwise leave before it enters.
         *side = if enters { *side + 1 } else { side.saturating_sub(1) };
         let is_broken = match rule {
             Rule::Alone => false,
@@ -199,11 +199,11 @@ mod tests {
     }
 
     #[test]
-    fn whoever_never_gets_the_lock_has_waited_all_the_time() {
+    fn a_task_that_never_acquires_the_lock_has_waited_for_the_whole_run() {
         let turns = [turn(0, 0, 100, 200), turn(0, 210, 300, 400)];
         let found = of(&turns, COURSE, 2);
         assert_eq!(found["wait_max"], 10.0);
-        // Also if it gets it just when all is over.
+        // Also if it acquires the lock only at the end.
         let late = [turns[0], turns[1], turn(1, 0, 10_001, 10_002)];
         assert_eq!(of(&late, COURSE, 3)["wait_max"], 10.0);
         assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn no_more_than_one_turn_of_difference_is_as_fair_as_can_be() {
         assert_eq!([jain(&[3.0, 2.0, 2.0]), jain(&[1.0, 0.0]), jain(&[4.0, 4.0])], [1.0; 3]);
-        // Five turns for two: 9 + 4 would be the least.
+        // Five acquisitions for two tasks: 9 + 4 is the minimum.
         assert_eq!(jain(&[4.0, 1.0]), 13.0 / 17.0);
         assert_eq!(jain(&[6.0, 0.0]), 0.5);
     }

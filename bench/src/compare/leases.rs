@@ -1,4 +1,4 @@
-//! (f) Many held leases that nobody touches: what renewing them costs, and how many are lost.
+//! (f) Many idle leases: the cost of their renewal, and how many are lost.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,17 +11,17 @@ use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
-/// Taking all of them, and as much again that every answer is given: whoever takes longer is stuck.
+/// Maximum time to acquire all leases and to receive all replies.
 const TAKING: Duration = Duration::from_secs(60);
 const ASKING: Duration = Duration::from_secs(60);
 
-/// So many keep no processor busy, and everybody may hold them at the same time.
+/// Up to this number the CPU stays idle, so all peers run at the same time.
 const FEW: u32 = 10_000;
 
-/// Everybody once for each number of leases.
+/// Runs every peer once for each number of leases.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     let counts: &[u32] = if scale.is_quick { &[FEW] } else { &[FEW, 100_000] };
-    // Some renew at a third of the ttl, some half a second before its end: the span has room for at least one of each.
+    // Some libraries renew at a third of the ttl, some half a second before the expiry: the span covers at least one renewal of each.
     let (ttl, span) = if scale.is_quick { (15, 16) } else { (30, 60) };
     let (ttl, span) = (Duration::from_secs(ttl), Duration::from_secs(span));
     let rows: Vec<Row> = RENEWING.into_iter().filter(|row| bench.takes_part(row.program)).collect();

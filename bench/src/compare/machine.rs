@@ -1,4 +1,4 @@
-//! What all of it runs on.
+//! The machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use leasehold_testkit::Server;
 
 use super::results::Machine;
 
-/// Looks at the machine, and starts a server to ask for its version.
+/// Describes the machine, and starts a server for its version.
 pub(crate) fn look() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

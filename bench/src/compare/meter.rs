@@ -1,4 +1,4 @@
-//! What a run costs: the servers' commands, bytes and processor, the peers' processor.
+//! Resource use of a run: commands, bytes and CPU of the servers, CPU of the peers.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,16 +10,16 @@ use leasehold_testkit::Server;
 
 use crate::server_cost::server_seconds;
 
-/// What has been used so far.
+/// Resource use so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Used {
-    /// Commands, with those that scripts call.
+    /// Commands, those within scripts included.
     pub(crate) calls: f64,
-    /// Over the servers' connections, both ways.
+    /// Bytes on the servers' connections, in both directions.
     pub(crate) bytes: f64,
-    /// Seconds of the servers' main threads.
+    /// CPU seconds of the servers' main threads.
     pub(crate) server: f64,
-    /// Seconds of the peers' processes.
+    /// CPU seconds of the peers' processes.
     pub(crate) peers: f64,
 }
 
@@ -30,7 +30,7 @@ impl Used {
         used.server = store.map_or(0.0, family_seconds);
         for server in servers {
             let Ok(info) = server.query::<String>(&["INFO", "everything"]) else { continue };
-            // The answer itself is not counted in it, but will be in the next one.
+            // INFO does not count its own reply; the next INFO does.
             used.bytes += f64::from(u32::try_from(info.len()).unwrap_or(u32::MAX));
             let fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
             for (name, value) in fields {
@@ -46,7 +46,7 @@ impl Used {
         used
     }
 
-    /// What was used since.
+    /// Resource use since an earlier moment.
     #[must_use]
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
@@ -64,7 +64,7 @@ fn fields(pid: u32) -> Vec<String> {
     stat.rsplit(") ").next().unwrap_or_default().split(' ').map(str::to_owned).collect()
 }
 
-/// The kernel tells them in ticks of 10 ms.
+/// The kernel counts in ticks of 10 ms.
 fn seconds(fields: &[String]) -> f64 {
     fields.iter().filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() * 0.01
 }
@@ -83,13 +83,13 @@ fn family_seconds(pid: u32) -> f64 {
     process_seconds(pid) + ended_seconds(pid) + children.map(process_seconds).sum::<f64>()
 }
 
-/// Of the processes that it has started and that have ended.
+/// CPU time of its child processes that have exited.
 fn ended_seconds(pid: u32) -> f64 {
     fields(pid).get(13..15).map_or(0.0, seconds)
 }
 
-/// Counts the commands that clients send, without those that scripts call. It slows the server down, so it listens to the
-/// round that warms up only.
+/// Counts the commands that clients send, without those within scripts. MONITOR slows the server down, so it runs during the warm-up
+/// only.
 pub(crate) struct Listener {
     stream: UnixStream,
     sent: Arc<AtomicU64>,
@@ -97,11 +97,11 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Begins.
+    /// Starts to count.
     ///
     /// # Errors
     ///
-    /// When the server is not there.
+    /// The connection fails.
     pub(crate) fn on(server: &Server) -> std::io::Result<Self> {
         let mut stream = UnixStream::connect(server.socket())?;
         stream.write_all(b"MONITOR\r\n")?;
@@ -115,7 +115,7 @@ impl Listener {
         Ok(Self { stream, sent, thread: Some(thread) })
     }
 
-    /// How many there were so far.
+    /// Number of commands so far.
     #[must_use]
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)

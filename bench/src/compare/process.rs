@@ -1,4 +1,4 @@
-//! A peer's process, and what is said to it.
+//! A peer's process, and the protocol with it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use leasehold_bench_peer::protocol::{Answer, Hello, Order};
 
 use super::catalog::OWN;
 
-/// So long a peer may take to start, and to answer besides the time that its order takes.
+/// Maximum time for a start, and for an answer beyond the duration of its order.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A peer that runs.
+/// A running peer.
 pub struct Process {
     child: Child,
     orders: ChildStdin,
     answers: Receiver<String>,
-    /// What it said first.
+    /// Its first message.
     pub hello: Hello,
 }
 
-/// Where `bench/setup` puts the peers.
+/// The folder into which `bench/setup` builds the peers.
 #[must_use]
 pub fn built() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
@@ -49,11 +49,11 @@ fn command(program: &str) -> Result<Command, String> {
 }
 
 impl Process {
-    /// Starts a peer, by the name that `bench/setup` gives it.
+    /// Starts a peer by its name in `bench/setup`.
     ///
     /// # Errors
     ///
-    /// Why it is not there.
+    /// Why it does not start.
     pub fn start(program: &str) -> Result<Self, String> {
         let mut command = command(program)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -80,27 +80,27 @@ impl Process {
         Ok(process)
     }
 
-    /// Its process.
+    /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Gives an order, without waiting for the answer.
+    /// Sends an order without waiting for the answer.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// The peer has exited.
     pub fn tell(&mut self, order: &Order) -> Result<(), String> {
         let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
         writeln!(self.orders, "{line}").map_err(|error| format!("it is gone: {error}"))
     }
 
-    /// The answer to the last order.
+    /// Waits for the answer to the last order.
     ///
     /// # Errors
     ///
-    /// What it says is wrong, that it is gone, or that it does not answer.
+    /// The error that the peer reports, or that it has exited or does not answer.
     pub fn answer(&self, within: Duration) -> Result<Answer, String> {
         let line = self.line(within + PATIENCE)?;
         let answer: Answer =
@@ -111,7 +111,7 @@ impl Process {
         }
     }
 
-    /// An order and its answer.
+    /// Sends an order and waits for its answer.
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Process {
         self.answer(within)
     }
 
-    /// Kills it at once, as a machine that dies would.
+    /// Kills it at once, like a crash of its machine.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_not_built_says_what_builds_it() {
-        let why = Process::start("nobody").err().unwrap();
-        assert_eq!(why, "it is not built: bench/setup nobody");
+        let why = Process::start("unknown").err().unwrap();
+        assert_eq!(why, "it is not built: bench/setup unknown");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a run found: one JSON file, which the report is written from.
+//! The results of a run: one JSON file, from which the report is written.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,40 +8,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::median;
 
-/// Named figures of one round.
+/// The figures of one round by name.
 pub type Figures = BTreeMap<String, f64>;
 
-/// Everything that one run found.
+/// The results of one run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Results {
-    /// What it ran on.
+    /// The machine.
     pub machine: Machine,
-    /// Less of everything, for a first look.
+    /// Whether it was a quick run.
     pub is_quick: bool,
-    /// How long it took.
+    /// Its duration.
     pub minutes: f64,
-    /// Who took part, by program.
+    /// The peers, by program.
     pub peers: BTreeMap<String, Presence>,
-    /// Runs of one row that were thrown away since the machine was slower just then.
+    /// Runs that were discarded because the machine was slow.
     pub discarded: u32,
-    /// Runs that were kept although the machine was slower just then, since it was so again and again.
+    /// Runs that were kept although the machine was slow, because it stayed slow.
     pub disturbed: u32,
-    /// What was measured.
+    /// The cells.
     pub cells: Vec<Cell>,
 }
 
-/// What it ran on.
+/// The machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Machine {
     /// Its processor.
     pub processor: String,
-    /// How many of them.
+    /// Number of cores.
     pub cores: usize,
     /// Its kernel.
     pub kernel: String,
     /// The server.
     pub server: String,
-    /// When, in seconds since 1970.
+    /// Time of the run, in seconds since 1970.
     pub at: u64,
 }
 
@@ -49,51 +49,51 @@ pub struct Machine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Presence {
-    /// It said who it is.
+    /// It started.
     There(Hello),
-    /// It could not.
+    /// It did not start.
     Missing {
-        /// Why.
+        /// The reason.
         missing: String,
     },
 }
 
-/// One setting of one scenario, and how everybody did in it.
+/// One configuration of a scenario, with the results of all rows.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Cell {
     /// The scenario's letter.
     pub scenario: String,
-    /// What is particular about this cell: `100 clients, hold 1 ms`.
+    /// Its title: `100 clients, hold 1 ms`.
     pub title: String,
-    /// The number by which a plot orders cells; zero if none does.
+    /// Its position on the x axis of a chart, or zero.
     pub size: u32,
-    /// Which cells of the scenario belong to one line of a plot.
+    /// The line of a chart that it belongs to.
     pub series: String,
-    /// Whether tasks want the same lock.
+    /// Whether tasks compete for the same lock.
     #[serde(default)]
     pub is_contended: bool,
-    /// Everybody.
+    /// The rows.
     pub rows: Vec<RowResult>,
 }
 
-/// How one row did in one cell.
+/// The result of one row in one cell.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RowResult {
     /// Its name.
     pub row: String,
-    /// Why there is nothing to see.
+    /// Why it has no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
     /// The first failure that its library reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// What was found, a number for each round that found it.
+    /// The figures, with a number for each round.
     #[serde(default)]
     pub figures: BTreeMap<String, Vec<f64>>,
 }
 
 impl RowResult {
-    /// Of this row, and nothing yet.
+    /// An empty result of this row.
     #[must_use]
     pub fn of(row: &str) -> Self {
         Self { row: row.to_owned(), ..Self::default() }
@@ -113,7 +113,7 @@ impl RowResult {
         (!all.is_empty()).then(|| median(all))
     }
 
-    /// The lowest and the highest of the rounds.
+    /// Minimum and maximum over the rounds.
     #[must_use]
     pub fn spread(&self, figure: &str) -> Option<(f64, f64)> {
         let all = self.all(figure);
@@ -122,7 +122,7 @@ impl RowResult {
         Some((low, high))
     }
 
-    /// Whether the lock let in more than it may, in any round.
+    /// Whether the lock violated its exclusion in any round.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         ["overlaps", "lost_counts"]
@@ -135,17 +135,17 @@ impl RowResult {
     }
 }
 
-/// Five digits say more than the machine can.
+/// Rounds to five digits, which is more than the machine's precision.
 fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 impl Results {
-    /// Reads what a run wrote.
+    /// Reads the results of a run.
     ///
     /// # Errors
     ///
-    /// What the file system says, or that it is nothing that a run wrote.
+    /// An IO error, or a file that contains no results.
     pub fn read(path: &Path) -> std::io::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(path)?)?)
     }
@@ -154,7 +154,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// An IO error.
     pub fn write(&self, path: &Path) -> std::io::Result<()> {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! The table of scenarios: who does what, with how many, for how long.
+//! The table of scenarios: rows, clients, work and duration.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use clap::ValueEnum;
 use super::catalog::{self, Row};
 use super::figures::Rule;
 
-/// What is compared.
+/// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 #[value(rename_all = "lower")]
 pub enum Scenario {
-    /// One after the other: a lock that nobody else wants.
+    /// One client, one lock without contention
     A,
-    /// Many tasks of one process, each with a lock of its own.
+    /// Many tasks of one process, each with a lock of its own
     B,
-    /// Many clients, one lock.
+    /// Many clients, one lock
     C,
-    /// Many tasks of one process, one lock.
+    /// Many tasks of one process, one lock
     D,
-    /// A holder is killed.
+    /// A killed holder
     E,
-    /// Many held leases.
+    /// Many idle leases
     F,
-    /// Readers and a writer.
+    /// Readers and writers
     G,
-    /// A semaphore.
+    /// A semaphore
     H,
-    /// A quorum of independent servers.
+    /// A quorum of independent servers
     I,
-    /// A slow network.
+    /// A slow network
     J,
 }
 
@@ -52,64 +52,64 @@ impl Scenario {
     }
 }
 
-/// Between the clients and their locks.
+/// The servers and the network of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// So many independent servers.
+    /// Number of independent servers.
     pub servers: u32,
-    /// What the network adds to a round trip.
+    /// Latency that the network adds to a round trip.
     pub delay: Duration,
 }
 
-/// Clients that are connected once, for several cells.
+/// Cells that share their connected clients.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// Which scenario it belongs to.
+    /// Its scenario.
     pub scenario: Scenario,
-    /// Who takes part.
+    /// The rows.
     pub rows: Vec<Row>,
-    /// So many processes of each peer,
+    /// Number of processes of each peer.
     pub processes: u32,
-    /// with so many clients each.
+    /// Number of clients of each process.
     pub clients: u32,
-    /// Where the servers are.
+    /// Servers and network.
     pub way: Way,
-    /// What is done.
+    /// The cells.
     pub cells: Vec<Work>,
 }
 
-/// What is done in one cell.
+/// The work of one cell.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// What is particular about it.
+    /// Its title.
     pub title: String,
-    /// By which a plot orders cells.
+    /// Its position on the x axis of a chart.
     pub size: u32,
-    /// Which cells belong to one line of a plot.
+    /// The line of a chart that it belongs to.
     pub series: String,
-    /// So many tasks in each process.
+    /// Number of tasks in each process.
     pub tasks: u32,
-    /// Who may be inside with whom.
+    /// The exclusion that the lock promises.
     pub rule: Rule,
-    /// How long a critical section takes.
+    /// Duration of a critical section.
     pub hold: Duration,
-    /// So many of a hundred turns only read.
+    /// Percentage of acquisitions for reading.
     pub reads_percent: u32,
-    /// One of the servers is stopped before it begins.
+    /// Whether one of the servers is stopped beforehand.
     pub one_is_stopped: bool,
-    /// How long a round takes.
+    /// Duration of a round.
     pub span: Duration,
-    /// How many rounds.
+    /// Number of rounds.
     pub rounds: u32,
 }
 
 /// A server on this machine.
 pub const NEAR: Way = Way { servers: 1, delay: Duration::ZERO };
 
-/// How much of everything.
+/// The scale of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// A first look, within minutes.
+    /// Short rounds: minutes instead of an hour.
     pub is_quick: bool,
 }
 
@@ -118,7 +118,7 @@ impl Scale {
         if self.is_quick { quick } else { full }
     }
 
-    /// The mutexes that compete for one lock; at a first look as they come, otherwise also tuned.
+    /// The mutexes for contended scenarios: with default settings, and in a complete run also tuned.
     fn competing(self) -> Vec<Row> {
         self.pick(catalog::plain(), catalog::contended())
     }
@@ -161,7 +161,7 @@ impl Scale {
         Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
     }
 
-    /// The same on stores of other kinds, with leasehold beside them.
+    /// The contended scenario on other stores, with leasehold for comparison.
     fn alone_elsewhere(self) -> Group {
         let work = self.work("on stores of other kinds, one after the other".into(), 1, Rule::Exclusive, 0);
         let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
@@ -196,7 +196,7 @@ impl Scale {
         };
         let group = |clients: u32, processes: u32| {
             let mut rows = self.competing();
-            // A thousand that poll take as long as all the rest, and nobody would want them.
+            // 1,000 polling clients would take as long as all other rows together.
             rows.retain(|row| !self.is_quick || clients < 1_000 || row.promises.has_push);
             let rows = catalog::with(&[catalog::PUBLISH], rows);
             let who = if processes > 1 { "processes" } else { "clients" };
@@ -205,7 +205,7 @@ impl Scale {
                 let mut work =
                     self.work(format!("{size} {who}, hold {hold} ms"), clients, Rule::Exclusive, hold);
                 (work.size, work.series) = (size, format!("{who}, hold {hold} ms"));
-                // So many need longer until each had its turn.
+                // More clients need more time until each has acquired the lock.
                 if size >= 1_000 {
                     (work.span, work.rounds) =
                         self.pick((Duration::from_secs(1), 1), (Duration::from_secs(2), 2));
@@ -254,7 +254,7 @@ impl Scale {
                 let who = if clients == 1 { "one client".into() } else { format!("{clients} clients") };
                 let title = format!("{servers} servers, {state}, {who}");
                 let work = self.work(title, clients, Rule::Exclusive, 0);
-                // Some wait for the one that does not answer, each time.
+                // Some libraries wait for the stopped server each time.
                 let span = if one_is_stopped { work.span * 2 } else { work.span };
                 Work { one_is_stopped, span, ..work }
             };

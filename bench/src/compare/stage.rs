@@ -1,4 +1,4 @@
-//! Where one peer works: its processes, and the servers that nobody else uses.
+//! The environment of one peer: its processes and its own servers.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::process::Process;
 use super::scenarios::Way;
 use super::store::{Kind, Store};
 
-/// What connecting a thousand clients may take.
+/// Maximum time to connect 1,000 clients.
 const OPENING: Duration = Duration::from_secs(120);
 
 /// One peer, ready to work.
@@ -22,17 +22,17 @@ pub(crate) struct Stage {
     pub(crate) servers: Vec<Server>,
     /// or the one of another kind.
     store: Option<Store>,
-    /// The network in front of them, if it is slow. It lives as long as they do.
+    /// The proxy in front of them, for a slow network.
     _proxies: Vec<Proxy>,
     open: Open,
 }
 
 impl Stage {
-    /// Starts so many processes of the peer, and servers for them, and connects so many clients of each.
+    /// Starts the processes of the peer and its servers, and connects the clients.
     ///
     /// # Errors
     ///
-    /// Why the peer can't take part.
+    /// Why the peer cannot take part.
     pub(crate) fn set(
         program: &'static str,
         (processes, clients): (u32, u32),
@@ -68,30 +68,30 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Gives every process its order at the same time.
+    /// Sends an order to every process at the same time.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// The first error.
     pub(crate) fn tell_all(&mut self, order: impl Fn(u32, &Open) -> Order) -> Result<(), String> {
         let mut all = (0..).zip(&mut self.processes);
         all.try_for_each(|(number, process)| process.tell(&order(number, &self.open)))
     }
 
-    /// Their answers.
+    /// Waits for their answers.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// The first error.
     pub(crate) fn answers(&self, within: Duration) -> Result<Vec<Answer>, String> {
         self.processes.iter().map(|process| process.answer(within)).collect()
     }
 
-    /// Starts those processes again that can't go on.
+    /// Restarts the processes that have failed.
     ///
     /// # Errors
     ///
-    /// Why the peer can't take part any more.
+    /// Why the peer cannot take part any more.
     pub(crate) fn renew(&mut self, answers: &[Answer]) -> Result<(), String> {
         for (process, answer) in self.processes.iter_mut().zip(answers) {
             if answer.is_spent {
@@ -102,11 +102,11 @@ impl Stage {
         Ok(())
     }
 
-    /// The same, whatever they were doing.
+    /// Restarts all processes.
     ///
     /// # Errors
     ///
-    /// Why the peer can't take part any more.
+    /// Why the peer cannot take part any more.
     pub(crate) fn restart(&mut self) -> Result<(), String> {
         let spent = Answer { is_spent: true, ..Answer::default() };
         self.renew(&vec![spent; self.processes.len()])
@@ -119,7 +119,7 @@ impl Stage {
         }
     }
 
-    /// What it has used so far.
+    /// Its resource use so far.
     pub(crate) fn used(&self) -> Used {
         let pids: Vec<u32> = self.processes.iter().map(Process::pid).collect();
         Used::now(&self.servers, self.store.as_ref().map(Store::pid), &pids)

@@ -15,7 +15,7 @@ const STARTING: Duration = Duration::from_secs(30);
 const STOPPING: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(20);
 
-/// Which kind.
+/// The kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// etcd: writes each lock to its log, and syncs it.
@@ -39,10 +39,10 @@ impl Kind {
     }
 }
 
-/// One that runs, ended with this value.
+/// A running store, killed when this value is dropped.
 pub(crate) struct Store {
     process: Child,
-    /// Where clients connect.
+    /// The URL for clients.
     pub(crate) url: String,
     folder: TempDir,
     /// For clients, and for other servers of its kind.
@@ -50,7 +50,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Starts one, and waits until it takes connections.
+    /// Starts a store, and waits until it accepts connections.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl Store {
         let limit = Instant::now() + STARTING;
         loop {
             let log = std::fs::read_to_string(store.folder.path().join("log")).unwrap_or_default();
-            // PostgreSQL takes connections before it is ready, only to refuse them.
+            // PostgreSQL accepts connections before it is ready, and then rejects them.
             let is_ready = kind != Kind::Postgres || log.contains("ready to accept connections");
             if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_ok() {
                 return Ok(store);
@@ -81,7 +81,7 @@ impl Store {
         }
     }
 
-    /// Its process.
+    /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }

@@ -1,4 +1,4 @@
-//! (e) A holder is killed: how long until the one that waits has the lock, against the ttl.
+//! (e) A holder is killed: the time until the waiter has the lock, against the ttl.
 
 use std::thread;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::scenarios::{NEAR, Scale};
 use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(4);
-/// Nobody is waited for any longer.
+/// Maximum time of a takeover.
 const LIMIT: Duration = Duration::from_secs(20);
-/// From the moment when somebody asks until the holder is killed.
+/// Time from the waiter's request until the holder is killed.
 const WAITING: Duration = Duration::from_millis(500);
 const NAME: &str = "bench:takeover";
 
-/// All rows at the same time, since all that they do is wait.
+/// Runs all rows at the same time, since they only wait.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     let rows = catalog::contended().into_iter().chain(catalog::OTHER_STORES);
     let rows: Vec<Row> = rows.filter(|row| bench.takes_part(row.program)).collect();
@@ -53,7 +53,9 @@ fn once(row: Row) -> Result<f64, String> {
     let mut stage = Stage::set(row.program, (2, 1), NEAR, TTL)?;
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
-    let [holder, next] = stage.processes.as_mut_slice() else { return Err("it takes two".into()) };
+    let [holder, next] = stage.processes.as_mut_slice() else {
+        return Err("a takeover needs two processes".into());
+    };
     holder.ask(&Order::Hold(Hold { lock: lock.clone(), is_tuned, name: NAME.into(), count: 1 }), LIMIT)?;
     let start_ns = now_ns();
     next.tell(&Order::Run(Run {
@@ -69,15 +71,15 @@ fn once(row: Row) -> Result<f64, String> {
         log: log.path().display().to_string(),
         ..Run::default()
     }))?;
-    // What is measured begins with the kill; that it waits by then is all that this is for.
+    // The measurement starts at the kill; before that the waiter only has to be in the queue.
     thread::sleep(WAITING);
     let killed = now_ns();
     holder.kill();
     next.answer(LIMIT)?;
     let turns = turn::read(log.path()).map_err(|error| error.to_string())?;
-    let turn = turns.first().ok_or_else(|| format!("nobody had it within {LIMIT:?}"))?;
+    let turn = turns.first().ok_or_else(|| format!("no client acquired the lock within {LIMIT:?}"))?;
     if turn.entered < killed {
-        return Err("broken: it was had while somebody else held it".into());
+        return Err("broken: two holders at the same time".into());
     }
     Ok(Duration::from_nanos(turn.entered - killed).as_secs_f64())
 }

@@ -1,5 +1,5 @@
-//! What no lock can be faster than: bare round trips, the bare commands of a lock that nobody else wants, a message from one
-//! connection to the next, and a mutex within the process.
+//! The lower bounds: bare round trips, the bare commands of an uncontended lock, a message from one connection to the next, and
+//! a mutex within the process.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 
 use crate::bare::Bare;
 
-/// They have one library: this program.
+/// The library name of all lower bounds.
 #[derive(Default)]
 pub(crate) struct Bounds {
     /// Mutexes within this process, by name.
@@ -28,7 +28,7 @@ pub(crate) struct Client {
 
 type Channels = Arc<std::sync::Mutex<HashMap<String, mpsc::UnboundedSender<()>>>>;
 
-/// What stands in for a lock.
+/// The substitute for a lock.
 pub(crate) enum Bound {
     Ping(MultiplexedConnection),
     Set { bare: Box<Bare>, name: String },
@@ -108,8 +108,8 @@ async fn ping(connection: &mut MultiplexedConnection) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks in a ring: whoever gets the message may work, and sends it to the next. That is a lock which nobody can join, or
-/// leave, or die within; and the least that a server can do to hand something over.
+/// Tasks in a ring: the task that receives the message works, and sends it to the next. This is the lower bound of a hand-off: a lock
+/// without joining, leaving or crash recovery.
 pub(crate) struct Ring {
     connection: MultiplexedConnection,
     channels: Channels,
@@ -146,7 +146,7 @@ impl Ring {
         messages.recv().await.ok_or_else(|| "the connection is gone".into())
     }
 
-    /// Until the next one listens, which at the beginning takes it a moment.
+    /// Waits until the next task has subscribed.
     async fn give(&mut self) -> Result<(), Failure> {
         loop {
             let mut publish = redis::cmd("PUBLISH");

@@ -1,4 +1,4 @@
-//! leasehold as a peer, with the settings that it comes with.
+//! leasehold as a peer, with default settings.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leasehold::{Client, Guard, Mutex, RwLock, Semaphore, WriteGuard};
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock};
 
-/// The library, and the ttl that it was told to use.
+/// The client and its ttl.
 #[derive(Default)]
 pub(crate) struct Leasehold {
     ttl: Cell<Duration>,
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Semaphore(Semaphore),
 }
 
-/// What is held of it.
+/// A held lock.
 pub(crate) enum Held {
     Lease(Guard),
     Write(WriteGuard),

@@ -94,9 +94,10 @@ pub fn comparison(rows: &[Row]) -> String {
         let (least, most) = range(ratios.iter().map(|(_, p99)| *p99));
         let (services, driver) = (own.services, own.runs[0].result.driver);
         let plural = if services == 1 { "service" } else { "services" };
+        let rounds = if ratios.len() == 1 { "round" } else { "rounds" };
         let _ = writeln!(
             out,
-            "- {services} {plural}, driver `{driver}`, {} rounds: leasehold sells {} times as much as the best published policy of the same round, with a p99 of {} of the best.",
+            "- {services} {plural}, driver `{driver}`, {} {rounds}: leasehold sells {} times as much as the best published policy of the same round, with a p99 of {} of the best.",
             ratios.len(),
             spread(low, high, ""),
             spread(most, least, "1/"),
@@ -188,9 +189,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_page_keeps_everything_outside_of_the_marks() {
-        let page = format!("before\n{BEGIN}old\n{END}after\n");
+        let page = format!("before\n{BEGIN}stale figures\n{END}after\n");
         let new = replace_in(&page, &rows()).unwrap();
-        assert!(new.starts_with("before\n") && new.ends_with("after\n") && !new.contains("old"));
+        assert!(new.starts_with("before\n") && new.ends_with("after\n") && !new.contains("stale"));
         assert_eq!(replace_in(&new, &rows()).unwrap(), new);
         assert!(replace_in("no marks", &rows()).is_err());
     }

@@ -1,5 +1,5 @@
 // PostgreSQL's advisory locks as a peer, over pgx: pg_advisory_lock on a connection of the client's own. The lock is the session's
-// and has no ttl; whoever dies loses it with the connection.
+// and has no ttl; a client that dies loses it with its connection.
 package main
 
 import (
@@ -40,7 +40,7 @@ func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
 	if run.Lock != "mutex" {
 		return nil, fmt.Errorf("PostgreSQL has no lock that is called %s", run.Lock)
 	}
-	// Whoever was called back while it waited has lost its connection: so pgx ends what the server is busy with.
+	// A waiter that was cancelled has lost its connection: pgx cancels a running query that way.
 	if c.connection.IsClosed() {
 		if err := c.connect(); err != nil {
 			return nil, err

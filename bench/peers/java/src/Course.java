@@ -22,7 +22,7 @@ final class Course {
     private final AtomicInteger failures = new AtomicInteger();
     private final AtomicReference<String> failure = new AtomicReference<>();
     private FileChannel counter;
-    /** The log is being written: whoever is granted the lock now was not called back in time, and leaves again. */
+    /** The log is being written: a task that is granted the lock now was interrupted too late, and releases at once. */
     private volatile boolean isOver;
 
     Course(Peer.Order order) {
@@ -35,7 +35,7 @@ final class Course {
         private final int number;
         private final ByteBuffer bytes = ByteBuffer.allocateDirect(8).order(ByteOrder.LITTLE_ENDIAN);
         private final Queue<long[]> turns = new ConcurrentLinkedQueue<>();
-        /** Between taking the lock and giving it back, where nobody interrupts it. */
+        /** Between acquire and release, where no interrupt may happen. */
         private boolean isInside;
 
         Task(Client.Lock lock, int number) {
@@ -137,7 +137,7 @@ final class Course {
         }
         tasks.forEach(Thread::start);
         for (Task task : tasks) {
-            // Rounded up: nobody is called back before the end.
+            // Rounded up: no task is interrupted before the end.
             task.join(Math.max(1, (order.endNs - System.nanoTime()) / 1_000_000 + 1));
         }
         boolean isSpent = !callBack(tasks);

@@ -22,7 +22,7 @@ final class RedissonPeer implements Client {
     private static EventLoopGroup sharedLoops;
     private static ExecutorService sharedExecutor;
 
-    /** Whoever holds for the peer itself: an id that no thread of a run has. */
+    /** Owner of the locks that the peer itself holds: an id that no thread of a run has. */
     private static final long HOLDER = -1;
 
     private final List<RedissonClient> servers = new ArrayList<>();

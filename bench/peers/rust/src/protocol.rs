@@ -59,7 +59,7 @@ pub struct Run {
     pub hold_us: u64,
     /// When they begin, by the machine's monotonic clock.
     pub start_ns: u64,
-    /// When nobody asks any more.
+    /// End of the last attempt.
     pub end_ns: u64,
     /// After so many turns a task stops by itself; zero for no such limit.
     pub turns: u32,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_nobody_knows_is_an_error() {
+    fn an_unknown_order_is_an_error() {
         assert!(serde_json::from_str::<Order>(r#"{"order":"dance"}"#).is_err());
     }
 }
