@@ -12,6 +12,7 @@ use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
+use crate::builder::{ClientBuilder, Store};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::engine::driver;
@@ -22,13 +23,14 @@ use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
 use crate::locks::latch::Latch;
+use crate::locks::lock::{DEFAULT_MAX_WAITERS, DEFAULT_TTL};
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
 use crate::metadata::HolderMetadata;
-use crate::store::{self, Inbox, Store};
+use crate::store::{self, Inbox};
 use crate::url::StoreUrl;
 
 /// A connection to a store. Cloning is cheap, and all clones are one client.
@@ -56,7 +58,7 @@ impl Client {
     /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
     /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
     /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
-    /// `docs/operations.md` has the parameters of each.
+    /// `docs/operations.md` has the parameters of each. [`Client::builder`] has more settings.
     ///
     /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
     ///
@@ -72,8 +74,21 @@ impl Client {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
+    /// Settings for a client, of which only the store is necessary.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::builder().store("memory:").label("importer").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+
     /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
-    /// certificates in memory or a custom DNS resolver. It opens its own connections; the caller's are not used.
+    /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
+    /// the caller's too.
     ///
     /// # Errors
     ///
@@ -83,21 +98,18 @@ impl Client {
     ///
     /// If the future is dropped early, nothing is left.
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
-        let caller = runtime::Handle::try_current().ok();
-        let shown = format!("redis://{}", redis.get_connection_info().addr());
-        let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
-        Self::with_store(shown, open).await
+        Self::builder().store(Store::redis(redis)).connect().await
     }
 
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        Self::connect_to(StoreUrl::parse(url)?, caller).await
+        Self::builder().store(url).connect_from(caller).await
     }
 
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let opened = url.clone();
         let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
-        Self::with_store(url.to_string(), open).await
+        Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
     /// Warnings about the store for an operator; empty if there are none.
@@ -136,25 +148,45 @@ impl Client {
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
+    #[cfg(test)]
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn Store>, Error>>,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+    {
+        Self::with_options(url, ClientOptions::default(), open).await
+    }
+
+    pub(crate) async fn with_options<O, F>(
+        url: String,
+        options: ClientOptions,
+        open: O,
+    ) -> Result<Self, Error>
+    where
+        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
         let session = Arc::new(Session::new(random_id()?));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
-        let start =
-            driver::start(session.clone(), move || open(id, inbox), move |ready| tell.send(ready).is_ok());
+        let (limit, shown) = (options.connect_timeout, url.clone());
+        let open = move || async move {
+            let Some(limit) = limit else { return open(id, inbox).await };
+            let late = |_| {
+                let what = format!("{shown}: not connected within {limit:?}");
+                Err(Error::new(ErrorKind::Timeout, what))
+            };
+            tokio::time::timeout(limit, open(id, inbox)).await.unwrap_or_else(late)
+        };
+        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
         start.map_err(Error::from)?;
         let store = told.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let metadata = HolderMetadata::this_process();
-        let encoded_metadata = metadata.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, metadata, encoded_metadata }) })
+        let encoded_metadata = options.metadata.encode();
+        Ok(Self { handle: Arc::new(Handle { session, store, url, options, encoded_metadata }) })
     }
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
@@ -199,7 +231,19 @@ impl Client {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
-    /// All locks of this store with a holder or a waiter, ordered by name.
+    /// All locks of this store with a holder or a waiter, ordered by name. On Redis it costs one round trip per 1,000 keys of
+    /// each node, and one more. What it shows is no snapshot: locks may change while it reads.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::connect("memory:").await?;
+    /// let _guard = client.mutex("orders:42").label("import").lock().await?;
+    /// for lock in client.list().await? {
+    ///     println!("{} {}: {:?}", lock.kind, lock.name, lock.holders[0].metadata.label);
+    /// }
+    /// # assert_eq!(client.list().await?.len(), 1);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -210,15 +254,23 @@ impl Client {
     /// Cancel safe: it only reads.
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
-        let resources = handle.store.list().await;
-        let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
-        let mut views = Vec::new();
-        for resource in resources {
-            let view = handle.inspect(resource).await?;
-            if !view.holders.is_empty() || !view.waiters.is_empty() {
-                views.push(view);
+        let mut views = match handle.store.inspect_all() {
+            Some(answers) => {
+                let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
+                let view = |(resource, answer)| handle.view(&resource, answer);
+                answers.into_iter().map(view).collect::<Result<Vec<_>, _>>()?
             }
-        }
+            None => {
+                let resources = handle.store.list().await;
+                let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
+                let mut views = Vec::with_capacity(resources.len());
+                for resource in resources {
+                    views.push(handle.inspect(resource).await?);
+                }
+                views
+            }
+        };
+        views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty());
         Ok(views)
     }
 
@@ -247,17 +299,21 @@ impl Client {
     /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed it.
     /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
     ///
-    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s.
+    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
+    /// [`ClientBuilder::close_timeout`], if that is set.
     ///
     /// # Errors
     ///
     /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; places in wait queues expire
-    /// by themselves.
+    /// by themselves. `is_timeout` with a time limit of the builder.
     ///
     /// # Cancel safety
     ///
     /// The client is closed at the first poll. Dropping the future only ends the wait.
     pub async fn close(self) -> Result<(), Error> {
+        if let Some(limit) = self.handle.options.close_timeout {
+            return self.close_timeout(limit).await;
+        }
         self.handle.session.close(clock::local());
         self.closed().await
     }
@@ -307,6 +363,31 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
+    }
+}
+
+/// The settings of a client, and of its locks unless they set their own.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) max_waiters: u32,
+    pub(crate) replicas: u32,
+    /// What holders and waiters publish about themselves.
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) close_timeout: Option<Duration>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            ttl: DEFAULT_TTL,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            replicas: 0,
+            metadata: HolderMetadata::this_process(),
+            connect_timeout: None,
+            close_timeout: None,
+        }
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use leasehold_core::{Answer, Command, Kind, Loss, Name, NameError, Reply, Resource};
 
+use crate::client::ClientOptions;
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::metadata::HolderMetadata;
 use crate::store::{self, Store, StoreError};
 
 /// The session and the store of one client, shared by its locks and guards.
@@ -17,8 +17,8 @@ pub(crate) struct Handle {
     pub(crate) store: Arc<dyn Store>,
     /// The store's address without secrets.
     pub(crate) url: String,
-    /// What the client's holders and waiters publish about themselves, and its stored form.
-    pub(crate) metadata: HolderMetadata,
+    pub(crate) options: ClientOptions,
+    /// The stored form of the metadata among the options.
     pub(crate) encoded_metadata: Arc<str>,
 }
 
@@ -46,9 +46,14 @@ impl Handle {
 
     pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
         let answer = self.ask(resource.clone(), Command::Inspect).await?;
+        self.view(&resource, answer)
+    }
+
+    /// What an answer to `Inspect` shows.
+    pub(crate) fn view(&self, resource: &Resource, answer: Answer) -> Result<LockInfo, Error> {
         match answer.reply {
-            Reply::View(view) => Ok(LockInfo::new(&resource, view, answer.at, self.session.id)),
-            reply => Err(self.unexpected(&resource, &reply)),
+            Reply::View(view) => Ok(LockInfo::new(resource, view, answer.at, self.session.id)),
+            reply => Err(self.unexpected(resource, &reply)),
         }
     }
 

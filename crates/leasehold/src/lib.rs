@@ -38,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blocking;
+mod builder;
 mod client;
 mod diagnostics;
 mod engine;
@@ -57,6 +58,7 @@ mod store;
 mod tests;
 mod url;
 
+pub use builder::{ClientBuilder, Store};
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::{Error, ErrorKind};

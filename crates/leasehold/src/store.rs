@@ -7,7 +7,7 @@ mod redis;
 mod redlock;
 mod sqlite;
 
-pub(crate) use self::redis::steps;
+pub(crate) use self::redis::{SharedConnection, steps};
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -55,6 +55,7 @@ pub(crate) trait Inbox: Send + Sync {
     }
 }
 
+pub(crate) type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
 pub(crate) type CallResult = Result<Answer, StoreError>;
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -129,8 +130,13 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// Resources with holders or waiters, ordered by name. May include ones that have just expired.
+    /// Resources with holders or waiters. May include ones that have just expired.
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>>;
+
+    /// As `list`, with the answer to an `Inspect` of each. `None` if the store does that no faster than by such commands.
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        None
+    }
 
     fn poll_intervals(&self) -> PollIntervals;
 
@@ -154,14 +160,15 @@ pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
     Some(Resource { kind: Kind::Admission, name })
 }
 
-/// Opens a Redis store from the caller's `redis::Client`.
+/// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
 pub(crate) async fn open_own(
     server: &::redis::Client,
+    shared: Option<SharedConnection>,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
-    Ok(redis::Redis::open_own(server, client, inbox, caller).await?)
+    Ok(redis::Redis::open_own(server, shared, client, inbox, caller).await?)
 }
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is

@@ -10,6 +10,7 @@ use leasehold_core::{
     HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
+use crate::client::ClientOptions;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
@@ -23,7 +24,7 @@ pub const MIN_TTL: Duration = Duration::from_millis(100);
 pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
-const DEFAULT_MAX_WAITERS: u32 = 100_000;
+pub(crate) const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
 /// A resource, and the options of its leases.
 #[derive(Clone)]
@@ -76,20 +77,15 @@ impl WaitMode {
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let metadata = handle.encoded_metadata.clone();
+        let ClientOptions { ttl, max_waiters, replicas, .. } = handle.options;
         Self {
             handle,
             resource: resource_of(kind, name).map(Arc::new),
             capacity,
             owner: None,
-            terms: LeaseTerms {
-                ttl: DEFAULT_TTL,
-                renews: true,
-                max_hold: None,
-                min_lifetime: Duration::ZERO,
-                replicas: 0,
-            },
+            terms: LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas },
             min_hold: Duration::ZERO,
-            max_waiters: DEFAULT_MAX_WAITERS,
+            max_waiters,
             hand_off: None,
             metadata,
             label_bytes: 0,
@@ -97,7 +93,7 @@ impl Lock {
     }
 
     pub(crate) fn set_label(&mut self, label: String) {
-        let mut metadata = self.handle.metadata.clone();
+        let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
         metadata.label = Some(label);
         self.metadata = metadata.encode();

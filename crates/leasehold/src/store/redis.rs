@@ -23,6 +23,7 @@ mod keys;
 mod replicas;
 mod sentinel;
 pub(crate) mod steps;
+mod wire;
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -36,7 +37,7 @@ use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use super::{BoxFuture, CallResult, Inbox, ListResult, PollIntervals, Store, StoreError};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
@@ -49,6 +50,8 @@ pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
 pub(crate) use keys::slot_of;
 use sentinel::Sentinels;
+pub(crate) use wire::SharedConnection;
+use wire::Wire;
 
 /// How long an answer may take. Whether a command that is not answered took effect is unknown.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -169,15 +172,22 @@ impl Redis {
     /// As `open`, where the caller knows how to connect.
     pub(crate) async fn open_own(
         server: &redis::Client,
+        shared: Option<SharedConnection>,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let opening = Opening::new(inbox, caller, false);
+        let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let endpoint = opening.endpoint(Target::Server(info.clone()), client);
-        endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        if let Some(shared) = shared {
+            let verified = shared.verify(&mut connections.driver_conn()).await;
+            let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
+            connections.set_caller_conn(Wire::Shared(wire));
+            opening.callers.set_usable();
+        }
         Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
     }
 
@@ -274,13 +284,15 @@ struct Opening {
     is_resp2: bool,
     /// It is one of several servers that vote.
     is_voter: bool,
+    /// A connection of the program's for commands of its tasks.
+    shared: Option<SharedConnection>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Opening {
     fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
         let callers = Arc::default();
-        Self { inbox, caller, callers, is_resp2, is_voter: false, warnings: Arc::default() }
+        Self { inbox, caller, callers, is_resp2, is_voter: false, shared: None, warnings: Arc::default() }
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
@@ -291,9 +303,10 @@ impl Opening {
     fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
+        let shared = self.shared.clone();
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
-            let holding = inbox.clone();
+            let (holding, shared) = (inbox.clone(), shared.clone());
             EndpointConfig {
                 channel,
                 on_message: Arc::new(move |_, message| {
@@ -321,6 +334,7 @@ impl Opening {
                 is_resp2,
                 runtime: callers.clone(),
                 is_voter,
+                shared,
             }
         }
     }
@@ -392,6 +406,11 @@ impl Store for Redis {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
         self.run_on_runtime(async move { nodes.list().await }, || Err(runtime_ended()))
+    }
+
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        let nodes = self.nodes.clone();
+        Some(self.run_on_runtime(async move { nodes.inspect_all().await }, || Err(runtime_ended())))
     }
 
     fn poll_intervals(&self) -> PollIntervals {

@@ -23,6 +23,7 @@ use super::connections::{
 };
 use super::error::{AddressState, explain};
 use super::sentinel::Sentinels;
+use super::wire::{SharedConnection, SharedKeeper};
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 use crate::store::StoreError;
 
@@ -73,6 +74,8 @@ pub(super) struct EndpointConfig {
     pub(super) runtime: Arc<CallerRuntime>,
     /// The server is a quorum node: a connection without a run id is refused.
     pub(super) is_voter: bool,
+    /// A connection of the program's, which serves as caller connection.
+    pub(super) shared: Option<SharedConnection>,
 }
 
 pub(super) struct Endpoint {
@@ -384,8 +387,12 @@ impl Reconnector {
             client.clone(),
             server.clone().unwrap_or_default(),
         ));
+        if let Some(connection) = self.endpoint_config.shared.clone() {
+            let runtime = self.endpoint_config.runtime.clone();
+            let keeper = SharedKeeper { connection, connections: Arc::downgrade(&connections), runtime };
+            tasks.spawn(keeper.keep());
         // RESP2 does not report the loss of this connection.
-        if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
+        } else if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
             let caller_conn = CallerConnection {
                 client,
                 caller: caller.clone(),
