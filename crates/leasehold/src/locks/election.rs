@@ -154,7 +154,8 @@ pub struct Observer {
     is_over: bool,
 }
 
-type Looking = Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>;
+/// It is never locked: the mutex only makes an observer `Sync`.
+type Looking = Mutex<Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>>;
 
 impl Observer {
     /// How often it looks: once a second unless set. No less than 10 ms.
@@ -183,7 +184,9 @@ impl Observer {
     fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {
         let Self { election, every, seen, .. } = self;
         let begin = || -> Looking { Box::pin(election.clone().change(*every, *seen)) };
-        let told = ready!(self.looking.get_or_insert_with(begin).as_mut().poll(context));
+        let looking = self.looking.get_or_insert_with(begin).get_mut();
+        let looking = looking.unwrap_or_else(PoisonError::into_inner);
+        let told = ready!(looking.as_mut().poll(context));
         self.looking = None;
         if let Ok(leader) = &told {
             self.seen = Some(leader.as_ref().map(|leader| leader.acquisition));
