@@ -89,7 +89,7 @@ fn bad_input_is_a_one_line_error_and_creates_nothing() {
         (&["run", "--ttl", "1000d", "a", "--", "true"], "--ttl is between"),
         (&["run", "--min-hold", "1000d", "a", "--", "true"], "at most 30 days"),
         (&["run", "--ttl", "3s", "--grace", "2s", "a", "--", "true"], "does not fit"),
-        (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store is called pigeon:"),
+        (&["run", "--store", "pigeon:coop", "a", "--", "true"], "no store has the scheme pigeon:"),
         (
             &["run", "--store", "redlock://:hunter2@h?max_ttl_ms=1s", "a", "--", "true"],
             "a number of milliseconds",

@@ -19,11 +19,11 @@ extern crate alloc;
 mod client;
 mod command;
 mod id;
-pub mod lua;
 pub mod model;
 mod name;
 mod time;
 mod token;
+pub mod weight;
 
 pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitPolicy};
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};

@@ -84,7 +84,7 @@ impl fmt::Display for NameError {
 
 impl core::error::Error for NameError {}
 
-/// The kinds of lock. Two kinds with the same name are two resources.
+/// The kinds of lock. Two kinds with the same name are two locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -96,11 +96,11 @@ pub enum Kind {
     ReadWrite,
     /// One leader at a time.
     Election,
-    /// A number that is counted down to zero.
+    /// A counter that opens at zero.
     Latch,
-    /// A place where parties wait until all have come.
+    /// Parties wait until all have arrived.
     Barrier,
-    /// Those who wait for a lock that several stores vote about: whose turn it is to try. It is no lock of its own.
+    /// The admission queue of a lock over a quorum. It is not a lock.
     Admission,
 }
 

@@ -16,14 +16,27 @@ pub const MAX_TOKEN: u64 = (1 << 53) - 1;
 /// grants by a store whose clock is absurd.
 const MAX_WALL: u64 = MAX_TOKEN - (1 << 40);
 
-/// A fencing token: each grant of a resource carries a higher one than every grant before it.
+/// A fencing token: each grant of a lock has a higher token than every earlier grant of it.
 ///
-/// Give it to whatever the lock protects, and let that refuse a lower token than it has seen.
+/// Pass it to the protected resource with each write, and let the resource refuse a token that is lower than the highest it has
+/// seen.
+///
+/// ```
+/// # use leasehold_core::Token;
+/// let (first, second) = (Token::new(7).unwrap(), Token::new(8).unwrap());
+/// assert!(first < second);
+/// assert_eq!(i64::from(second), 8); // for a database
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(u64);
 
 impl Token {
-    /// The token with this number; none when it is zero or above [`MAX_TOKEN`].
+    /// The token with this number; `None` for zero and for numbers of 2^53 or more.
+    ///
+    /// ```
+    /// # use leasehold_core::Token;
+    /// assert!(Token::new(0).is_none() && Token::new(1 << 53).is_none());
+    /// ```
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
         if number == 0 || number > MAX_TOKEN {
@@ -33,6 +46,11 @@ impl Token {
     }
 
     /// The number to compare and to store.
+    ///
+    /// ```
+    /// # use leasehold_core::Token;
+    /// assert_eq!(Token::new(7).unwrap().get(), 7);
+    /// ```
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
@@ -46,7 +64,7 @@ impl From<Token> for u64 {
 }
 
 impl From<Token> for i64 {
-    /// As databases have it. Tokens are below 2^53, so nothing is lost.
+    /// The integer type of databases. Tokens are below 2^53, so nothing is lost.
     fn from(token: Token) -> Self {
         token.0.cast_signed()
     }

@@ -1,7 +1,7 @@
-//! The same locks for programs without async: every call parks its thread.
+//! The same locks without async: a call blocks its thread.
 //!
-//! The same names mean the same things, and the errors are the same; see [`crate::Client`], [`crate::Mutex`] and
-//! [`crate::Guard`] for them. Do not call these from async code: they would stop its executor.
+//! Types, methods and errors have the same names and meanings as in the crate's root: see [`crate::Client`], [`crate::Mutex`] and
+//! [`crate::Guard`]. Do not call these from async code, because they block its executor.
 //!
 //! ```
 //! # fn main() -> Result<(), leasehold::Error> {
@@ -30,33 +30,33 @@ pub use locks::{
     Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, ReentrantMutex, RwLock, Semaphore,
 };
 
-/// Something async, or what an async call has come to, as it is here.
-trait Face {
+/// Converts an async type, or the result of an async call, into its blocking counterpart.
+trait IntoBlocking {
     type Blocking;
 
     fn blocking(self) -> Self::Blocking;
 }
 
-impl<T: Face> Face for Option<T> {
+impl<T: IntoBlocking> IntoBlocking for Option<T> {
     type Blocking = Option<T::Blocking>;
 
     fn blocking(self) -> Self::Blocking {
-        self.map(Face::blocking)
+        self.map(IntoBlocking::blocking)
     }
 }
 
-impl<T: Face, E: Face> Face for Result<T, E> {
+impl<T: IntoBlocking, E: IntoBlocking> IntoBlocking for Result<T, E> {
     type Blocking = Result<T::Blocking, E::Blocking>;
 
     fn blocking(self) -> Self::Blocking {
-        self.map(Face::blocking).map_err(Face::blocking)
+        self.map(IntoBlocking::blocking).map_err(IntoBlocking::blocking)
     }
 }
 
-/// What is the same in both.
-macro_rules! itself {
+/// Types that are the same in both.
+macro_rules! unchanged {
     ($($type:ty),*) => {
-        $(impl Face for $type {
+        $(impl IntoBlocking for $type {
             type Blocking = Self;
 
             fn blocking(self) -> Self {
@@ -66,14 +66,14 @@ macro_rules! itself {
     };
 }
 
-itself!((), bool, u32, usize, Error, Diagnosis, HolderInfo, LockInfo, Vec<HolderInfo>, Vec<LockInfo>);
+unchanged!((), bool, u32, usize, Error, Diagnosis, HolderInfo, LockInfo, Vec<HolderInfo>, Vec<LockInfo>);
 
-/// Calls that wait: `&self` or `self`, and what they return unless they fail.
+/// Calls that block, with their arguments and results.
 macro_rules! calls {
-    ($face:ident: $($call:ident(& $self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty;)*) => {
-        impl $face {
+    ($type_name:ident: $($call:ident(& $self:ident $(, $arg:ident: $type:ty)*) -> $ret:ty;)*) => {
+        impl $type_name {
             $(
-                #[doc = concat!("As [`crate::", stringify!($face), "::", stringify!($call), "`].")]
+                #[doc = concat!("As [`crate::", stringify!($type_name), "::", stringify!($call), "`].")]
                 ///
                 /// # Errors
                 ///
@@ -87,7 +87,7 @@ macro_rules! calls {
 }
 use calls;
 
-/// As [`crate::Client`].
+/// As [`crate::Client`]. Its calls block the thread.
 #[derive(Clone, Debug)]
 pub struct Client(crate::Client);
 
@@ -98,7 +98,7 @@ impl Client {
     ///
     /// As there.
     pub fn connect(url: &str) -> Result<Self, Error> {
-        // A thread that is parked may be the one that a runtime needs, so none is used.
+        // The caller's runtime is not used, because the blocked thread may be the one that it needs.
         block_on(crate::Client::connect_from(url, None)).map(Self)
     }
 

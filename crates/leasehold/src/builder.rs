@@ -1,9 +1,11 @@
 //! How a client is configured in types: the store, and what its locks have unless they say otherwise.
 
 use std::fmt;
+#[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
 use redis::aio::ConnectionLike;
 use tokio::runtime;
 
@@ -11,7 +13,9 @@ use crate::client::{Client, ClientOptions};
 use crate::error::{Error, ErrorKind};
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
-use crate::store::{self, SharedConnection};
+use crate::store;
+#[cfg(feature = "redis")]
+use crate::store::SharedConnection;
 use crate::url::StoreUrl;
 
 /// Where a client keeps its locks, for [`ClientBuilder::store`]. A `&str` or a `String` is an address, as for
@@ -33,6 +37,7 @@ pub struct Store(Choice);
 enum Choice {
     Address(String),
     Url(StoreUrl),
+    #[cfg(feature = "redis")]
     Redis(Box<redis::Client>, Option<SharedConnection>),
 }
 
@@ -58,6 +63,7 @@ impl Store {
     /// # client.close().await?;
     /// # Ok(()) });
     /// ```
+    #[cfg(all(feature = "sqlite", unix))]
     pub fn sqlite(path: impl Into<PathBuf>) -> Self {
         Self(Choice::Url(StoreUrl::Sqlite { path: path.into(), is_durable: false }))
     }
@@ -73,6 +79,7 @@ impl Store {
     /// let client = Client::builder().store(Store::redis(server)).connect().await?;
     /// # Ok(()) }
     /// ```
+    #[cfg(feature = "redis")]
     #[must_use]
     pub fn redis(client: redis::Client) -> Self {
         Self(Choice::Redis(Box::new(client), None))
@@ -106,6 +113,7 @@ impl Store {
     /// let client = Client::builder().store(Store::redis_connection(server, connection)).connect().await?;
     /// # Ok(()) }
     /// ```
+    #[cfg(feature = "redis")]
     pub fn redis_connection<C>(client: redis::Client, connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,
@@ -132,6 +140,7 @@ impl fmt::Debug for Store {
             // It may have a password in it.
             Choice::Address(_) => f.write_str("Store(an address)"),
             Choice::Url(url) => write!(f, "Store({url})"),
+            #[cfg(feature = "redis")]
             Choice::Redis(client, _) => write!(f, "Store(redis://{})", client.get_connection_info().addr()),
         }
     }
@@ -269,6 +278,7 @@ impl ClientBuilder {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
             Some(Choice::Url(url)) => url,
+            #[cfg(feature = "redis")]
             Some(Choice::Redis(client, shared)) => {
                 let shown = format!("redis://{}", client.get_connection_info().addr());
                 if shared.is_some() && caller.is_none() {

@@ -58,9 +58,19 @@ impl Client {
     /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
     /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
     /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
-    /// `docs/operations.md` has the parameters of each. [`Client::builder`] has more settings.
+    /// [The guide](crate::guide::operations#addresses) has the parameters of each. [`Client::builder`] has more settings.
     ///
     /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// use leasehold::Client;
+    ///
+    /// let (one, other) = (Client::connect("memory:jobs").await?, Client::connect("memory:jobs").await?);
+    /// let guard = one.mutex("import").lock().await?;
+    /// assert!(other.mutex("import").try_lock().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -90,6 +100,13 @@ impl Client {
     /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
     /// the caller's too.
     ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// let redis = leasehold::redis::Client::open("redis://127.0.0.1").expect("a valid address");
+    /// let client = leasehold::Client::from_redis_client(redis).await?;
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// `is_unavailable`: the message names the address.
@@ -97,6 +114,7 @@ impl Client {
     /// # Cancel safety
     ///
     /// If the future is dropped early, nothing is left.
+    #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         Self::builder().store(Store::redis(redis)).connect().await
     }
@@ -112,7 +130,16 @@ impl Client {
         Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
-    /// Warnings about the store for an operator; empty if there are none.
+    /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// for warning in client.warnings() {
+    ///     eprintln!("warning: {warning}");
+    /// }
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.handle.store.warnings()
@@ -191,42 +218,101 @@ impl Client {
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
     /// characters) is reported when the lock is used.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// # Ok(()) });
+    /// ```
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
     /// The mutex of that name for a named owner, which may hold it more than once, from several tasks or processes. As
     /// [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
+    /// # Ok(()) });
+    /// ```
     pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
         ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
-    /// A semaphore with this many permits. As [`Self::mutex`], nothing is sent.
+    /// A semaphore with this many permits, at least 1. As [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.semaphore("uploads", 3).acquire(1).await?;
+    /// # Ok(()) });
+    /// ```
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore::new(self.handle.clone(), name.as_ref(), permits)
     }
 
     /// A lock with many readers or one writer. As [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.rw_lock("prices").read().await?;
+    /// # Ok(()) });
+    /// ```
     pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(self.handle.clone(), name.as_ref())
     }
 
     /// An election with one leader at a time. As [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let leadership = client.election("scheduler").campaign().await?;
+    /// # Ok(()) });
+    /// ```
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(self.handle.clone(), name.as_ref())
     }
 
     /// A latch that opens after this many counts. As [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// assert_eq!(client.latch("imported", 3).count_down().await?, 2);
+    /// # Ok(()) });
+    /// ```
     pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
         Latch::new(self.handle.clone(), name.as_ref(), count)
     }
 
-    /// Work that one of many candidates starts in each period, under the mutex of that name. As [`Self::mutex`], nothing is sent.
+    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days. As
+    /// [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let day = Duration::from_secs(86_400);
+    /// assert!(client.once_per("report", day).start().await?.is_some());
+    /// # Ok(()) });
+    /// ```
     pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
         OncePer::new(self.handle.clone(), name.as_ref(), period)
     }
 
-    /// A barrier at which this many parties wait for each other. As [`Self::mutex`], nothing is sent.
+    /// A barrier at which this many parties wait for each other, 1 to 65,534. As [`Self::mutex`], nothing is sent.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// client.barrier("loaded", 1).wait().await?;
+    /// # Ok(()) });
+    /// ```
     pub fn barrier(&self, name: impl AsRef<str>, parties: u32) -> Barrier {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
@@ -236,12 +322,11 @@ impl Client {
     ///
     /// ```
     /// # leasehold::doc_test(async {
-    /// let client = leasehold::Client::connect("memory:").await?;
-    /// let _guard = client.mutex("orders:42").label("import").lock().await?;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
     /// for lock in client.list().await? {
-    ///     println!("{} {}: {:?}", lock.kind, lock.name, lock.holders[0].metadata.label);
+    ///     println!("{} {}: {} holders, {} waiters", lock.kind, lock.name, lock.holders.len(), lock.waiters.len());
     /// }
-    /// # assert_eq!(client.list().await?.len(), 1);
     /// # Ok(()) });
     /// ```
     ///
@@ -276,6 +361,15 @@ impl Client {
 
     /// The holders and waiters of a lock of any kind.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// let info = client.inspect(leasehold::Kind::Mutex, "orders:42").await?;
+    /// assert_eq!(info.holders[0].token, guard.token());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// `is_invalid` for the name; `is_unavailable`.
@@ -287,11 +381,26 @@ impl Client {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases a lock of any kind by force, as [`Mutex::force_release`] does.
+    /// Releases a lock of any kind by force, as [`Mutex::force_release`]. Returns the former holders.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// let former = client.force_release(leasehold::Kind::Mutex, "orders:42").await?;
+    /// assert_eq!(former[0].token, guard.token());
+    /// guard.lost().await; // the holder is notified
+    /// assert!(!guard.is_held());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
     /// As [`Self::inspect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lock may or may not have been released.
     pub async fn force_release(&self, kind: Kind, name: impl AsRef<str>) -> Result<Vec<HolderInfo>, Error> {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
@@ -301,6 +410,15 @@ impl Client {
     ///
     /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
     /// [`ClientBuilder::close_timeout`], if that is set.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// client.close().await?;
+    /// assert!(!guard.is_held());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -318,7 +436,15 @@ impl Client {
         self.closed().await
     }
 
-    /// As [`Self::close`], but waits at most this long. With zero it closes the client and does not wait.
+    /// As [`Self::close`], but waits at most `limit`. With zero it closes the client and does not wait.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// client.close_timeout(Duration::from_secs(2)).await?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///

@@ -5,6 +5,18 @@
 use std::fmt;
 
 /// The result of [`Client::diagnose`](crate::Client::diagnose).
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let diagnosis = client.diagnose().await?;
+/// for component in &diagnosis.components {
+///     for finding in &component.findings {
+///         println!("{} {}: {}", finding.severity, component.name, finding.what);
+///     }
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -14,7 +26,14 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Whether a finding can give one lock to two holders, or make locks unavailable.
+    /// Whether a finding has [`Severity::Danger`]: two holders of one lock are possible, or locks are unavailable.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// assert!(!client.diagnose().await?.is_dangerous());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_dangerous(&self) -> bool {
         let mut findings = self.components.iter().flat_map(|component| &component.findings);
@@ -23,6 +42,15 @@ impl Diagnosis {
 }
 
 /// One part of a store: a server, the Sentinels, a cluster, a file.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// for component in client.diagnose().await?.components {
+///     println!("{}: {} facts, {} findings", component.name, component.facts.len(), component.findings.len());
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -36,6 +64,15 @@ pub struct Component {
 }
 
 /// An observed value.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// for fact in &client.diagnose().await?.components[0].facts {
+///     println!("{}: {}", fact.name, fact.value);
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -47,6 +84,18 @@ pub struct Fact {
 }
 
 /// What one or more facts mean for locks.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// for finding in &client.diagnose().await?.components[0].findings {
+///     println!("{} [{}]: {}", finding.what, finding.id, finding.why);
+///     if let Some(remedy) = &finding.remedy {
+///         println!("> {remedy}");
+///     }
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -64,6 +113,11 @@ pub struct Finding {
 }
 
 /// The severity of a finding. The most severe is the smallest, so that it sorts first.
+///
+/// ```
+/// use leasehold::Severity;
+/// assert!(Severity::Danger < Severity::Advice && Severity::Advice < Severity::Fine);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
@@ -135,7 +189,7 @@ impl Component {
 /// Declares the checks and their ids in one place, so that none is without an id.
 macro_rules! checks {
     ($($check:ident => $id:literal,)*) => {
-        /// What can be found out about a store, the worst first: no lock can be had; two holders are possible; the rest.
+        /// The checks of a store, the most severe first: no lock can be acquired; two holders are possible; the rest.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Check { $($check),* }
 
@@ -145,7 +199,12 @@ macro_rules! checks {
             }
         }
 
-        /// The ids of all findings, in the order in which they are reported among those of one severity.
+        /// The ids of all findings, in the order in which findings of one severity are reported. [The
+        /// guide](crate::guide::operations#monitoring) explains each.
+        ///
+        /// ```
+        /// assert!(leasehold::FINDING_IDS.contains(&"eviction"));
+        /// ```
         pub const FINDING_IDS: &[&str] = &[$($id),*];
     };
 }
@@ -205,7 +264,15 @@ checks! {
 }
 
 impl Finding {
-    /// By this findings are sorted, the worst first.
+    /// The sort key of findings: the most severe first, then in the order of [`FINDING_IDS`].
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let mut findings = client.diagnose().await?.components.remove(0).findings;
+    /// findings.sort_by_key(leasehold::Finding::rank);
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn rank(&self) -> (Severity, usize) {
         (self.severity, FINDING_IDS.iter().position(|id| *id == self.id).unwrap_or(FINDING_IDS.len()))

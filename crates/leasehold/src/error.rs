@@ -137,12 +137,28 @@ impl Error {
 
     /// An argument is invalid: a name, a ttl, an address, or a number of permits that differs from the one in use. Nothing was
     /// changed.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let error = client.semaphore("uploads", 3).acquire(4).await.unwrap_err();
+    /// assert!(error.is_invalid());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         self.0.kind == ErrorKind::Invalid
     }
 
     /// This store does not support the operation.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let error = client.mutex("orders:42").replicas(1).lock().await.unwrap_err();
+    /// assert!(error.is_unsupported()); // `memory:` has no replicas
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.0.kind == ErrorKind::Unsupported
@@ -150,42 +166,106 @@ impl Error {
 
     /// The store was unreachable or did not respond, so the state of the lock is unknown. If it granted a lease, the client is
     /// releasing it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let error = leasehold::Client::connect("redis://127.0.0.1:1").await.unwrap_err();
+    /// assert!(error.is_unavailable());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.0.kind == ErrorKind::Unavailable
     }
 
     /// The lease ended before its holder released it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let guard = orders.lock().await?;
+    /// orders.force_release().await?;
+    /// assert!(guard.release().await.unwrap_err().is_lost());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// A time limit that the caller set has passed.
+    /// A time limit that the caller set has passed: that of `close_timeout`, `release_timeout` or `write_timeout`. A `lock_timeout`
+    /// returns `None` instead.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("redis://127.0.0.1").await?;
+    /// if let Err(error) = client.close_timeout(Duration::from_secs(2)).await {
+    ///     assert!(error.is_timeout() || error.is_unavailable());
+    /// }
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         self.0.kind == ErrorKind::Timeout
     }
 
     /// The lock's wait queue is full.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42").max_waiters(0);
+    /// let guard = orders.lock().await?;
+    /// assert!(orders.lock().await.unwrap_err().is_queue_full());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_queue_full(&self) -> bool {
         self.0.kind == ErrorKind::QueueFull
     }
 
     /// The named owner does not hold the lock, so it can't release it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let account = client.reentrant_mutex("account:7", "request-93ab");
+    /// assert!(account.release_all().await.unwrap_err().is_not_owner());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_not_owner(&self) -> bool {
         self.0.kind == ErrorKind::NotOwner
     }
 
     /// The resource has seen a higher token, so the holder of this one has lost its lease.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let (fence, device) = (leasehold::fence::Fence::new(), client.mutex("device"));
+    /// let first = device.lock().await?.token();
+    /// fence.admit(device.lock().await?.token())?;
+    /// assert!(fence.admit(first).unwrap_err().is_stale());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.0.kind == ErrorKind::Stale
     }
 
     /// The client was closed.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// client.close().await?;
+    /// assert!(orders.lock().await.unwrap_err().is_closed());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.kind == ErrorKind::Closed

@@ -21,6 +21,16 @@ use crate::store::{BoxFuture, CallResult};
 ///
 /// A guard can be dropped anywhere: outside a runtime, in a panic, on another thread. An embedded store is called at once;
 /// for other stores the client's own thread sends the release. Only `release` reports whether the store has confirmed it.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let guard = client.mutex("report").lock().await?;
+/// let body = guard.run(async { "body" }).await?; // dropped when the lease is lost
+/// println!("UPDATE … WHERE fence <= {}: {body}", guard.token());
+/// guard.release().await?;
+/// # Ok(()) });
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard {
     handle: Arc<Handle>,
@@ -72,6 +82,18 @@ impl Guard {
     /// earlier. Zero releases at once, for work that turned out to be unnecessary. A lease with a minimum hold is not handed
     /// off between the tasks of its client.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let lottery = client.mutex("lottery").min_hold(Duration::from_secs(3_600));
+    /// let guard = lottery.lock().await?;
+    /// guard.set_min_hold(Duration::ZERO)?; // there was nothing to draw
+    /// guard.release().await?;
+    /// assert!(lottery.try_lock().await?.is_some());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Then nothing was changed.
@@ -86,6 +108,13 @@ impl Guard {
     }
 
     /// The lock's name.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// assert_eq!(client.mutex("orders:42").lock().await?.name(), "orders:42");
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn name(&self) -> &str {
         self.resource.name.as_str()
@@ -93,6 +122,16 @@ impl Guard {
 
     /// The fencing token: higher than that of every earlier grant of this lock. Pass it to the protected resource, which must
     /// refuse tokens lower than the highest it has seen.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let first = orders.lock().await?.token();
+    /// let second = orders.lock().await?.token();
+    /// assert!(second > first);
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn token(&self) -> Token {
         self.token
@@ -100,6 +139,15 @@ impl Guard {
 
     /// How much longer the lease may be trusted if no further renewal succeeds. Measured by this process's own clock, which
     /// counts suspend. Zero when the lease is lost.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").ttl(Duration::from_secs(10)).lock().await?;
+    /// assert!(guard.remaining() > Duration::ZERO && guard.remaining() < Duration::from_secs(10));
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.handle.session.remaining(self.sequence, clock::local()).unwrap_or(Duration::ZERO)
@@ -107,12 +155,34 @@ impl Guard {
 
     /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated when
     /// it continues; the fencing token protects against that.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let guard = orders.lock().await?;
+    /// assert!(guard.is_held());
+    /// orders.force_release().await?;
+    /// guard.lost().await; // the holder is notified
+    /// assert!(!guard.is_held());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
     /// Waits until the lease is lost. Without a response from the store it ends after [`Self::remaining`].
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let guard = orders.lock().await?;
+    /// orders.force_release().await?;
+    /// println!("lost: {}", guard.lost().await);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Cancel safety
     ///
@@ -124,6 +194,17 @@ impl Guard {
     }
 
     /// Waits until the lease has at most this much time left, because renewals fail or are off, or until it is lost.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42").ttl(Duration::from_millis(100)).auto_renew(false);
+    /// let guard = orders.lock().await?;
+    /// guard.wait_until_expiring(Duration::from_millis(90)).await;
+    /// assert!(guard.remaining() <= Duration::from_millis(90)); // time to stop the work
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Cancel safety
     ///
@@ -149,6 +230,17 @@ impl Guard {
 
     /// Renews the lease now to its full ttl, and waits for the store's confirmation. With automatic renewal off, this keeps the
     /// lease. With it on, this ensures a full ttl before a long step: a lease that was granted after a wait begins with 3 s.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").auto_renew(false).lock().await?;
+    /// for step in 0..3 {
+    ///     guard.renew().await?; // 10 s for each step
+    ///     println!("step {step}");
+    /// }
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -184,6 +276,19 @@ impl Guard {
 
     /// Runs `work` while the lease is held, and drops it when the lease is lost.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let guard = orders.lock().await?;
+    /// assert_eq!(guard.run(async { 42 }).await?, 42);
+    ///
+    /// orders.force_release().await?;
+    /// let work = std::future::pending::<()>();
+    /// assert!(guard.run(work).await.unwrap_err().is_lost());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// `is_lost`. If the work finished after its lease ended, its value is dropped too, because the work may have run
@@ -206,6 +311,15 @@ impl Guard {
 
     /// Releases the lease, and waits for the store's confirmation.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// orders.lock().await?.release().await?;
+    /// assert!(orders.try_lock().await?.is_some());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client retries
@@ -219,6 +333,15 @@ impl Guard {
     }
 
     /// As [`Self::release`], but retries for up to `limit`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// guard.release_timeout(Duration::from_secs(5)).await?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///

@@ -8,10 +8,19 @@ use crate::locks::barrier;
 use crate::locks::rw::mode_of;
 use crate::metadata::HolderMetadata;
 
-/// The holders and waiters of a lock at one moment of the store's clock.
+/// The holders and waiters of a lock at one moment of the store's clock. Returned by [`Mutex::inspect`](crate::Mutex::inspect) and
+/// [`Client::list`](crate::Client::list).
 ///
-/// With the feature `serde` it can be serialized, with the field names and units of `leasehold show --json`: durations are
-/// in milliseconds, and their names end with `_ms`.
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let uploads = client.semaphore("uploads", 3);
+/// let guard = uploads.acquire(2).await?;
+/// let info = uploads.inspect().await?;
+/// assert_eq!((info.in_use, info.capacity), (2, 3));
+/// assert_eq!(info.last_token, Some(guard.token()));
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -38,6 +47,18 @@ pub struct LockInfo {
 }
 
 /// One holder of a lock.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").label("nightly export");
+/// let guard = orders.lock().await?;
+/// let info = orders.inspect().await?;
+/// let holder = &info.holders[0];
+/// println!("{:?} has held it for {:?}", holder.metadata.host, holder.held_for);
+/// assert!(holder.is_own && holder.token == guard.token());
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -71,6 +92,16 @@ pub struct HolderInfo {
 }
 
 /// One waiter for a lock.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42");
+/// for waiter in orders.inspect().await?.waiters {
+///     println!("{}. {:?}, for {:?}", waiter.position, waiter.metadata.program, waiter.waiting_for);
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -125,6 +156,15 @@ mod views {
 }
 
 /// The mode in which a read-write lock is held or requested.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let prices = client.rw_lock("prices");
+/// let guard = prices.write().await?;
+/// assert_eq!(prices.inspect().await?.holders[0].mode, Some(leasehold::Mode::Write));
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]

@@ -1,7 +1,9 @@
 //! Distributed locks with leases, fencing tokens and FIFO hand-off.
 //!
-//! A lock is held through a **lease**: ownership for a bounded time, renewed while its holder lives. Each grant has a
-//! **fencing token**, higher than every earlier one. The store itself hands a released lock to the next waiter.
+//! A client holds a lock through a **lease**: ownership for a bounded time, the ttl. The client renews the lease while the guard
+//! lives, and the lease expires if its process dies. Waiting clients form a FIFO queue in the store, and a release grants the lock
+//! to the first waiter. Each grant has a **fencing token**, higher than every earlier one, so that a resource can refuse the late
+//! write of a former holder.
 //!
 //! ```
 //! # leasehold::doc_test(async {
@@ -21,6 +23,11 @@
 //! # Ok(()) });
 //! ```
 //!
+//! # Types
+//!
+//! [`Client`] connects to a store: Redis or Valkey, a SQLite file, or memory. It creates the locks. An acquisition returns a
+//! [`Guard`], which releases the lock when it is dropped.
+//!
 //! | | |
 //! |---|---|
 //! | [`Mutex`] | one holder at a time |
@@ -31,12 +38,43 @@
 //! | [`Election`] | one leader at a time, and who it is |
 //! | [`OncePer`] | one start per period among many candidates |
 //! | [`Latch`], [`Barrier`] | wait for a number of counts, or for all parties |
-//! | [`fence`] | resources that refuse a holder whose lease has ended |
+//! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
+//! | [`fence`] | resources that refuse a former holder by its token |
+//! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the problems of a store |
 //!
-//! The futures run on any executor. [`blocking`] has the same locks for programs without one.
+//! The futures run on any executor. The module `blocking` has the same locks without async. Every operation has one error type, [`Error`],
+//! whose predicates say what a program can do. Contention is no error: `try_lock` and `lock_timeout` return `None`.
+//!
+//! # Guide
+//!
+//! | | |
+//! |---|---|
+//! | [Choosing a lock](guide::choosing) | which kind and which store fit which job |
+//! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
+//! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
+//! | [Redlock](guide::redlock) | a quorum of independent servers |
+//! | [Testing](guide::testing) | how to test code that uses locks |
+//!
+//! # Features
+//!
+//! | | | |
+//! |---|---|---|
+//! | | `memory:` | always there |
+//! | `redis` | `redis:`, `redis+unix:`, `redis-sentinel:`, `redis-cluster:`; [`Client::from_redis_client`] | default |
+//! | `tls` | `rediss:` and `tls=true`, with rustls; implies `redis` | |
+//! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
+//! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
+//! | `blocking` | the module `blocking` | |
+//! | `serde` | `Serialize` for [`LockInfo`], [`Diagnosis`] and what is in them | |
+//!
+//! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Some functions serve one store or one face only. A build with all features reports those that none uses.
+#![cfg_attr(not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")), allow(dead_code))]
 
+#[cfg(feature = "blocking")]
 pub mod blocking;
 mod builder;
 mod client;
@@ -45,14 +83,14 @@ mod engine;
 mod error;
 pub mod fence;
 mod guard;
+pub mod guide;
 mod handle;
 mod inspect;
 mod locks;
 mod metadata;
 mod options;
+#[cfg(feature = "redlock")]
 mod redlock;
-#[doc(hidden)]
-pub mod steps;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -76,19 +114,24 @@ pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
+/// The client library that [`Client::from_redis_client`] takes a client of: the only crate whose types this one's public API has.
+/// A new major version of it is therefore a new major version of `leasehold`.
+#[cfg(feature = "redis")]
 pub use redis;
+#[cfg(feature = "redlock")]
 pub use redlock::{Redlock, RedlockBuilder};
 pub use url::SCHEMES;
 
 /// The README's example is a test too.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../README.md")]
 struct Readme;
 
 /// Runs the examples in this documentation.
 #[doc(hidden)]
 pub fn doc_test(example: impl Future<Output = Result<(), Error>>) {
-    if let Err(error) = pollster::block_on(example) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    if let Err(error) = runtime.expect("a runtime for the example").block_on(example) {
         panic!("{error}");
     }
 }

@@ -5,9 +5,28 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 /// The maximum length of a label in bytes.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let long = "x".repeat(leasehold::MAX_LABEL_BYTES + 1);
+/// assert!(client.mutex("orders:42").label(long).lock().await.unwrap_err().is_invalid());
+/// # Ok(()) });
+/// ```
 pub const MAX_LABEL_BYTES: usize = 1024;
 
-/// What a holder or a waiter publishes about itself.
+/// What a holder or a waiter publishes about itself. Other clients see it, so a label must not contain a secret.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").label("nightly export");
+/// let guard = orders.lock().await?;
+/// let metadata = &orders.inspect().await?.holders[0].metadata;
+/// assert_eq!(metadata.pid, Some(std::process::id()));
+/// assert_eq!(metadata.label.as_deref(), Some("nightly export"));
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(Serialize))]
 #[non_exhaustive]
@@ -38,10 +57,9 @@ struct Stored {
 
 impl HolderMetadata {
     pub(crate) fn this_process() -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        Self { host: Some(host), pid: Some(std::process::id()), program, label: None }
+        Self { host: host_name(), pid: Some(std::process::id()), program, label: None }
     }
 
     pub(crate) fn encode(&self) -> Arc<str> {
@@ -59,6 +77,16 @@ impl HolderMetadata {
         };
         Self { host, pid, program, label: note }
     }
+}
+
+#[cfg(unix)]
+fn host_name() -> Option<String> {
+    Some(rustix::system::uname().nodename().to_string_lossy().into_owned())
+}
+
+#[cfg(not(unix))]
+fn host_name() -> Option<String> {
+    std::env::var("COMPUTERNAME").ok()
 }
 
 #[cfg(test)]

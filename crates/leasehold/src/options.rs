@@ -2,12 +2,20 @@
 //!
 //! They are macros because each kind is a type of its own, and its methods must appear in its own documentation.
 
-/// All options: those of a lease, and the minimum hold.
+/// All options: those of a lease, and the minimum hold. `$new` is the call of the client that examples make the lock with.
 macro_rules! settings {
-    ($kind:ident) => {
+    ($kind:ident, $new:literal) => {
         impl $kind {
-            /// Retains the lock until this long after the grant, even if it is released earlier. For work that must not run
-            /// twice although the clocks that start it differ.
+            /// Retains the lock until this long after the grant, even if it is released earlier: none by default, at most 30
+            /// days. For work that must not run twice although the clocks that start it differ.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # use std::time::Duration;
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".min_hold(Duration::from_secs(60));")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn min_hold(mut self, min_hold: std::time::Duration) -> Self {
                 self.0.min_hold = min_hold;
@@ -15,17 +23,25 @@ macro_rules! settings {
             }
         }
 
-        $crate::options::lease_settings!($kind);
+        $crate::options::lease_settings!($kind, $new);
     };
 }
 pub(crate) use settings;
 
 /// The options of a lease, for kinds that set the minimum hold themselves.
 macro_rules! lease_settings {
-    ($kind:ident) => {
+    ($kind:ident, $new:literal) => {
         impl $kind {
             /// How long the lease runs without renewal: 100 ms to 30 days, 10 s by default. A crashed holder blocks others
             /// for at most this long.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # use std::time::Duration;
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".ttl(Duration::from_secs(30));")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn ttl(mut self, ttl: std::time::Duration) -> Self {
                 self.0.terms.ttl = ttl;
@@ -35,13 +51,28 @@ macro_rules! lease_settings {
             /// Whether the lease is renewed at a third of its ttl while the guard lives; true by default. Without renewal, a
             /// loss in the store (a server that was emptied, for example) is detected at a call of `renew`, or when the lease
             /// ends.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".auto_renew(false);")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn auto_renew(mut self, renews: bool) -> Self {
                 self.0.terms.renews = renews;
                 self
             }
 
-            /// Ends the lease this long after the grant, even if renewals succeed: for work that may hang.
+            /// Ends the lease this long after the grant, even if renewals succeed: no limit by default. For work that may hang.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # use std::time::Duration;
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".max_hold(Duration::from_secs(600));")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn max_hold(mut self, hold: std::time::Duration) -> Self {
                 self.0.terms.max_hold = Some(hold);
@@ -50,6 +81,13 @@ macro_rules! lease_settings {
 
             /// The maximum length of the lock's wait queue, 100,000 by default. When it is full, waiting fails with
             /// `is_queue_full`.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".max_waiters(100);")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn max_waiters(mut self, max_waiters: u32) -> Self {
                 self.0.max_waiters = max_waiters;
@@ -57,25 +95,39 @@ macro_rules! lease_settings {
             }
         }
 
-        $crate::options::looking!($kind);
+        $crate::options::inspection!($kind, $new);
     };
 }
 pub(crate) use lease_settings;
 
 /// The label, and inspection.
-macro_rules! looking {
-    ($kind:ident) => {
+macro_rules! inspection {
+    ($kind:ident, $new:literal) => {
         impl $kind {
             /// Waits until this many replicas have each grant and each renewal, so that a failover to one of them keeps the
             /// lease. It costs a round trip to the replicas. If they do not confirm a grant within 0.5 s, the lease is released
-            /// and the attempt fails; a renewal is retried until the lease has expired. Redis only.
+            /// and the attempt fails; a renewal is retried until the lease has expired. 0 by default. Redis only.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".replicas(1);")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn replicas(mut self, replicas: u32) -> Self {
                 self.0.terms.replicas = replicas;
                 self
             }
 
-            /// Text that inspection shows beside host, process and program. At most 1 KiB.
+            /// Text that inspection shows beside host, process and program: none by default, at most 1 KiB.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".label(\"nightly export\");")]
+            /// # Ok(()) });
+            /// ```
             #[must_use]
             pub fn label(mut self, label: impl Into<String>) -> Self {
                 self.0.set_label(label.into());
@@ -84,19 +136,43 @@ macro_rules! looking {
 
             /// The holders and waiters of the lock.
             ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let info = client.", $new, ".inspect().await?;")]
+            /// assert!(info.holders.is_empty());
+            /// # Ok(()) });
+            /// ```
+            ///
             /// # Errors
             ///
             /// `is_invalid` for the name; `is_unavailable`.
+            ///
+            /// # Cancel safety
+            ///
+            /// Cancel safe: it only reads.
             pub async fn inspect(&self) -> Result<$crate::LockInfo, $crate::Error> {
                 self.0.inspect().await
             }
 
             /// Releases the lock by force, and grants it to the next waiters. The holders are notified of the loss. Until they
-            /// stop, old and new holders work at the same time, and only their tokens distinguish them.
+            /// stop, old and new holders work at the same time, and only their tokens distinguish them. Returns the former holders.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let former = client.", $new, ".force_release().await?;")]
+            /// assert!(former.is_empty()); // it was free
+            /// # Ok(()) });
+            /// ```
             ///
             /// # Errors
             ///
             /// As [`Self::inspect`].
+            ///
+            /// # Cancel safety
+            ///
+            /// If the future is dropped, the lock may or may not have been released.
             pub async fn force_release(&self) -> Result<Vec<$crate::HolderInfo>, $crate::Error> {
                 self.0.force_release().await
             }
@@ -109,4 +185,4 @@ macro_rules! looking {
         }
     };
 }
-pub(crate) use looking;
+pub(crate) use inspection;

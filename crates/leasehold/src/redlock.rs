@@ -1,4 +1,4 @@
-//! Several servers that vote about each lock.
+//! Redlock: locks by majority vote of independent servers.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,15 +13,17 @@ use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
 use crate::url::{RedisUrl, RedlockUrl};
 
-/// Locks of several Redis servers that know nothing of each other: a lock is held by whoever more than half of them have
-/// granted it to, so that any minority may fail (Redlock; <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>).
+/// Locks over several independent Redis servers. A lock is held when more than half of the servers have granted it, so any
+/// minority may fail
+/// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 ///
-/// It has mutexes and elections, and nothing that holders share: two permits over three servers could have three holders.
-/// Where addresses are at hand, [`Client::connect`] with `redlock://host,host,host` does the same.
+/// It has the kinds with one holder: mutexes, elections and once-per-period work. Two permits over three servers could have three
+/// holders, so there are no semaphores and no read-write locks. [`Client::connect`] with `redlock://host,host,host` does the same
+/// for nodes that differ only in their host.
 ///
-/// Unlike Redlock elsewhere it has **fencing tokens**: the highest that any node of the quorum gave, known to a quorum before
-/// the guard exists. What a quorum can promise depends on what its members remember: see
-/// [`RedlockBuilder::max_ttl`], and `docs/guarantees.md`.
+/// Unlike other implementations it has **fencing tokens**. The token is the highest that any node of the majority granted, and a
+/// majority stores it before the guard exists. The guarantees depend on what the nodes remember after a crash: see
+/// [`RedlockBuilder::max_ttl`] and [the guide](crate::guide::redlock).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), leasehold::Error> {
@@ -61,36 +63,54 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Which servers, and how they vote.
+    /// Begins the configuration of the servers and of the vote.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), leasehold::Error> {
+    /// let redlock = leasehold::Redlock::builder()
+    ///     .node("redis://10.0.0.1")
+    ///     .node("redis://10.0.0.2")
+    ///     .node("redis://10.0.0.3")
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
     pub fn builder() -> RedlockBuilder {
         RedlockBuilder { nodes: Vec::new(), url: RedlockUrl::new(Vec::new()) }
     }
 
-    /// A lock with one holder at a time. As [`Client::mutex`]: nothing is sent.
+    /// A lock with one holder at a time. Nothing is sent. The tasks of one client do not hand off a lease.
     ///
-    /// Whoever waits tries again after random pauses, in turn: all but one wait in a queue that one of the servers has, and
-    /// the turn goes on when the lock is given back. The client's tasks don't hand a lease on among themselves.
+    /// One waiting client stands in the queues of the nodes. The others wait in an admission queue on one node, and the next one is
+    /// admitted when the lock is released. Clients that meet at the nodes retry after random pauses of up to 100 ms.
+    ///
+    /// ```no_run
+    /// # async fn example(redlock: leasehold::Redlock) -> Result<(), leasehold::Error> {
+    /// let guard = redlock.mutex("orders:42").lock().await?;
+    /// guard.release().await
+    /// # }
+    /// ```
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         self.client.mutex(name)
     }
 
-    /// One leader at a time. As [`Client::election`].
+    /// As [`Client::election`].
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         self.client.election(name)
     }
 
-    /// Work that one of many starts in each period. As [`Client::once_per`].
+    /// As [`Client::once_per`].
     pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
         self.client.once_per(name, period)
     }
 
-    /// As [`Client::warnings`], of each server.
+    /// As [`Client::warnings`], for each server.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.client.warnings()
     }
 
-    /// As [`Client::diagnose`]: each server, and whether they are independent.
+    /// As [`Client::diagnose`], for each server, and whether the servers are independent.
     ///
     /// # Errors
     ///
@@ -136,7 +156,19 @@ impl fmt::Debug for Redlock {
     }
 }
 
-/// Which servers a [`Redlock`] consists of, and how they vote. Created by [`Redlock::builder`].
+/// The servers of a [`Redlock`], and the options of the vote. Created by [`Redlock::builder`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), leasehold::Error> {
+/// use std::time::Duration;
+///
+/// let mut builder = leasehold::Redlock::builder().max_ttl(Duration::from_secs(30));
+/// for host in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
+///     builder = builder.node(format!("rediss://:secret@{host}"));
+/// }
+/// let redlock = builder.node_timeout(Duration::from_millis(200)).connect().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "nothing is connected before `connect`"]
 pub struct RedlockBuilder {
@@ -145,51 +177,77 @@ pub struct RedlockBuilder {
 }
 
 impl RedlockBuilder {
-    /// One more server, by an address that [`Client::connect`] takes: `redis:`, `rediss:`, `redis+unix:`, or
-    /// `redis-sentinel:` for the master of a group. Each with its own password. An odd number of them, three or five, is
-    /// what makes sense: an even one needs one more, and survives the loss of no more.
+    /// Adds a server by its address: `redis:`, `rediss:`, `redis+unix:`, or `redis-sentinel:` for the master of a group. Each may
+    /// have its own password. 1 to 15 servers are possible. Use three or five: an even number tolerates no more failures than the
+    /// odd number below it.
+    ///
+    /// ```
+    /// let builder = leasehold::Redlock::builder()
+    ///     .node("redis://:one@10.0.0.1")
+    ///     .node("redis-sentinel://10.0.0.3,10.0.0.4/third");
+    /// ```
     pub fn node(mut self, url: impl Into<String>) -> Self {
         self.nodes.push(url.into());
         self
     }
 
-    /// How long a server may take to answer. Unless set it is a tenth of the ttl, between 100 ms and 1 s, or eight times
-    /// as long as most servers usually take, if that is longer; but never more than a third of the ttl. Nobody waits for a
-    /// slow server once the others have decided.
+    /// The time limit for a server's answer. The default is the longer of a tenth of the ttl (between 100 ms and 1 s) and eight
+    /// usual round trips, but at most a third of the ttl. The client does not wait for a slow server after the others have decided.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let builder = leasehold::Redlock::builder().node_timeout(Duration::from_millis(200));
+    /// ```
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.url.node_timeout = Some(limit);
         self
     }
 
-    /// The longest ttl that any of those locks has, at any client: a server that may have forgotten what it granted, because
-    /// it was restarted, emptied or replaced, does not vote for as long. Everybody is to say the same. So a lock can't come to
-    /// have two holders by that; but when more than a minority are restarted at a time, nobody has a lock for that long, and
-    /// so it is when servers are used for the first time. A longer ttl, or an [`outlives`](OncePer) of it, is refused then.
+    /// The longest ttl of any lock on these servers; all clients must pass the same. A server that may have forgotten its grants,
+    /// because it was restarted, emptied or replaced, abstains for this long. By then every lease that it forgot has expired, so no
+    /// lock gets two holders. A server also abstains on first use. If a majority is new or restarted, no lock can be acquired for
+    /// that long. A longer ttl or minimum hold is refused with `is_invalid`.
     ///
-    /// Without it servers that restart vote at once: let them write each change to disk (`appendfsync always`), or don't start
-    /// them again before that time is over.
+    /// The default is none: servers vote at once after a restart. Then let them write each change to disk (`appendfsync always`), or
+    /// keep a crashed server down for the longest ttl.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let builder = leasehold::Redlock::builder().max_ttl(Duration::from_secs(30));
+    /// ```
     pub fn max_ttl(mut self, ttl: Duration) -> Self {
         self.url.max_ttl = Some(ttl);
         self
     }
 
-    /// Tokens need not rise: nobody has to be told what another server gave. This rarely costs anything, since servers whose
-    /// clocks agree are asked for the same token; otherwise it costs one more round trip.
+    /// Turns fencing tokens off: tokens may fall from grant to grant. It saves one round trip if the servers' clocks disagree. If
+    /// they agree, fencing costs no round trip.
+    ///
+    /// ```
+    /// let builder = leasehold::Redlock::builder().unfenced();
+    /// ```
     pub fn unfenced(mut self) -> Self {
         self.url.is_fenced = false;
         self
     }
 
-    /// Connects to all of them. More than half have to be there.
+    /// Connects to the servers. More than half must be reachable; the client connects to the others later.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), leasehold::Error> {
+    /// let builder = leasehold::Redlock::builder().node("redis://10.0.0.1").node("redis://10.0.0.2").node("redis://10.0.0.3");
+    /// let redlock = builder.connect().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for an address that can't be used, no address, or a server that is named twice, also by different names;
-    /// `is_unavailable` when too few are there, and why each is not.
+    /// `is_invalid` for an invalid address, no address, or one server under two addresses; `is_unavailable` if too few servers are
+    /// reachable, with the reason for each.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is left when it is dropped early.
+    /// If the future is dropped early, nothing is left.
     pub async fn connect(self) -> Result<Redlock, Error> {
         let Self { nodes, mut url } = self;
         url.nodes = nodes.iter().map(|node| RedisUrl::of_node(node)).collect::<Result<_, _>>()?;
@@ -200,7 +258,7 @@ impl RedlockBuilder {
 
 impl fmt::Debug for RedlockBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Addresses have passwords in them.
+        // Addresses may contain passwords.
         write!(f, "RedlockBuilder({} nodes)", self.nodes.len())
     }
 }

@@ -3,11 +3,15 @@
 #[cfg(test)]
 mod histories;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
 mod redlock;
+#[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
 
-pub(crate) use self::redis::{SharedConnection, steps};
+#[cfg(feature = "redis")]
+pub(crate) use self::redis::SharedConnection;
 
 use std::error::Error as StdError;
 use std::pin::Pin;
@@ -161,6 +165,7 @@ pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
 }
 
 /// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
+#[cfg(feature = "redis")]
 pub(crate) async fn open_own(
     server: &::redis::Client,
     shared: Option<SharedConnection>,
@@ -173,6 +178,7 @@ pub(crate) async fn open_own(
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
 /// created; callers' commands may run on it.
+#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
 pub(crate) async fn open(
     url: &StoreUrl,
     client: ClientId,
@@ -185,8 +191,11 @@ pub(crate) async fn open(
             store.join(client, inbox);
             Ok(store)
         }
+        #[cfg(feature = "redlock")]
         StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, client, inbox, caller).await?),
+        #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
+        #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
     }
 }

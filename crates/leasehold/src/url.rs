@@ -1,48 +1,70 @@
-//! What a store's address says. The parts that may be a secret are never kept in what is shown.
+//! Parses the address of a store. The printable form of an address contains no secret.
 
+#[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
 mod redlock;
 
 use std::fmt;
+#[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind};
 
+#[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
+#[cfg(feature = "redlock")]
 pub(crate) use redlock::RedlockUrl;
 
-/// The schemes that a client can connect to.
+/// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts, including those whose feature is off.
+///
+/// ```
+/// assert!(leasehold::SCHEMES.contains(&"memory"));
+/// ```
 pub const SCHEMES: &[&str] =
     &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
-    Memory { name: String },
+    Memory {
+        name: String,
+    },
+    #[cfg(feature = "redis")]
     Redis(Box<RedisUrl>),
+    #[cfg(feature = "redlock")]
     Redlock(Box<RedlockUrl>),
-    Sqlite { path: PathBuf, is_durable: bool },
+    #[cfg(all(feature = "sqlite", unix))]
+    Sqlite {
+        path: PathBuf,
+        is_durable: bool,
+    },
 }
 
 impl StoreUrl {
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let Some((scheme, rest)) = url.split_once(':') else {
-            // It may be a password that was pasted into the wrong place, so it is not repeated.
+            // The text may be a misplaced password, so the message does not contain it.
             return Err(invalid(format!("a store's address begins with a scheme: {}", schemes())));
         };
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
+            #[cfg(all(feature = "sqlite", unix))]
             "sqlite" => Self::parse_sqlite(rest),
+            #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => {
                 Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
             }
+            #[cfg(feature = "redlock")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            _ if SCHEMES.contains(&scheme) => Err(disabled(scheme)),
             _ if is_scheme(scheme) => {
-                Err(invalid(format!("no store is called {scheme}:, there are {}", schemes())))
+                Err(invalid(format!("no store has the scheme {scheme}:; the schemes are {}", schemes())))
             }
             _ => Err(invalid(format!("a store's address begins with a scheme: {}", schemes()))),
         }
     }
 
+    #[cfg(all(feature = "sqlite", unix))]
     fn parse_sqlite(rest: &str) -> Result<Self, Error> {
         let (path, is_durable) = match rest.rsplit_once("?synchronous=") {
             None => (rest, false),
@@ -69,6 +91,7 @@ impl StoreUrl {
     }
 }
 
+#[cfg(feature = "redlock")]
 impl From<RedlockUrl> for StoreUrl {
     fn from(url: RedlockUrl) -> Self {
         Self::Redlock(Box::new(url))
@@ -77,6 +100,24 @@ impl From<RedlockUrl> for StoreUrl {
 
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
+}
+
+/// The error for an address that this build has no store for.
+fn disabled(scheme: &str) -> Error {
+    let feature = match scheme {
+        "sqlite" if !cfg!(unix) => {
+            return Error::new(ErrorKind::Unsupported, "sqlite: needs Unix");
+        }
+        "sqlite" => "sqlite",
+        "rediss" => "tls",
+        "redlock" => "redlock",
+        _ => "redis",
+    };
+    needs_feature(&format!("{scheme}:…"), feature)
+}
+
+pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
 }
 
 fn is_scheme(word: &str) -> bool {
@@ -98,14 +139,17 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory { name } => write!(f, "memory:{name}"),
+            #[cfg(feature = "redis")]
             Self::Redis(url) => url.fmt(f),
+            #[cfg(feature = "redlock")]
             Self::Redlock(url) => url.fmt(f),
+            #[cfg(all(feature = "sqlite", unix))]
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "redlock", feature = "sqlite", feature = "tls"))]
 mod tests {
     use super::*;
 

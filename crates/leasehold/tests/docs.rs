@@ -1,4 +1,5 @@
-//! The documents name tests as their evidence: each of them must exist.
+//! The documents name tests as their evidence, and each of them must exist. Every public item has an example. The documents
+//! of `leasehold::guide` link to each other in a form that works on GitHub and in rustdoc.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Everything that is written in Rust here.
+/// Appends the text of every Rust file in a folder.
 fn sources(folder: &Path, text: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -60,4 +61,120 @@ fn every_test_that_a_document_names_exists() {
 fn evidence_in_a_table_is_found() {
     let document = "| promise | shown by |\n|---|---|\n| it works | `a_test`; `cargo bench` and `b_test` |\n\n| a | `no` |\n";
     assert_eq!(evidence(document), ["a_test", "b_test"]);
+}
+
+/// A public item, and the documentation before it.
+struct Item {
+    declaration: String,
+    documentation: String,
+}
+
+impl Item {
+    /// The public types, functions, methods and constants in the text of a source file. Every `pub` item is reachable, because
+    /// `unreachable_pub` is a warning. Fields, re-exports and hidden items do not count.
+    fn all(source: &str) -> Vec<Self> {
+        let (mut items, mut documentation, mut is_hidden) = (Vec::new(), String::new(), false);
+        for line in source.lines().map(str::trim) {
+            if let Some(text) = line.strip_prefix("///").or_else(|| line.strip_prefix("#[doc = ")) {
+                documentation += text.trim_start();
+                documentation.push('\n');
+            } else if line == "#[doc(hidden)]" {
+                is_hidden = true;
+            } else if !line.starts_with("#[") && !line.ends_with(")]") {
+                if ["struct ", "enum ", "const ", "fn ", "async fn ", "trait ", "static "]
+                    .iter()
+                    .any(|keyword| line.strip_prefix("pub ").is_some_and(|rest| rest.starts_with(keyword)))
+                    && !is_hidden
+                {
+                    let documentation = documentation.clone();
+                    items.push(Self { declaration: line.to_owned(), documentation });
+                }
+                documentation.clear();
+                is_hidden = false;
+            }
+        }
+        items
+    }
+
+    /// Whether it refers to an item that it repeats, as `blocking` does.
+    fn refers(&self) -> bool {
+        self.documentation.trim_start_matches("concat!(\"").starts_with("As [")
+    }
+
+    fn lacks_example(&self) -> bool {
+        !self.refers() && !self.documentation.contains("```")
+    }
+
+    fn lacks_cancel_safety(&self) -> bool {
+        self.declaration.contains("async fn") && !self.documentation.contains("# Cancel safety")
+    }
+}
+
+/// Folders and files of the library that have no public items.
+const PRIVATE: [&str; 8] =
+    ["engine", "engine.rs", "store", "store.rs", "tests", "tests.rs", "steps.rs", "handle.rs"];
+
+fn public_items(folder: &Path, items: &mut Vec<Item>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let (path, name) = (entry.path(), entry.file_name());
+        if PRIVATE.iter().any(|private| name == *private) {
+            continue;
+        } else if path.is_dir() {
+            public_items(&path, items);
+        } else {
+            items.extend(Item::all(&fs::read_to_string(path).unwrap()));
+        }
+    }
+}
+
+#[test]
+fn every_public_item_has_an_example_and_every_async_one_states_its_cancel_safety() {
+    let mut items = Vec::new();
+    public_items(&root().join("crates/leasehold/src"), &mut items);
+    assert!(items.len() > 150, "only {} public items were found", items.len());
+    let without: Vec<&str> =
+        items.iter().filter(|item| item.lacks_example()).map(|item| item.declaration.as_str()).collect();
+    assert!(without.is_empty(), "{} public items have no example: {without:#?}", without.len());
+    let unsafe_to_drop: Vec<&str> = items
+        .iter()
+        .filter(|item| item.lacks_cancel_safety())
+        .map(|item| item.declaration.as_str())
+        .collect();
+    assert!(unsafe_to_drop.is_empty(), "these do not state their cancel safety: {unsafe_to_drop:#?}");
+}
+
+#[test]
+fn item_without_an_example_is_found() {
+    let source = "
+        /// One.\n///\n/// ```\n/// one();\n/// ```\n#[must_use]\npub fn one() {}
+        /// Two.\npub async fn two() {}
+        /// As [`one`].\npub fn three() {}
+        pub(crate) fn four() {}
+        #[doc(hidden)]\npub fn five() {}
+        #[doc = concat!(\"As [`crate::\", stringify!($kind), \"`].\")]\npub struct $kind(u8);";
+    let items = Item::all(source);
+    let lacking = |lacks: fn(&Item) -> bool| items.iter().filter(|item| lacks(item)).count();
+    assert_eq!((items.len(), lacking(Item::lacks_example), lacking(Item::lacks_cancel_safety)), (4, 1, 1));
+    assert!(items[1].lacks_example() && items[1].lacks_cancel_safety());
+}
+
+/// In rustdoc a relative path leads nowhere, so the guide's documents link by references, which `guide.rs` redefines.
+#[test]
+fn documents_of_the_guide_link_by_references() {
+    let guide = fs::read_to_string(root().join("crates/leasehold/src/guide.rs")).unwrap();
+    for entry in fs::read_dir(root().join("crates/leasehold/guide")).unwrap() {
+        let path = entry.unwrap().path();
+        let document = fs::read_to_string(&path).unwrap();
+        let inline = document.match_indices("](").filter(|(at, _)| !document[at + 2..].starts_with("http"));
+        assert_eq!(inline.count(), 0, "{} has a link that is no reference", path.display());
+        let references = document.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+        for (name, _) in references {
+            assert!(
+                guide.contains(&format!("\"[{name}]: ")),
+                "{} defines [{name}], guide.rs does not",
+                path.display()
+            );
+        }
+    }
 }

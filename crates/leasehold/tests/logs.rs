@@ -77,13 +77,13 @@ async fn outage_is_logged_once_per_lease_and_once_at_its_end() {
         // More than one renewal has failed, and none has succeeded.
         until(async || guard.remaining() < long / 4).await;
     }
-    assert_lines("one", &["could not be renewed"]);
+    assert_lines("one", &["lease not renewed"]);
     server.signal("CONT");
     until(async || kept.iter().all(|guard| guard.remaining() > long / 2)).await;
     until(async || lines_about("back").len() == 2).await;
     for name in ["one", "two"] {
         assert_lines(name, &["lease not renewed", "lease renewed again"]);
     }
-    assert_lines("lost", &["could not be renewed", "was lost"]);
+    assert_lines("lost", &["lease not renewed", "lease lost"]);
     assert_lines("back", &["lease not released yet", "lease released after retries"]);
 }

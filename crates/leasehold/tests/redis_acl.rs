@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
-const DOCUMENT: &str = include_str!("../../../docs/operations.md");
+const DOCUMENT: &str = include_str!("../guide/operations.md");
 
 const PASSWORD: &str = "a-long-password";
 

@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::steps;
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, Kind, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Name, Outcome, Owner, Release, Reply, Resource, WaitFor, WaitPolicy, lua,
+    LocalTime, Name, Outcome, Owner, Release, Reply, Resource, WaitFor, WaitPolicy,
+};
+use leasehold_redis_protocol::{
+    Script, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, weight,
 };
 use redis::{RedisResult, Value};
 
@@ -89,8 +91,8 @@ impl Own {
     /// This lock as the lock under test. The probe does not wait. `modify` receives the source of each script.
     #[must_use]
     pub fn subject(self, modify: Modify) -> Subject {
-        let text = |script| Text::new(&modify(&steps::text(script, CLOCK)));
-        let texts = lua::Script::ALL.map(|script| (script, text(script)));
+        let text = |script| Text::new(&modify(&ScriptVariant::Server.text(script, CLOCK)));
+        let texts = Script::ALL.map(|script| (script, text(script)));
         let texts: Arc<HashMap<_, _>> = Arc::new(texts.into());
         let make: MakeClient = Arc::new(move |redis, role, who| {
             let client = ClientId::new(1 + u128::try_from(who).unwrap_or(0));
@@ -133,7 +135,7 @@ impl Own {
 
 struct Leasehold {
     redis: Redis,
-    texts: Arc<HashMap<lua::Script, Text>>,
+    texts: Arc<HashMap<Script, Text>>,
     own: Own,
     resource: Resource,
     role: Role,
@@ -152,20 +154,20 @@ impl Leasehold {
     }
 
     async fn send(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
-        let (script, keys, said) = steps::encode(&self.resource, command);
-        let text = self.texts[&script].clone();
-        let words: Vec<_> = keys.iter().map(|key| key.as_bytes().to_vec()).chain([said]).collect();
-        let said = Request::Script { text, keys: keys.len(), words };
-        let value: Value = self.redis.send(said, display_value(command)).await?;
-        steps::answer(command, &value).ok_or_else(|| misuse("no version of the script returns that"))
+        let call = ScriptVariant::Server.encode(&self.resource, command, VoteArgs::default());
+        let text = self.texts[&call.script()].clone();
+        let words: Vec<_> = call.keys().chain(call.args()).map(<[u8]>::to_vec).collect();
+        let request = Request::Script { text, keys: call.keys().len(), words };
+        let value: Value = self.redis.send(request, display_value(command)).await?;
+        decode_answer(command, None, &value).map_err(|_| misuse("a reply of another layout version"))
     }
 
     fn begin(&mut self) -> AcquireMachine {
         let acquisition = Acquisition { client: self.client, sequence: self.next };
         self.next += 1;
-        let capacity = if self.own.kind == Kind::ReadWrite { steps::WRITER } else { 1 };
+        let capacity = if self.own.kind == Kind::ReadWrite { weight::WRITER } else { 1 };
         let is_reader = self.own.kind == Kind::ReadWrite && self.role == Role::Reader;
-        let weight = if is_reader { steps::READER } else { capacity };
+        let weight = if is_reader { weight::READER } else { capacity };
         let is_in = !self.held.is_empty();
         let waits = self.own.waits && !is_in;
         let command = Acquire {
@@ -208,7 +210,7 @@ impl Leasehold {
             }
             let due = attempt.poll_timeout().unwrap_or(LocalTime::NEVER).since(self.now());
             if let Some(message) = self.redis.message(due).await?
-                && let Some(push) = steps::push(&message)
+                && let Ok(push) = decode_push(&message)
             {
                 attempt.handle_push(self.now(), &push);
             }
@@ -225,7 +227,7 @@ impl Leasehold {
 impl Recipe for Leasehold {
     async fn try_lock(&mut self) -> RedisResult<Option<Hold>> {
         if self.own.waits && !self.is_subscribed {
-            self.redis.subscribe(&steps::inbox_of(self.client)).await?;
+            self.redis.subscribe(&inbox_of(self.client, None)).await?;
             self.is_subscribed = true;
         }
         let attempt = self.begin();

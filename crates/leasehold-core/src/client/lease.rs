@@ -59,9 +59,9 @@ pub enum Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Expired => "it ran out before a renewal succeeded",
-            Self::Gone => "the store says that it is gone: it was taken away, or expired there",
-            Self::MaxHold => "its longest hold is over",
+            Self::Expired => "it expired before a renewal succeeded",
+            Self::Gone => "the store no longer has it: it was revoked or expired there",
+            Self::MaxHold => "its maximum hold is over",
             Self::Closed => "the client was closed",
         })
     }

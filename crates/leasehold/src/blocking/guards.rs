@@ -10,12 +10,26 @@ use std::time::Duration;
 use leasehold_core::{Loss, Token};
 use pollster::block_on;
 
-use super::{Face, calls};
+use super::{IntoBlocking, calls};
 use crate::error::Error;
 use crate::locks::lock::Lock;
 
-/// As [`crate::Guard`]. A thread can't be cancelled, so instead of `run` look at [`Self::is_held`] between the steps
-/// of the work, or let another thread wait with [`Self::lost_within`].
+/// A held lease, as [`crate::Guard`]. A thread can't be cancelled, so there is no `run`: check [`Self::is_held`] between the steps
+/// of the work, or let another thread call [`Self::lost_within`].
+///
+/// ```
+/// # fn main() -> Result<(), leasehold::Error> {
+/// # let client = leasehold::blocking::Client::connect("memory:")?;
+/// let guard = client.mutex("import").lock()?;
+/// for file in ["a.csv", "b.csv"] {
+///     if !guard.is_held() {
+///         break; // the lease was lost
+///     }
+///     println!("importing {file} with token {}", guard.token());
+/// }
+/// guard.release()
+/// # }
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard(crate::Guard);
 
@@ -44,7 +58,19 @@ impl Guard {
         self.0.is_held()
     }
 
-    /// Waits until the lease is lost, as [`crate::Guard::lost`], but for at most this long.
+    /// Waits at most `limit` until the lease is lost; returns `None` at the limit. Otherwise as [`crate::Guard::lost`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::blocking::Client::connect("memory:")?;
+    /// let mutex = client.mutex("import");
+    /// let guard = mutex.lock()?;
+    /// assert!(guard.lost_within(Duration::from_millis(1)).is_none());
+    /// mutex.force_release()?;
+    /// assert!(guard.lost_within(Duration::from_secs(1)).is_some());
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
         let mut lost = pin!(self.0.lost());
@@ -84,7 +110,7 @@ impl fmt::Debug for Guard {
     }
 }
 
-impl Face for crate::Guard {
+impl IntoBlocking for crate::Guard {
     type Blocking = Guard;
 
     fn blocking(self) -> Guard {
@@ -92,7 +118,7 @@ impl Face for crate::Guard {
     }
 }
 
-/// A guard that can be exchanged for another one.
+/// The guards of a read-write lock that can be upgraded or downgraded.
 macro_rules! exchangeable {
     ($guard:ident) => {
         #[doc = concat!("As [`crate::", stringify!($guard), "`].")]
@@ -136,7 +162,7 @@ macro_rules! exchangeable {
             }
         }
 
-        impl Face for crate::$guard {
+        impl IntoBlocking for crate::$guard {
             type Blocking = $guard;
 
             fn blocking(self) -> $guard {
@@ -186,7 +212,7 @@ impl UpgradableGuard {
     }
 }
 
-/// As [`crate::SetGuard`]; for losses see its [`guards`](Self::guards).
+/// As [`crate::SetGuard`]. To wait for a loss, use one of its [`guards`](Self::guards).
 #[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard(Vec<Guard>);
@@ -219,7 +245,7 @@ impl SetGuard {
     }
 }
 
-impl Face for crate::SetGuard {
+impl IntoBlocking for crate::SetGuard {
     type Blocking = SetGuard;
 
     fn blocking(self) -> SetGuard {

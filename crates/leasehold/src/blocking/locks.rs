@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pollster::block_on;
 
-use super::{Face, Guard, SetGuard, UpgradableGuard, WriteGuard, calls};
+use super::{Guard, IntoBlocking, SetGuard, UpgradableGuard, WriteGuard, calls};
 use crate::error::Error;
 use crate::inspect::{HolderInfo, LockInfo};
 
-/// The settings of a lock.
+/// The options of a lock.
 macro_rules! settings {
     ($kind:ident) => {
         impl $kind {
@@ -23,7 +23,7 @@ macro_rules! settings {
     };
 }
 
-/// Those that a kind has which keeps by itself what was taken.
+/// The options of a lease, for kinds that set the minimum hold themselves.
 macro_rules! lease_settings {
     ($kind:ident) => {
         impl $kind {
@@ -54,7 +54,7 @@ macro_rules! lease_settings {
     };
 }
 
-/// A lock and looking at it, for every kind.
+/// A kind of lock, its label, and its inspection.
 macro_rules! kind {
     ($kind:ident) => {
         #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
@@ -207,10 +207,10 @@ calls! { Latch:
 }
 
 impl Latch {
-    /// As [`crate::Latch::keep`].
+    /// As [`crate::Latch::retention`].
     #[must_use]
-    pub fn keep(self, keep: Duration) -> Self {
-        Self(self.0.keep(keep))
+    pub fn retention(self, retention: Duration) -> Self {
+        Self(self.0.retention(retention))
     }
 }
 

@@ -1,6 +1,12 @@
 //! The clocks of this machine.
 
+#[cfg(not(unix))]
+mod portable;
+
 use leasehold_core::{LocalTime, Now, StoreTime};
+#[cfg(not(unix))]
+use portable::{ClockId, Timespec, clock_gettime};
+#[cfg(unix)]
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// The clock that never steps and also counts suspend.

@@ -1,19 +1,19 @@
-//! A place where parties wait until all have come.
+//! A barrier: parties wait until all have arrived.
 //!
-//! A party holds a lease while it waits, so a party that dies has not come. The weight of the lease says what the party
-//! does, and each change is one step in the store (`round.rs` reads what is there):
+//! A party holds a lease while it waits, so a party that dies has not arrived. The weight of the lease encodes the party's state,
+//! and each change of state is one step in the store (`round.rs` decodes the leases):
 //!
-//! - **Arrival.** It weighs so much that only one round fits: a party that comes too early waits in the queue.
-//! - **Claim.** A party that sees all of a round turns its arrival into a claim, and looks again. If all are still there, the
-//!   round may pass; otherwise the claim is taken back.
-//! - **Mark.** A claim that was confirmed becomes a mark, which is released and *kept* for a while: from that step on the
-//!   round has passed, for all of its parties. A mark that is not kept yet decides nothing.
-//! - **Departure.** A party that gives up turns its arrival into a departure first, and looks then. It has passed if a claim
-//!   from before its departure became a mark, and while such a claim is undecided it waits for that.
+//! - **Arrival.** Its weight lets only one round fit: a party that arrives too early waits in the queue.
+//! - **Claim.** A party that sees all parties of a round replaces its arrival by a claim, and reads again. If all are still there,
+//!   the claim is confirmed; otherwise the party returns to its arrival.
+//! - **Mark.** A confirmed claim is replaced by a mark, which is released and *retained* for a while. From the release on the round
+//!   has passed, for all of its parties. A mark that is not retained yet decides nothing.
+//! - **Departure.** A party that times out first replaces its arrival by a departure, and then reads. It has passed if a claim from
+//!   before its departure became a mark. While such a claim is undecided, the party waits for the decision.
 //!
-//! So of a party that departs and a party that claims, at least one sees the other, whatever happens between their steps.
-//! Claims and departures get new tokens, which say what came first. A mark names the first and the last token of its round;
-//! tokens rise, so it says nothing about a later round.
+//! So of a departing and a claiming party, at least one sees the other, whatever happens between their steps. Claims and
+//! departures have tokens of their own, which order them. A mark names the first and the last token of its round. Tokens rise, so
+//! a mark never matches a later round.
 
 mod round;
 
@@ -33,10 +33,10 @@ use round::Round;
 
 pub(crate) use round::{parties, passed_rounds};
 
-/// The weight of a party that has come and waits.
+/// The weight of a party that has arrived and waits.
 const ARRIVAL: u32 = 1 << 16;
 
-/// As an arrival, after a claim that was taken back.
+/// As an arrival, after a claim that was not confirmed.
 const RETURNED: u32 = ARRIVAL + 1;
 
 const CLAIM: u32 = ARRIVAL + 2;
@@ -45,79 +45,99 @@ const DEPARTURE: u32 = ARRIVAL + 3;
 
 const MARK: u32 = 1;
 
-/// The largest number of parties: beside them there must be room for marks.
-const MOST: u32 = u32::MAX / ARRIVAL - 1;
+/// The maximum number of parties. The rest of the capacity is for marks.
+const MAX_PARTIES: u32 = u32::MAX / ARRIVAL - 1;
 
-/// How long a mark is kept, and for two ttls at least. A party that does not look for longer has lost its lease, unless it
-/// asked for a longer one than the others.
-const KEEP: Duration = Duration::from_secs(60);
+/// How long a mark is retained, if that is longer than two ttls. A party that does not poll for two of its own ttls has lost its
+/// lease.
+const MARK_RETENTION: Duration = Duration::from_secs(60);
 
-/// With so many marks, further ones are kept for two ttls only: everybody is shown all of them, and they take room, without
-/// which nobody can come.
+/// With so many marks, further ones are retained for two ttls only: each poll returns all of them, and they use capacity that
+/// arrivals need.
 const MANY_MARKS: usize = 64;
 
-/// How often a waiting party looks; less often where more than a hundred parties would be shown each time.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
+/// The interval between two polls of a waiting party. It grows with the parties, because each poll returns every party.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL_PER_PARTY: Duration = Duration::from_millis(1);
 
-/// How often a departing party looks whether an earlier claim is decided, which takes a few round trips.
-const LOOK_FOR_DECISION: Duration = Duration::from_millis(10);
+/// The interval at which a departing party polls for the decision about an earlier claim, which takes a few round trips.
+const DECISION_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A place where parties wait until all have come, again and again. Made by
+/// A barrier at which parties wait until all have arrived, round after round. Created by
 /// [`Client::barrier`](crate::Client::barrier).
 ///
-/// Everybody names the same number of parties, 65,534 at most. A party that dies while it waits counts no more once its lease has ended;
-/// others wait for somebody in its place. All parties should ask for the same [`ttl`](Self::ttl): for two of them the store
-/// remembers who has passed. No party can come while it remembers about 65,000 rounds, which with the usual ttl takes more
-/// than 3,000 rounds a second.
+/// All clients must pass the same number of parties, 1 to 65,534, and should use the same [`ttl`](Self::ttl). A party that dies
+/// while it waits no longer counts when its lease has expired; the round then needs another party. The store remembers a passed
+/// round for two ttls, and at least 1 min while there are few. It admits no party while it remembers about 65,000 rounds; with
+/// the default ttl that takes more than 3,000 rounds a second.
 ///
-/// The store decides whether a round passes, for all of its parties at once: of those whose lease is held to the end, all are
-/// told so or none is.
+/// The store decides whether a round passes. Of the parties whose leases are held to the end, all pass or none does.
 ///
 /// ```
 /// # leasehold::doc_test(async {
 /// let client = leasehold::Client::connect("memory:").await?;
 /// let barrier = client.barrier("loaded", 1);
 ///
-/// let is_leader = barrier.wait().await?; // alone it need not wait
+/// let is_leader = barrier.wait().await?; // one party: passes at once
 /// assert!(is_leader);
 /// # Ok(()) });
 /// ```
 #[derive(Clone)]
 pub struct Barrier(Lock, u32);
 
-lease_settings!(Barrier);
+lease_settings!(Barrier, "barrier(\"loaded\", 2)");
 
 impl Barrier {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, parties: u32) -> Self {
-        let capacity = parties.min(MOST) * ARRIVAL + (ARRIVAL - 1);
+        let capacity = parties.min(MAX_PARTIES) * ARRIVAL + (ARRIVAL - 1);
         Self(Lock::new(handle, Kind::Barrier, name, capacity), parties)
     }
 
-    /// Waits until all parties have come, and says to one of them, the first to come, that it is the leader of this round.
-    /// It looks ten times a second, and less often
-    /// for more than a hundred.
+    /// Waits without a limit until all parties have arrived. Returns `true` for the first party that arrived, the leader of the
+    /// round, and `false` for the others. It polls every 100 ms, or every 1 ms × parties for more than 100 parties.
+    ///
+    /// ```
+    /// use leasehold::blocking::Client;
+    ///
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// let client = Client::connect("memory:")?;
+    /// let leaders = std::thread::scope(|scope| {
+    ///     let parties = [(); 2].map(|()| scope.spawn(|| client.barrier("loaded", 2).wait()));
+    ///     parties.map(|party| party.join().unwrap())
+    /// });
+    /// let [one, other] = leaders;
+    /// assert_ne!(one?, other?); // one leader
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be, no parties, more than 65,534, or a number other than that with
-    /// which the barrier is in use; `is_lost` when this party's lease was lost while it waited: it has not come then, or the
-    /// others may have gone on without it. `is_unavailable` when the store could not be asked: whether the round has passed
-    /// is unknown then; `is_queue_full`; `is_closed`.
+    /// `is_invalid` for an invalid name or option, or a number of parties that is invalid or differs from the one in use;
+    /// `is_lost` if this party's lease was lost while it waited: the other parties may pass with or without it;
+    /// `is_unavailable` if the store did not respond: it is unknown whether the round has passed; `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped early, this party has not come, unless the others saw it and have gone on.
+    /// If the future is dropped, this party has not arrived, unless the round has already passed with it.
     pub async fn wait(&self) -> Result<bool, Error> {
-        let passed = self.pass(WaitMode::Forever).await?;
+        let passed = self.wait_within(WaitMode::Forever).await?;
         passed.ok_or_else(|| self.0.handle.closed())
     }
 
-    /// Waits for at most this long, and answers `None` if not all have come by then: this party leaves again, and the round
-    /// does not pass without another one in its place.
+    /// Waits at most `limit` for all parties, as [`Self::wait`]. Returns `None` at the limit: this party departs, and the round
+    /// needs another one.
     ///
-    /// It may take longer when another party is just deciding that all have come: some round trips, or what is left of that
-    /// party's ttl if it dies meanwhile.
+    /// It may take longer if another party is just deciding that the round passes: a few round trips, or the rest of that party's
+    /// ttl if it dies meanwhile.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let passed = client.barrier("loaded", 2).wait_timeout(Duration::from_millis(5)).await?;
+    /// assert_eq!(passed, None); // no second party
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -127,35 +147,35 @@ impl Barrier {
     ///
     /// As [`Self::wait`].
     pub async fn wait_timeout(&self, limit: Duration) -> Result<Option<bool>, Error> {
-        self.pass(WaitMode::AtMost(limit)).await
+        self.wait_within(WaitMode::AtMost(limit)).await
     }
 
-    async fn pass(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
+    async fn wait_within(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         self.check()?;
         let deadline = wait.deadline();
-        // It is renewed by looking, and not in the background: a party that does not look any more must not count for a
-        // later round.
+        // This loop renews the lease instead of the driver: a party whose future is no longer polled must not count for a later
+        // round.
         let mut lock = self.0.clone();
         lock.terms.renews = false;
         let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
         let mut party = Party { barrier: self, lock, token: guard.token(), guard, arrived: clock::local() };
         let mut has_seen_all = false;
         loop {
-            let view = self.look().await?;
+            let view = self.view().await?;
             party.check_held()?;
             if let Some(round) = Round::passed(&view, party.token) {
-                return Ok(Some(party.go_on(&round).await));
+                return Ok(Some(party.pass(&round).await));
             }
             let is_late = deadline.is_none_or(|deadline| clock::local() >= deadline);
             let all = Round::present(&view, party.token, self.1);
-            // One claim is enough, so the others leave it to the leader, but not for long.
+            // One claim is enough, so the other parties leave it to the leader for one poll.
             if let Some(round) = &all
                 && (round.first == party.token || has_seen_all || is_late)
                 && party.may_claim()
             {
                 match party.claim(round).await? {
                     Claim::Confirmed(view) => return party.mark(round, &view).await.map(Some),
-                    Claim::Late(passed) => return Ok(Some(party.go_on(&passed).await)),
+                    Claim::Late(passed) => return Ok(Some(party.pass(&passed).await)),
                     Claim::Void => {}
                 }
             }
@@ -166,13 +186,13 @@ impl Barrier {
             if self.0.terms.renews && party.guard.remaining() < self.0.terms.ttl / 3 * 2 {
                 party.guard.renew().await?;
             }
-            let next = clock::local() + self.pause().min(self.0.terms.ttl / 4);
+            let next = clock::local() + self.poll_interval().min(self.0.terms.ttl / 4);
             let next = deadline.map_or(next, |deadline| deadline.min(next));
             party.guard.run(Sleep::until(&self.0.handle.session, next)).await?;
         }
     }
 
-    async fn look(&self) -> Result<View, Error> {
+    async fn view(&self) -> Result<View, Error> {
         let (handle, resource) = (&self.0.handle, self.0.checked_resource()?);
         match handle.ask((**resource).clone(), Command::Inspect).await?.reply {
             Reply::View(view) => Ok(view),
@@ -180,46 +200,46 @@ impl Barrier {
         }
     }
 
-    /// How long after its arrival, so long ago, a party's mark is kept.
-    fn keep(&self, view: &View, arrived: Duration) -> Duration {
+    /// The minimum hold of a mark, counted from the arrival of its party `age` ago.
+    fn mark_min_hold(&self, view: &View, age: Duration) -> Duration {
         let least = self.0.terms.ttl * 2;
-        let keep = if round::count_marks(view) < MANY_MARKS { least.max(KEEP) } else { least };
-        (arrived + keep).min(MAX_TTL)
+        let retention = if round::count_marks(view) < MANY_MARKS { least.max(MARK_RETENTION) } else { least };
+        (age + retention).min(MAX_TTL)
     }
 
-    fn pause(&self) -> Duration {
-        LOOK.max(LOOK_FOR_EACH * self.1)
+    fn poll_interval(&self) -> Duration {
+        POLL_INTERVAL.max(POLL_INTERVAL_PER_PARTY * self.1)
     }
 
     fn check(&self) -> Result<(), Error> {
         let resource = self.0.checked_resource()?;
-        if (1..=MOST).contains(&self.1) {
+        if (1..=MAX_PARTIES).contains(&self.1) {
             return Ok(());
         }
-        let what = format!("a barrier has between 1 and {MOST} parties, not {}", self.1);
+        let what = format!("a barrier has between 1 and {MAX_PARTIES} parties, not {}", self.1);
         Err(self.0.handle.error(ErrorKind::Invalid, resource, what))
     }
 }
 
-/// One party, from its arrival on. Dropped, it has not come.
+/// One party, from its arrival on. Dropping it releases the arrival.
 struct Party<'a> {
     barrier: &'a Barrier,
-    /// How its leases are asked for.
+    /// The options of its leases.
     lock: Lock,
-    /// The lease that it has now: its arrival, or what took the place of that.
+    /// Its present lease: the arrival, or the lease that replaced it.
     guard: Guard,
-    /// The token of its arrival, by which rounds name it.
+    /// The token of its arrival, which identifies it in a round.
     token: Token,
     arrived: LocalTime,
 }
 
-/// What came of a claim.
+/// The outcome of a claim.
 enum Claim {
-    /// All are still there, as the store showed it then.
+    /// All parties are still there, as this view shows.
     Confirmed(View),
-    /// Another party's claim was before it.
+    /// Another party's claim came first, and this round has passed.
     Late(Round),
-    /// Not all are there any more; this party still is.
+    /// A party has left. This one has returned to its arrival.
     Void,
 }
 
@@ -228,13 +248,14 @@ impl Party<'_> {
         self.guard.loss().map_or(Ok(()), |loss| Err(self.guard.lost_error(loss)))
     }
 
-    /// A mark is kept from the arrival on, for at most `MAX_TTL`. The party that came last can always claim.
+    /// A mark's minimum hold is counted from its party's arrival and is at most `MAX_TTL`. The party that arrived last can always
+    /// claim.
     fn may_claim(&self) -> bool {
-        clock::local().since(self.arrived) + KEEP < MAX_TTL
+        clock::local().since(self.arrived) + MARK_RETENTION < MAX_TTL
     }
 
-    /// Gives the party another lease in one step, and says whether the store had room for it.
-    async fn turn_into(&mut self, weight: u32, label: Option<String>) -> Result<bool, Error> {
+    /// Replaces the party's lease in one step. Returns whether the store had capacity for the new one.
+    async fn replace_lease(&mut self, weight: u32, label: Option<String>) -> Result<bool, Error> {
         if let Some(label) = label {
             self.lock.set_label(label);
         }
@@ -245,16 +266,16 @@ impl Party<'_> {
         Ok(true)
     }
 
-    /// Looks once more whether all of the round are there, in a way that parties which depart can see.
+    /// Publishes a claim that departing parties can see, then checks again that all parties are there.
     async fn claim(&mut self, round: &Round) -> Result<Claim, Error> {
-        // Alone there is nobody who needs to know.
+        // A single party needs no agreement.
         if self.barrier.1 == 1 {
             return Ok(Claim::Late(*round));
         }
-        if !self.turn_into(CLAIM, Some(round.claim(self.token))).await? {
+        if !self.replace_lease(CLAIM, Some(round.claim(self.token))).await? {
             return Ok(Claim::Void);
         }
-        let view = self.barrier.look().await?;
+        let view = self.barrier.view().await?;
         self.check_held()?;
         if let Some(passed) = Round::passed(&view, self.token) {
             return Ok(Claim::Late(passed));
@@ -266,59 +287,63 @@ impl Party<'_> {
         Ok(Claim::Void)
     }
 
-    /// Decides in the store that the round has passed, and says whether this party is its leader.
+    /// Records in the store that the round has passed. Returns whether this party is its leader.
     async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
-        self.lock.min_hold = self.barrier.keep(view, clock::local().since(self.arrived));
+        self.lock.min_hold = self.barrier.mark_min_hold(view, clock::local().since(self.arrived));
         self.step_down(MARK, round.mark()).await?;
         self.guard.release().await?;
         Ok(round.first == self.token)
     }
 
-    /// Turns into something lighter, for which there always is room.
+    /// Replaces the lease by one of less weight, for which there always is capacity.
     async fn step_down(&mut self, weight: u32, label: String) -> Result<(), Error> {
-        if self.turn_into(weight, Some(label)).await? {
+        if self.replace_lease(weight, Some(label)).await? {
             return Ok(());
         }
         let resource = self.lock.checked_resource()?;
-        Err(self.lock.handle.unavailable(resource, "the store had no room for less than there was"))
+        Err(self
+            .lock
+            .handle
+            .unavailable(resource, "the store refused a lease of less weight than the one it replaces"))
     }
 
-    /// Leaves after its round has passed, which is so whatever becomes of this release: the client repeats it.
-    async fn go_on(self, round: &Round) -> bool {
+    /// Releases after the round has passed, and returns whether this party is the leader. A failed release changes nothing about
+    /// that: the client repeats it.
+    async fn pass(self, round: &Round) -> bool {
         if let Err(error) = self.guard.release().await {
-            tracing::debug!(%error, "a party that has passed could not give its place back at once");
+            tracing::debug!(%error, "release of a party that has passed not confirmed; it is repeated");
         }
         round.first == self.token
     }
 
-    /// Leaves because it is late, unless its round has passed before that.
+    /// Departs at the deadline, unless the round has passed before.
     async fn depart(mut self) -> Result<Option<bool>, Error> {
         let session = &self.barrier.0.handle.session;
-        while !self.turn_into(DEPARTURE, None).await? {
-            // More rounds are remembered than there is room for.
-            let view = self.barrier.look().await?;
+        while !self.replace_lease(DEPARTURE, None).await? {
+            // Marks use the whole capacity.
+            let view = self.barrier.view().await?;
             self.check_held()?;
             if let Some(round) = Round::passed(&view, self.token) {
-                return Ok(Some(self.go_on(&round).await));
+                return Ok(Some(self.pass(&round).await));
             }
-            self.guard.run(Sleep::until(session, clock::local() + self.barrier.pause())).await?;
+            self.guard.run(Sleep::until(session, clock::local() + self.barrier.poll_interval())).await?;
         }
         let departed = self.guard.token();
         loop {
-            let view = self.barrier.look().await?;
+            let view = self.barrier.view().await?;
             if let Some(round) = Round::passed_before(&view, self.token, departed) {
-                return Ok(Some(self.go_on(&round).await));
+                return Ok(Some(self.pass(&round).await));
             }
             if session.is_closed() {
                 return Err(self.barrier.0.handle.closed());
             }
             if !Round::is_claimed_before(&view, self.token, departed) {
                 if let Err(error) = self.guard.release().await {
-                    tracing::debug!(%error, "a party that has left could not give its place back at once");
+                    tracing::debug!(%error, "release of a party that has departed not confirmed; it is repeated");
                 }
                 return Ok(None);
             }
-            Sleep::until(session, clock::local() + LOOK_FOR_DECISION).await;
+            Sleep::until(session, clock::local() + DECISION_POLL_INTERVAL).await;
         }
     }
 }

@@ -1,9 +1,9 @@
-//! One leader at a time, whom everybody can know.
+//! One leader at a time, visible to every client.
 
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,20 +19,20 @@ use crate::inspect::HolderInfo;
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
-/// How often an observer looks unless it is told otherwise.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often an observer polls by default.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One leader at a time, and how to become it. Created by [`Client::election`](crate::Client::election).
+/// One leader at a time. Created by [`Client::election`](crate::Client::election).
 ///
-/// Whoever campaigns queues; the guard is the leadership, and releasing it is to resign. The
-/// [`label`](Self::label) tells everybody what there is to know about the leader, its address for instance.
+/// Candidates wait in a FIFO queue. The guard is the leadership: releasing it resigns. The [`label`](Self::label) publishes
+/// something about the leader, for example its address.
 ///
 /// ```
 /// # leasehold::doc_test(async {
 /// let client = leasehold::Client::connect("memory:").await?;
 /// let election = client.election("scheduler").label("http://10.0.0.7:8080");
 /// let mut observer = election.observe();
-/// assert!(observer.next().await?.is_none()); // nobody leads
+/// assert!(observer.next().await?.is_none()); // no leader yet
 ///
 /// let leadership = election.campaign().await?;
 /// let leader = observer.next().await?.unwrap(); // waits for a change
@@ -43,14 +43,23 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Election(Lock);
 
-settings!(Election);
+settings!(Election, "election(\"scheduler\")");
 
 impl Election {
     pub(crate) fn new(handle: Arc<Handle>, name: &str) -> Self {
         Self(Lock::new(handle, Kind::Election, name, 1))
     }
 
-    /// Waits to become the leader, for as long as it takes.
+    /// Waits for the leadership without a limit.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let leadership = client.election("scheduler").campaign().await?;
+    /// leadership.run(async { /* lead until the lease is lost */ }).await?;
+    /// leadership.release().await?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -64,7 +73,16 @@ impl Election {
         self.0.lock(1).await
     }
 
-    /// Becomes the leader if there is none, and otherwise answers `None`.
+    /// Acquires the leadership if there is no leader now; otherwise returns `None`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let election = client.election("scheduler");
+    /// let leadership = election.try_campaign().await?;
+    /// assert!(leadership.is_some() && election.try_campaign().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -77,7 +95,16 @@ impl Election {
         self.0.try_lock(1).await
     }
 
-    /// Waits to become the leader for at most this long, and then answers `None`.
+    /// Waits at most `limit` for the leadership; returns `None` at the limit: as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let election = client.election("scheduler");
+    /// assert!(election.campaign_timeout(Duration::from_secs(1)).await?.is_some());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -90,16 +117,30 @@ impl Election {
         self.0.lock_timeout(1, limit).await
     }
 
-    /// Who leads now.
+    /// The present leader, or `None` if there is none.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let election = client.election("scheduler");
+    /// assert!(election.leader().await?.is_none());
+    /// let leadership = election.campaign().await?;
+    /// assert_eq!(election.leader().await?.unwrap().token, leadership.token());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
     /// `is_invalid` for the name; `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn leader(&self) -> Result<Option<HolderInfo>, Error> {
         Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.retained))
     }
 
-    /// Who leads once that is not what was seen.
+    /// Polls until the leader differs from `seen`, and returns it.
     async fn change(
         self,
         every: Duration,
@@ -118,17 +159,25 @@ impl Election {
         }
     }
 
-    /// Tells each new leader. It looks once a second: see [`Observer::every`].
+    /// An observer of the leader, which polls once a second: see [`Observer::every`].
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let mut observer = client.election("scheduler").observe();
+    /// assert!(observer.next().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn observe(&self) -> Observer {
-        Observer { election: self.clone(), every: LOOK, seen: None, looking: None, is_over: false }
+        Observer { election: self.clone(), every: POLL_INTERVAL, seen: None, pending: None, is_over: false }
     }
 }
 
-/// Tells each new leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
+/// Reports each change of the leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
 ///
-/// Leaders that come and go between two looks are not told, only the one that there is then. As a stream it tells what
-/// [`next`](Self::next) does, errors too, and ends when the client is closed, after that error.
+/// An observer polls, so it does not report a leader that comes and goes between two polls. The stream yields what
+/// [`next`](Self::next) returns, errors included, and ends after the error `is_closed`.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -146,52 +195,70 @@ impl Election {
 pub struct Observer {
     election: Election,
     every: Duration,
-    /// What was told last: nothing, that nobody leads, or a leader.
+    /// The last report: none yet, no leader, or a leader.
     seen: Option<Option<Acquisition>>,
-    /// What a stream that is not ready goes on with when it is polled again.
-    looking: Option<Looking>,
+    /// The poll in progress, kept between two calls of the stream's `poll_next`.
+    pending: Option<PendingChange>,
     /// The stream has ended.
     is_over: bool,
 }
 
 /// It is never locked: the mutex only makes an observer `Sync`.
-type Looking = Mutex<Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>>;
+type PendingChange = Mutex<Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>>;
 
 impl Observer {
-    /// How often it looks: once a second unless set. No less than 10 ms.
+    /// The interval between two polls: 1 s by default, at least 10 ms.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let observer = client.election("scheduler").observe().every(Duration::from_millis(200));
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn every(mut self, every: Duration) -> Self {
         self.every = every.max(Duration::from_millis(10));
         self
     }
 
-    /// Who leads: at once when asked for the first time, and then whenever that has changed. `None` is told when nobody
-    /// does.
+    /// The present leader at the first call, then the next leader that differs from the last one returned. `None` means that there
+    /// is no leader.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let election = client.election("scheduler").label("http://10.0.0.7:8080");
+    /// let mut observer = election.observe();
+    /// let leadership = election.campaign().await?;
+    /// let leader = observer.next().await?.expect("a leader");
+    /// assert_eq!(leader.metadata.label.as_deref(), Some("http://10.0.0.7:8080"));
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for the name; `is_unavailable`, after which it can be asked again; `is_closed`.
+    /// `is_invalid` for the name; `is_closed`; `is_unavailable`, after which `next` can be called again.
     ///
     /// # Cancel safety
     ///
-    /// It only looks: a change that was not told is told the next time.
+    /// Cancel safe: it only reads, and a change that was not returned is returned by the next call.
     pub async fn next(&mut self) -> Result<Option<HolderInfo>, Error> {
-        // What an earlier call began to look at may be long ago.
-        self.looking = None;
+        // A poll that an earlier, dropped call began may be outdated.
+        self.pending = None;
         poll_fn(|context| self.poll_change(context)).await
     }
 
     fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {
         let Self { election, every, seen, .. } = self;
-        let begin = || -> Looking { Box::pin(election.clone().change(*every, *seen)) };
-        let looking = self.looking.get_or_insert_with(begin).get_mut();
-        let looking = looking.unwrap_or_else(PoisonError::into_inner);
-        let told = ready!(looking.as_mut().poll(context));
-        self.looking = None;
-        if let Ok(leader) = &told {
+        let begin = || PendingChange::new(Box::pin(election.clone().change(*every, *seen)));
+        let pending = self.pending.get_or_insert_with(begin).get_mut();
+        let change = ready!(pending.unwrap_or_else(PoisonError::into_inner).as_mut().poll(context));
+        self.pending = None;
+        if let Ok(leader) = &change {
             self.seen = Some(leader.as_ref().map(|leader| leader.acquisition));
         }
-        Poll::Ready(told)
+        Poll::Ready(change)
     }
 }
 
@@ -202,9 +269,9 @@ impl Stream for Observer {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let told = ready!(self.poll_change(context));
-        self.is_over = told.as_ref().is_err_and(Error::is_closed);
-        Poll::Ready(Some(told))
+        let change = ready!(self.poll_change(context));
+        self.is_over = change.as_ref().is_err_and(Error::is_closed);
+        Poll::Ready(Some(change))
     }
 }
 

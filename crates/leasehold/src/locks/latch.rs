@@ -1,7 +1,7 @@
-//! Waiting until something has happened a number of times.
+//! A counter that opens at zero.
 //!
-//! Each count is a kept lease, so it outlives whoever counted. Who waits looks: a queue hands over what becomes free, and
-//! here nothing does.
+//! Each count is a lease that was released with a minimum hold, so the store retains it after its process has ended. Waiters poll:
+//! a wait queue grants capacity that becomes free, and here none becomes free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::lock::{Lock, WaitMode};
-use crate::options::looking;
+use crate::options::inspection;
 
-/// How long a count is remembered unless something else is said.
-const KEEP: Duration = Duration::from_secs(24 * 3_600);
+/// How long the store retains a count by default.
+const RETENTION: Duration = Duration::from_secs(24 * 3_600);
 
-/// How often whoever waits looks; less often where more than a hundred counts would be shown each time.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
+/// The interval between two polls of a waiter. It grows with the count, because each poll returns every count.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL_PER_COUNT: Duration = Duration::from_millis(1);
 
-/// A number that is counted down to zero, and a way to wait for that. Created by [`Client::latch`](crate::Client::latch).
+/// A counter that is counted down to zero, and then is open. Created by [`Client::latch`](crate::Client::latch).
 ///
-/// Counts outlive those who count. They are remembered for a day, or as long as [`keep`](Self::keep) says; after that the
-/// latch begins anew, as it does with [`force_release`](Self::force_release). Everybody names the same number.
+/// A count outlives its process. The store retains it for a day by default, see [`retention`](Self::retention). After that, and
+/// after [`force_release`](Self::force_release), the latch starts again at its full count. All clients must pass the same count.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -36,79 +36,107 @@ const LOOK_FOR_EACH: Duration = Duration::from_millis(1);
 /// assert_eq!(imported.count_down().await?, 1);
 /// assert_eq!(imported.count_down_as("worker-2").await?, 0);
 /// assert_eq!(imported.count_down_as("worker-2").await?, 0); // counts once
-/// imported.wait().await?; // it is open
+/// imported.wait().await?; // open
 /// # Ok(()) });
 /// ```
 #[derive(Clone)]
 pub struct Latch(Lock);
 
-looking!(Latch);
+inspection!(Latch, "latch(\"imported\", 2)");
 
 impl Latch {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, count: u32) -> Self {
         let mut lock = Lock::new(handle, Kind::Latch, name, count);
-        lock.min_hold = KEEP;
+        lock.min_hold = RETENTION;
         Self(lock)
     }
 
-    /// How long a count is remembered: a day unless set, at most 30 days.
+    /// How long the store retains a count: 1 day by default, at most 30 days.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let imported = client.latch("imported", 3).retention(Duration::from_secs(3_600));
+    /// assert_eq!(imported.count_down().await?, 2);
+    /// # Ok(()) });
+    /// ```
     #[must_use]
-    pub fn keep(mut self, keep: Duration) -> Self {
-        self.0.min_hold = keep;
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.0.min_hold = retention;
         self
     }
 
-    /// Counts down by one, and says how many are left. Once it is zero, further counts change nothing.
+    /// Counts down by one, and returns the remaining count. At zero, further calls change nothing.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let imported = client.latch("imported", 2);
+    /// assert_eq!(imported.count_down().await?, 1);
+    /// assert_eq!(imported.count_down().await?, 0);
+    /// assert_eq!(imported.count_down().await?, 0);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name or a setting that can't be, or a number other than that with which the latch is in use;
-    /// `is_unavailable` when the store could not be asked: whether it counted is unknown then, see
-    /// [`Self::count_down_as`]; `is_closed`.
+    /// `is_invalid` for an invalid name or option, or a count that differs from the one in use; `is_unavailable` if the store did
+    /// not respond; `is_closed`. After `is_unavailable` it is unknown whether the call has counted; use
+    /// [`Self::count_down_as`] to repeat it safely.
     ///
     /// # Cancel safety
     ///
-    /// Dropped early, it may or may not have counted.
+    /// If the future is dropped, the call may or may not have counted.
     pub async fn count_down(&self) -> Result<u32, Error> {
         self.count(&self.0).await
     }
 
-    /// As [`Self::count_down`], but however often it is called with the same name, it counts once. So it may be repeated
-    /// after an error, or by a process that was started anew.
+    /// Counts down by one, once for each name: repeated calls with one name count once. A call may therefore be repeated after an
+    /// error, or by a process that was restarted.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let imported = client.latch("imported", 2);
+    /// assert_eq!(imported.count_down_as("worker-1").await?, 1);
+    /// assert_eq!(imported.count_down_as("worker-1").await?, 1); // repeated
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Self::count_down`], and `is_invalid` for a name that can't be.
+    /// As [`Self::count_down`], and `is_invalid` for an invalid name.
     ///
     /// # Cancel safety
     ///
-    /// As [`Self::count_down`].
+    /// As [`Self::count_down`]; calling it again with the same name is safe.
     pub async fn count_down_as(&self, name: impl AsRef<str>) -> Result<u32, Error> {
         let mut lock = self.0.clone();
         lock.owner = Some(Owner::new(name.as_ref()));
         self.count(&lock).await
     }
 
-    /// Only what is kept counts: a lease may still be taken back. Nor does the release of an owner count that has another
-    /// lease beside it, of an attempt that was given up for instance; then it has to be done again.
+    /// Only a retained lease counts, because a live one may still be revoked. The release of an owner that has another live lease,
+    /// for example of a cancelled attempt, retains nothing; then the loop counts again.
     async fn count(&self, lock: &Lock) -> Result<u32, Error> {
         loop {
             let mut has_counted = false;
-            // It can't be had where it is zero already.
+            // At zero there is no capacity, so nothing is granted.
             if let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
                 guard.release().await?;
                 has_counted = lock.owner.is_none();
             }
             let view = self.view().await?;
             if let Some(owner) = &lock.owner {
-                let is_theirs = |holder: &HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
-                has_counted = view.holders.iter().any(|holder| holder.retained && is_theirs(holder));
+                let is_own = |holder: &HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
+                has_counted = view.holders.iter().any(|holder| holder.retained && is_own(holder));
             }
-            let left = self.left(&view);
-            if has_counted || left == 0 {
-                return Ok(left);
+            let remaining = self.remaining_in(&view);
+            if has_counted || remaining == 0 {
+                return Ok(remaining);
             }
-            Sleep::until(&self.0.handle.session, clock::local() + LOOK).await;
+            Sleep::until(&self.0.handle.session, clock::local() + POLL_INTERVAL).await;
         }
     }
 
@@ -117,32 +145,51 @@ impl Latch {
         let view = self.inspect().await?;
         if view.in_use > 0 && view.capacity != self.0.capacity {
             let what =
-                format!("it is in use with a count of {}: everybody must name the same", view.capacity);
+                format!("it is in use with a count of {}: all clients must pass the same", view.capacity);
             return Err(self.0.handle.error(ErrorKind::Invalid, resource, what));
         }
         Ok(view)
     }
 
-    fn left(&self, view: &LockInfo) -> u32 {
-        let kept = view.holders.iter().filter(|holder| holder.retained).count();
-        self.0.capacity.saturating_sub(u32::try_from(kept).unwrap_or(u32::MAX))
+    fn remaining_in(&self, view: &LockInfo) -> u32 {
+        let retained = view.holders.iter().filter(|holder| holder.retained).count();
+        self.0.capacity.saturating_sub(u32::try_from(retained).unwrap_or(u32::MAX))
     }
 
-    fn pause(&self) -> Duration {
-        LOOK.max(LOOK_FOR_EACH * self.0.capacity)
+    fn poll_interval(&self) -> Duration {
+        POLL_INTERVAL.max(POLL_INTERVAL_PER_COUNT * self.0.capacity)
     }
 
-    /// How many are left.
+    /// The remaining count.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// assert_eq!(client.latch("imported", 2).remaining().await?, 2);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
     /// As [`Self::count_down`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn remaining(&self) -> Result<u32, Error> {
-        Ok(self.left(&self.view().await?))
+        Ok(self.remaining_in(&self.view().await?))
     }
 
-    /// Waits until it is zero, for as long as it takes. It looks ten times a second, and less often
-    /// for more than a hundred.
+    /// Waits without a limit until the count is zero. It polls every 100 ms, or every 1 ms × count for counts above 100.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let imported = client.latch("imported", 1);
+    /// imported.count_down().await?;
+    /// imported.wait().await?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -156,7 +203,16 @@ impl Latch {
         Ok(())
     }
 
-    /// Waits until it is zero for at most this long, and says whether it is.
+    /// Waits at most `limit` until the count is zero, and returns whether it is.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let imported = client.latch("imported", 1);
+    /// assert!(!imported.wait_timeout(Duration::from_millis(5)).await?);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -179,7 +235,7 @@ impl Latch {
             if now >= deadline {
                 return Ok(false);
             }
-            Sleep::until(session, deadline.min(now + self.pause())).await;
+            Sleep::until(session, deadline.min(now + self.poll_interval())).await;
         }
     }
 }

@@ -18,9 +18,25 @@ use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
 
-/// The minimum ttl. Below it a failed renewal could not be retried in time.
+/// The minimum ttl, 100 ms. Below it a failed renewal could not be retried in time.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").ttl(leasehold::MIN_TTL / 2);
+/// assert!(orders.lock().await.unwrap_err().is_invalid());
+/// # Ok(()) });
+/// ```
 pub const MIN_TTL: Duration = Duration::from_millis(100);
-/// The maximum ttl, and the maximum time for which a released lock can be retained.
+/// The maximum ttl, 30 days, and the maximum time for which a released lock can be retained.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").ttl(leasehold::MAX_TTL * 2);
+/// assert!(orders.lock().await.unwrap_err().is_invalid());
+/// # Ok(()) });
+/// ```
 pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);

@@ -25,6 +25,21 @@ use crate::options::settings;
 ///
 /// After a hand-off the lease has at least 750 ms left, or a quarter of a shorter ttl, and renewals continue.
 /// `inspect` reports the first holder's token; a local queue appears as one waiter.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// use std::time::Duration;
+///
+/// let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").ttl(Duration::from_secs(30)).label("nightly export");
+///
+/// let guard = orders.lock().await?;
+/// assert!(orders.try_lock().await?.is_none());
+/// let exported = guard.run(async { 42 }).await?; // dropped if the lease is lost
+/// guard.release().await?;
+/// # assert_eq!(exported, 42);
+/// # Ok(()) });
+/// ```
 #[derive(Clone)]
 pub struct Mutex(pub(crate) Lock);
 
@@ -32,7 +47,7 @@ pub struct Mutex(pub(crate) Lock);
 /// in the order of network jitter.
 const HAND_OFF: HandoffLimits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_millis(10) };
 
-settings!(Mutex);
+settings!(Mutex, "mutex(\"orders:42\")");
 
 impl Mutex {
     pub(crate) fn new(handle: Arc<Handle>, name: &str) -> Self {
@@ -44,6 +59,15 @@ impl Mutex {
     /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `max_duration`; 64
     /// and 10 ms by default. Higher limits increase throughput and let other clients wait longer. If the push about the waiting
     /// client is lost, the next renewal reports it, at a third of the ttl.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let counter = client.mutex("counter").local_handoff(16, Duration::from_millis(2));
+    /// let guard = counter.lock().await?;
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn local_handoff(mut self, max_handoffs: u32, max_duration: Duration) -> Self {
         self.0.hand_off = Some(HandoffLimits { max_handoffs, max_duration });
@@ -51,7 +75,15 @@ impl Mutex {
     }
 
     /// FIFO order over the tasks of all clients: each task has its own place in the store's queue, and each release goes to the
-    /// store.
+    /// store. Off by default.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let tickets = client.mutex("tickets").global_fifo();
+    /// let guard = tickets.lock().await?;
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn global_fifo(mut self) -> Self {
         self.0.hand_off = None;
@@ -59,6 +91,15 @@ impl Mutex {
     }
 
     /// Waits for the lock without a limit.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// println!("fencing token {}", guard.token());
+    /// guard.release().await?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -74,6 +115,17 @@ impl Mutex {
 
     /// Acquires the lock if it is free now; otherwise returns `None`.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// if let Some(guard) = orders.try_lock().await? {
+    ///     assert!(orders.try_lock().await?.is_none());
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Self::lock`].
@@ -87,6 +139,16 @@ impl Mutex {
 
     /// Waits at most `limit` for the lock; returns `None` at the limit. `Duration::MAX` waits without a limit, zero does not
     /// wait.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let held = orders.lock().await?;
+    /// assert!(orders.lock_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// `None` means that the store has confirmed the cancellation, which takes a round trip after the limit. If the
     /// confirmation does not come within 2 s, the result is an error.

@@ -1,7 +1,7 @@
-//! Several mutexes at once: all of them or none, and no deadlock.
+//! Several mutexes at once: all or none, without deadlock.
 //!
-//! First all of them in one command (`together`), which is all there is to do when nobody else wants them. Otherwise one
-//! after the other, in the order of their names.
+//! The first attempt is one command for all of them (`acquire_all`), which suffices if all are free. Otherwise they are acquired
+//! one after the other, in the order of their names.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -21,16 +21,16 @@ use crate::locks::acquire_all::{BatchOutcome, acquire_all};
 use crate::locks::lock::{Lock, WaitMode};
 use crate::locks::mutex::Mutex;
 
-/// Several mutexes of one client that are taken together: all of them or none.
+/// Several mutexes of one client that are acquired together: all or none. Created by [`MutexSet::new`].
 ///
-/// When all of them are free, they are taken by one command, in one step: nobody sees some of them taken. That is so on
-/// every store but a Redis Cluster, where it is so for those whose names share a hash slot, which names seldom do. It is
-/// not so for mutexes that want [`replicas`](Mutex::replicas). When one of them is taken, that command changes nothing.
+/// If all of them are free, one command acquires them in one step: no client sees only some of them held. If one of them is
+/// held, that command changes nothing. Two cases have no such step: names in different hash slots of a Redis Cluster, and
+/// mutexes with [`replicas`](Mutex::replicas).
 ///
-/// Whoever waits for them, and whoever can't take them in one step, takes them in the order of their names, whatever
-/// order they are given in, so that no two who want several can wait for each other for ever (E. G. Coffman et al.,
-/// *System Deadlocks*, 1971, section 4). While it waits for a later one, the earlier ones are held: others that want
-/// only those wait too. Each keeps its own settings and gets its own lease and token.
+/// To wait, and where there is no such step, the client acquires the mutexes one after the other in the order of their names,
+/// whatever the order in the set. Therefore two clients never wait for each other (E. G. Coffman et al., *System Deadlocks*,
+/// 1971, section 4). While the client waits for a later mutex, it holds the earlier ones. Each mutex keeps its own options and
+/// has its own lease and token.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -55,33 +55,64 @@ pub struct MutexSet {
 }
 
 impl MutexSet {
-    /// A set of these mutexes. What can't be one (none, one twice, of two clients) is reported when it is used.
+    /// A set of these mutexes. Nothing is sent. An invalid set (empty, one name twice, mutexes of two clients) is reported when
+    /// it is used.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let account = client.mutex("account:7");
+    /// let set = leasehold::MutexSet::new([account.clone(), account]);
+    /// assert!(set.lock().await.unwrap_err().is_invalid());
+    /// # Ok(()) });
+    /// ```
     pub fn new(mutexes: impl IntoIterator<Item = Mutex>) -> Self {
         Self { mutexes: mutexes.into_iter().collect() }
     }
 
-    /// Waits for all of them, for as long as it takes.
+    /// Waits for all of them without a limit.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use leasehold::MutexSet;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = MutexSet::new([client.mutex("a"), client.mutex("b")]).lock().await?;
+    /// assert_eq!(guard.guards().len(), 2);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for an empty set, the same name twice, mutexes of two clients, and as [`Mutex::lock`]; `is_lost` when
-    /// one was lost while it waited for the next, because it is not renewed or was taken by force; `is_unavailable`;
-    /// `is_queue_full`; `is_closed`. None of them is held then.
+    /// `is_invalid` for an empty set, one name twice, mutexes of two clients, and as [`Mutex::lock`]. `is_lost` if one lease was
+    /// lost while the client waited for the next mutex. `is_unavailable`; `is_queue_full`; `is_closed`. After an error no mutex
+    /// of the set is held.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the wait is cancelled and granted leases are released.
     pub async fn lock(&self) -> Result<SetGuard, Error> {
-        let guard = self.take(WaitMode::Forever).await?;
+        let guard = self.acquire(WaitMode::Forever).await?;
         match (guard, self.mutexes.first()) {
             (Some(guard), _) => Ok(guard),
             (None, Some(mutex)) => Err(mutex.0.handle.closed()),
-            (None, None) => Err(nothing_to_take()),
+            (None, None) => Err(empty_set()),
         }
     }
 
-    /// Takes all of them if they can be had at once, and otherwise answers `None` and holds none. Where they can't be taken in
-    /// one step, others may find one of them taken for a moment, until that is known.
+    /// Acquires all of them if they are free now; otherwise holds none and returns `None`. If they can't be acquired in one
+    /// step, another client may find one of them held for a moment.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use leasehold::MutexSet;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let set = MutexSet::new([client.mutex("a"), client.mutex("b")]);
+    /// let other = client.mutex("b").lock().await?;
+    /// assert!(set.try_lock().await?.is_none());
+    /// assert!(client.mutex("a").try_lock().await?.is_some()); // nothing is held in part
+    /// # drop(other);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -91,10 +122,22 @@ impl MutexSet {
     ///
     /// As [`Self::lock`].
     pub async fn try_lock(&self) -> Result<Option<SetGuard>, Error> {
-        self.take(WaitMode::NoWait).await
+        self.acquire(WaitMode::NoWait).await
     }
 
-    /// Waits for all of them for at most this long, and then answers `None` and holds none.
+    /// Waits at most `limit` for all of them; at the limit holds none and returns `None`. The result comes at most 5 s after the
+    /// limit.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use {leasehold::MutexSet, std::time::Duration};
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let set = MutexSet::new([client.mutex("a"), client.mutex("b")]);
+    /// let other = client.mutex("b").lock().await?;
+    /// assert!(set.lock_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # drop(other);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -104,51 +147,53 @@ impl MutexSet {
     ///
     /// As [`Self::lock`].
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Option<SetGuard>, Error> {
-        self.take(WaitMode::AtMost(limit)).await
+        self.acquire(WaitMode::AtMost(limit)).await
     }
 
-    async fn take(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
+    async fn acquire(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
         let deadline = wait.deadline();
         let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
         match acquire_all(&locks, deadline).await? {
             BatchOutcome::Granted(guards) => Ok(Some(self.sorted(guards))),
             BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
-            BatchOutcome::Contended | BatchOutcome::Unsupported => self.take_in_order(order, deadline).await,
+            BatchOutcome::Contended | BatchOutcome::Unsupported => {
+                self.acquire_in_order(order, deadline).await
+            }
         }
     }
 
-    async fn take_in_order(
+    async fn acquire_in_order(
         &self,
         order: Vec<&Mutex>,
         deadline: Option<LocalTime>,
     ) -> Result<Option<SetGuard>, Error> {
-        let mut taken = SetGuard { guards: Vec::new() };
+        let mut held = SetGuard { guards: Vec::new() };
         for mutex in order {
-            match taken.and_next(mutex, deadline).await {
-                Ok(Some(guard)) => taken.guards.push(guard),
-                not_taken => {
-                    // The word that it failed is also the word that nothing is held, as far as the store can be asked.
-                    let _ = taken.release().await;
-                    return not_taken.map(|_| None);
+            match held.acquire_next(mutex, deadline).await {
+                Ok(Some(guard)) => held.guards.push(guard),
+                not_granted => {
+                    // The error or `None` below already says that nothing is held; unconfirmed releases are retried.
+                    let _ = held.release().await;
+                    return not_granted.map(|_| None);
                 }
             }
         }
-        let taken = self.sorted(taken.guards);
-        for (guard, mutex) in taken.guards.iter().zip(&self.mutexes) {
+        let held = self.sorted(held.guards);
+        for (guard, mutex) in held.guards.iter().zip(&self.mutexes) {
             guard.set_min_hold(mutex.0.min_hold)?;
         }
-        Ok(Some(taken))
+        Ok(Some(held))
     }
 
     /// In the order in which the mutexes were given.
     fn sorted(&self, mut guards: Vec<Guard>) -> SetGuard {
-        let place = |guard: &Guard| self.mutexes.iter().position(|mutex| mutex.0.is_of(guard));
-        guards.sort_by_cached_key(place);
+        let position = |guard: &Guard| self.mutexes.iter().position(|mutex| mutex.0.is_of(guard));
+        guards.sort_by_cached_key(position);
         SetGuard { guards }
     }
 
-    /// The mutexes by name, once it is known that they make a set.
+    /// The mutexes ordered by name, if the set is valid.
     fn in_order(&self) -> Result<Vec<&Mutex>, Error> {
         let mut order: Vec<(&Arc<Resource>, &Mutex)> = Vec::new();
         let mut names = BTreeSet::new();
@@ -160,23 +205,36 @@ impl MutexSet {
                 return invalid("it is in the set twice");
             }
             if !Arc::ptr_eq(client.get_or_insert(handle), handle) {
-                return invalid("it belongs to another client than the others of the set");
+                return invalid("its client is not that of the other mutexes in the set");
             }
             order.push((resource, mutex));
         }
         if order.is_empty() {
-            return Err(nothing_to_take());
+            return Err(empty_set());
         }
         order.sort_by_key(|(resource, _)| *resource);
         Ok(order.into_iter().map(|(_, mutex)| mutex).collect())
     }
 }
 
-fn nothing_to_take() -> Error {
-    Error::new(ErrorKind::Invalid, "a set of no mutexes can't be taken")
+fn empty_set() -> Error {
+    Error::new(ErrorKind::Invalid, "the set has no mutex")
 }
 
-/// The held leases of a [`MutexSet`]. They are given back when it is released or dropped.
+/// The held leases of a [`MutexSet`], released when [`release`](Self::release) is called or the guard is dropped.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// use leasehold::MutexSet;
+///
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let accounts = MutexSet::new([client.mutex("account:7"), client.mutex("account:9")]);
+/// let guard = accounts.lock().await?;
+/// assert!(guard.is_held() && guard.token("account:9").is_some());
+/// guard.renew().await?;
+/// guard.release().await?;
+/// # Ok(()) });
+/// ```
 #[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard {
@@ -184,36 +242,63 @@ pub struct SetGuard {
 }
 
 impl SetGuard {
-    /// The fencing token of the mutex of this name, if it is in the set.
+    /// The fencing token of the mutex with this name, or `None` if it is not in the set.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = leasehold::MutexSet::new([client.mutex("a")]).lock().await?;
+    /// assert_eq!(guard.token("a"), Some(guard.guards()[0].token()));
+    /// assert_eq!(guard.token("b"), None);
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn token(&self, name: &str) -> Option<Token> {
         self.guards.iter().find(|guard| guard.name() == name).map(Guard::token)
     }
 
-    /// One guard for each mutex, in the order in which they were given.
+    /// One guard for each mutex, in the order in which [`MutexSet::new`] was given them.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = leasehold::MutexSet::new([client.mutex("b"), client.mutex("a")]).lock().await?;
+    /// assert_eq!(guard.guards()[0].name(), "b");
+    /// # Ok(()) });
+    /// ```
     pub fn guards(&self) -> &[Guard] {
         &self.guards
     }
 
-    /// The same, each to be given back on its own.
+    /// The guards by value, to release each mutex on its own.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let set = leasehold::MutexSet::new([client.mutex("from"), client.mutex("to")]);
+    /// let mut guards = set.lock().await?.into_guards();
+    /// guards.remove(0).release().await?; // "from"
+    /// assert!(guards[0].is_held()); // "to"
+    /// # Ok(()) });
+    /// ```
     #[must_use = "the locks are released when the guard is dropped"]
     pub fn into_guards(self) -> Vec<Guard> {
         self.guards
     }
 
-    /// How much longer all of the leases may be trusted: as [`Guard::remaining`], of the one that ends first.
+    /// As [`Guard::remaining`], of the lease that ends first.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Whether all of the leases may be trusted now.
+    /// As [`Guard::is_held`], of all leases.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// Waits until one of the leases is lost, and says which.
+    /// As [`Guard::lost`], of the lease that is lost first. Returns its guard, too.
     ///
     /// # Cancel safety
     ///
@@ -231,7 +316,20 @@ impl SetGuard {
         .await
     }
 
-    /// Runs `work` for as long as all of the leases are held, and drops it when one is lost.
+    /// Runs `work` while all leases are held, and drops it when one is lost.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use leasehold::{Kind, MutexSet};
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = MutexSet::new([client.mutex("a"), client.mutex("b")]).lock().await?;
+    /// assert_eq!(guard.run(async { 42 }).await?, 42);
+    ///
+    /// client.force_release(Kind::Mutex, "b").await?;
+    /// let work = std::future::pending::<()>();
+    /// assert!(guard.run(work).await.unwrap_err().is_lost());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -239,7 +337,7 @@ impl SetGuard {
     ///
     /// # Cancel safety
     ///
-    /// That of `work`; the guard is only borrowed.
+    /// That of `work`. The guard is only borrowed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         poll_fn(|context| {
@@ -253,11 +351,11 @@ impl SetGuard {
         .await
     }
 
-    /// Renews all of the leases now, at the same time, as [`Guard::renew`].
+    /// As [`Guard::renew`], for all leases concurrently.
     ///
     /// # Errors
     ///
-    /// As there; the first one that there was.
+    /// As there: the first error, in the order of the set.
     ///
     /// # Cancel safety
     ///
@@ -266,26 +364,26 @@ impl SetGuard {
         join_all(self.guards.iter().map(Guard::renew)).await.into_iter().collect()
     }
 
-    /// Gives all of the leases back at the same time, and waits for the store's word.
+    /// As [`Guard::release`], for all leases concurrently.
     ///
     /// # Errors
     ///
-    /// As [`Guard::release`]; the first one that there was. The others are given back all the same.
+    /// As there: the first error, in the order of the set. The other leases are released all the same.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point, they are given back all the same, in the background.
+    /// If the future is dropped, the client releases the leases in the background.
     pub async fn release(self) -> Result<(), Error> {
         join_all(self.guards.into_iter().map(Guard::release)).await.into_iter().collect()
     }
 
-    /// Waits for the next one, unless one of those that are held is lost meanwhile.
-    async fn and_next(&self, mutex: &Mutex, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
-        // What is given back because the others can't be had was never used, and need not be kept.
+    /// Waits for the next mutex, and fails if a held lease is lost meanwhile.
+    async fn acquire_next(&self, mutex: &Mutex, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
+        // If a later mutex is not granted, this one is released unused, so its minimum hold must not apply yet.
         let mut lock = mutex.0.clone();
         lock.min_hold = Duration::ZERO;
         if !mutex.0.min_hold.is_zero() {
-            // It is to be kept in the end, so it is not one that the client's tasks hand on.
+            // A lease with a minimum hold is not handed off between the client's tasks.
             lock.hand_off = None;
         }
         let next = lock.acquire(1, None, WaitMode::until(deadline));

@@ -1,7 +1,7 @@
-//! Work that one of many starts in each period.
+//! Work that one of many candidates starts in each period.
 //!
-//! It is the mutex of that name, kept for nine tenths of the period. Counting from the start, and not by the calendar,
-//! nobody's clock matters but the store's; the last tenth is for starts that come a little early or late.
+//! It is the mutex of that name, retained for nine tenths of the period after the grant. The period is counted from the start and
+//! not by the calendar, so only the store's clock matters. The last tenth tolerates starts that come a little early.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -19,24 +19,23 @@ use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
 
-/// The shortest time for which a start is kept.
-const MIN_KEEP: Duration = Duration::from_millis(900);
+/// The minimum time for which a start is retained.
+const MIN_RETENTION: Duration = Duration::from_millis(900);
 
-/// How often whoever waits looks whether the work is done.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often a waiting candidate polls whether the work is done.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Work that one of many starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
+/// Work that one of many candidates starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
 ///
-/// Two starts are never closer to each other than nine tenths of the period: all hosts may ask at noon, by clocks that
-/// differ, and one of them is told to start. If it dies half way there are two ways to go on, and neither can have it both
-/// ways:
+/// Two starts are never closer than nine tenths of the period. All hosts may ask at noon, by clocks that differ, and one of them
+/// starts. If that host dies before it has finished, there are two possibilities:
 ///
-/// - **At most once**, which is the default: the period is lost. Nobody else starts, however little was done.
-/// - [**At least once**](Self::at_least_once): others wait for the end of the work, and when the lease of a host that died
-///   runs out, the next one starts. What was half done is done again, maybe while a host that was only stopped goes on:
-///   the token tells them apart.
+/// - **At most once**, the default: the period is lost. No other host starts, even if the work was hardly begun.
+/// - [**At least once**](Self::at_least_once): the other hosts wait for the end of the work. When the lease of a dead host
+///   expires, the next host starts. Work may be done twice, even at the same time if the first host was only stopped: the
+///   tokens distinguish the two.
 ///
-/// Releasing or dropping the guard means that the work is done. A period of more than 30 days can't be kept.
+/// Releasing or dropping the guard means that the work is done. The period is 1 s to 33 days.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -55,7 +54,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct OncePer(Lock);
 
-lease_settings!(OncePer);
+lease_settings!(OncePer, "once_per(\"lottery\", std::time::Duration::from_secs(3_600))");
 
 impl OncePer {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, period: Duration) -> Self {
@@ -65,25 +64,46 @@ impl OncePer {
         Self(lock)
     }
 
-    /// If a host dies half way, its lease ends after the ttl, and another host starts.
+    /// Starts the work again on another host if the first one dies: its lease ends after the ttl. Hosts that ask meanwhile wait.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let backup = client.once_per("backup", Duration::from_secs(86_400)).at_least_once();
+    /// if let Some(guard) = backup.start().await? {
+    ///     guard.release().await?; // done; otherwise the next host starts when the lease has expired
+    /// }
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn at_least_once(mut self) -> Self {
         self.0.terms.min_lifetime = Duration::ZERO;
         self
     }
 
-    /// Starts the work of this period: `None` when that has been done. Where it is at least once, it waits for the end of
-    /// whoever does it now, which is looked for once a second.
+    /// Starts the work of this period, or returns `None` if it was started already. With
+    /// [`at_least_once`](Self::at_least_once) it waits until the present host has finished or died, and polls once a second.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let cleanup = client.once_per("cleanup", Duration::from_secs(3_600));
+    /// let guard = cleanup.start().await?.expect("the first start of this hour");
+    /// assert!(cleanup.start().await?.is_none());
+    /// # drop(guard);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// `is_invalid` for a name, a period or a setting that can't be; `is_unavailable` when the store could not be asked;
+    /// `is_invalid` for an invalid name, period or option; `is_unavailable` if the store did not respond;
     /// `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// Dropped at any point it gives back whatever it has or may have come to have: a place in the queue, or a start,
-    /// which is then done.
+    /// If the future is dropped, the wait is cancelled and a granted start is released. A released start counts as done.
     pub async fn start(&self) -> Result<Option<Guard>, Error> {
         self.check()?;
         if !self.0.terms.min_lifetime.is_zero() {
@@ -100,17 +120,17 @@ impl OncePer {
 
     async fn until_done(&self) -> Result<(), Error> {
         loop {
-            // A store that does not answer may do so the next time; the attempt has the last word about that.
+            // An error here is ignored: the attempt that runs beside this reports an unavailable store.
             if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
                 return Ok(());
             }
-            Sleep::until(&self.0.handle.session, clock::local() + LOOK).await;
+            Sleep::until(&self.0.handle.session, clock::local() + POLL_INTERVAL).await;
         }
     }
 
     fn check(&self) -> Result<(), Error> {
         let resource = self.0.checked_resource()?;
-        if (MIN_KEEP..=MAX_TTL).contains(&self.0.min_hold) {
+        if (MIN_RETENTION..=MAX_TTL).contains(&self.0.min_hold) {
             return Ok(());
         }
         let what = "a period is at least 1 s and at most 33 days";

@@ -40,7 +40,7 @@ use crate::store::Inbox as _;
 #[derive(Clone)]
 pub struct ReentrantMutex(Lock);
 
-settings!(ReentrantMutex);
+settings!(ReentrantMutex, "reentrant_mutex(\"account:7\", \"request-93ab\")");
 
 impl ReentrantMutex {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, owner: &str) -> Self {
@@ -50,6 +50,16 @@ impl ReentrantMutex {
     }
 
     /// Waits for the lock without a limit; granted at once if the owner holds it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let account = client.reentrant_mutex("account:7", "request-93ab");
+    /// let outer = account.lock().await?;
+    /// let inner = account.lock().await?; // the same owner
+    /// assert_eq!(outer.token(), inner.token());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -65,7 +75,16 @@ impl ReentrantMutex {
         guard.ok_or_else(|| self.0.handle.closed())
     }
 
-    /// Acquires the lock if it is free now; otherwise returns `None`.
+    /// Acquires the lock if it is free or held by the owner; otherwise returns `None`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
+    /// let other = client.reentrant_mutex("account:7", "request-40cd");
+    /// assert!(other.try_lock().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -78,7 +97,17 @@ impl ReentrantMutex {
         self.enter(WaitMode::NoWait).await
     }
 
-    /// Waits at most `limit` for the lock; returns `None` at the limit.
+    /// Waits at most `limit` for the lock; returns `None` at the limit: as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
+    /// let other = client.reentrant_mutex("account:7", "request-40cd");
+    /// assert!(other.lock_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -93,9 +122,22 @@ impl ReentrantMutex {
 
     /// The number of the owner's acquisitions, in all tasks and processes.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let account = client.reentrant_mutex("account:7", "request-93ab");
+    /// let guards = (account.lock().await?, account.lock().await?);
+    /// assert_eq!(account.hold_count().await?, 2);
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
-    /// `is_invalid`; `is_unavailable`.
+    /// `is_invalid` for an invalid name or owner; `is_unavailable`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
     pub async fn hold_count(&self) -> Result<usize, Error> {
         let resource = self.resource()?;
         Ok(self.holders(&resource).await?.0.len())
@@ -105,10 +147,25 @@ impl ReentrantMutex {
     /// this client lose their lease at once, guards of other processes at their next renewal. Returns the number of
     /// acquisitions.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let account = client.reentrant_mutex("account:7", "request-93ab");
+    /// let guard = account.lock().await?;
+    /// assert_eq!(account.release_all().await?, 1);
+    /// assert!(guard.release().await.unwrap_err().is_lost());
+    /// assert!(account.release_all().await.unwrap_err().is_not_owner());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
-    /// `is_not_owner`, with the holder's name, if the owner does not hold the lock; nothing is changed then. `is_invalid`;
-    /// `is_unavailable`.
+    /// `is_not_owner`, with the holder's name, if the owner does not hold the lock; nothing is changed then. `is_invalid` for an
+    /// invalid name or owner; `is_unavailable`, after which some acquisitions may have been released.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, some of the acquisitions may have been released. Calling it again is safe.
     pub async fn release_all(&self) -> Result<usize, Error> {
         let handle = &self.0.handle;
         let resource = self.resource()?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::Kind;
+use leasehold_core::weight::{READER, UPGRADABLE, WRITER};
 
 use crate::error::Error;
 use crate::guard::Guard;
@@ -15,12 +16,6 @@ use crate::handle::Handle;
 use crate::inspect::Mode;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
-
-/// The weight of a reader.
-pub const READER: u32 = 1;
-const UPGRADABLE: u32 = 1 << 31;
-/// The weight of a writer, and the lock's capacity.
-pub const WRITER: u32 = u32::MAX;
 
 /// The mode of a holder with this weight.
 pub(crate) fn mode_of(weight: u32) -> Mode {
@@ -55,7 +50,7 @@ pub(crate) fn mode_of(weight: u32) -> Mode {
 #[derive(Clone)]
 pub struct RwLock(Lock);
 
-settings!(RwLock);
+settings!(RwLock, "rw_lock(\"prices\")");
 
 impl RwLock {
     pub(crate) fn new(handle: Arc<Handle>, name: &str) -> Self {
@@ -63,6 +58,14 @@ impl RwLock {
     }
 
     /// Waits for a read lease without a limit.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let readers = (prices.read().await?, prices.read().await?);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -76,7 +79,16 @@ impl RwLock {
         self.0.lock(READER).await
     }
 
-    /// Acquires a read lease if it is free now; otherwise returns `None`.
+    /// Acquires a read lease if that is possible now; otherwise returns `None`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let writer = prices.write().await?;
+    /// assert!(prices.try_read().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -89,7 +101,18 @@ impl RwLock {
         self.0.try_lock(READER).await
     }
 
-    /// Waits at most `limit` for a read lease; returns `None` at the limit.
+    /// Waits at most `limit` for a read lease; returns `None` at the limit: as
+    /// [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let writer = prices.write().await?;
+    /// assert!(prices.read_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -104,6 +127,15 @@ impl RwLock {
 
     /// Waits for the write lease without a limit.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.rw_lock("prices").write().await?;
+    /// println!("write with token {}", guard.token());
+    /// guard.release().await?;
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Self::read`].
@@ -115,7 +147,16 @@ impl RwLock {
         self.0.lock(WRITER).await.map(self.exchangeable())
     }
 
-    /// Acquires the write lease if it is free now; otherwise returns `None`.
+    /// Acquires the write lease if the lock is free now; otherwise returns `None`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let reader = prices.read().await?;
+    /// assert!(prices.try_write().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -128,7 +169,18 @@ impl RwLock {
         Ok(self.0.try_lock(WRITER).await?.map(self.exchangeable()))
     }
 
-    /// Waits until it may write for at most this long, and then answers `None`.
+    /// Waits at most `limit` for the write lease; returns `None` at the limit: as
+    /// [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let reader = prices.read().await?;
+    /// assert!(prices.write_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -141,7 +193,18 @@ impl RwLock {
         Ok(self.0.lock_timeout(WRITER, limit).await?.map(self.exchangeable()))
     }
 
-    /// Waits until it may read with a view to writing: beside readers, but one at a time.
+    /// Waits without a limit for the upgradable read lease: shared with readers, but with one upgradable reader at a time. That
+    /// excludes two readers that wait for each other to upgrade.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let guard = prices.upgradable_read().await?;
+    /// let reader = prices.read().await?; // beside it
+    /// assert!(prices.try_upgradable_read().await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -154,7 +217,15 @@ impl RwLock {
         self.0.lock(UPGRADABLE).await.map(self.exchangeable())
     }
 
-    /// Reads with a view to writing if that can be had at once, and otherwise answers `None`.
+    /// Acquires the upgradable read lease if that is possible now; otherwise returns `None`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// assert!(prices.try_upgradable_read().await?.is_some());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -167,7 +238,18 @@ impl RwLock {
         Ok(self.0.try_lock(UPGRADABLE).await?.map(self.exchangeable()))
     }
 
-    /// Waits until it may read with a view to writing for at most this long, and then answers `None`.
+    /// Waits at most `limit` for the upgradable read lease; returns `None` at the limit: as
+    /// [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let first = prices.upgradable_read().await?;
+    /// assert!(prices.upgradable_read_timeout(Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -196,6 +278,10 @@ macro_rules! exchangeable {
             /// # Errors
             ///
             /// As there.
+            ///
+            /// # Cancel safety
+            ///
+            /// As there.
             pub async fn release(self) -> Result<(), Error> {
                 self.guard.release().await
             }
@@ -203,6 +289,10 @@ macro_rules! exchangeable {
             /// As [`Guard::release_timeout`].
             ///
             /// # Errors
+            ///
+            /// As there.
+            ///
+            /// # Cancel safety
             ///
             /// As there.
             pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
@@ -229,7 +319,17 @@ macro_rules! exchangeable {
 exchangeable!(WriteGuard);
 exchangeable!(UpgradableGuard);
 
-/// A write lease: a [`Guard`] that can be downgraded to a read lease.
+/// A write lease: a [`Guard`] that can be downgraded to a read lease. Created by [`RwLock::write`].
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let writer = client.rw_lock("prices").write().await?;
+/// assert!(writer.is_held()); // it dereferences to a `Guard`
+/// let guard: leasehold::Guard = writer.into(); // a writer that stays one
+/// guard.release().await?;
+/// # Ok(()) });
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct WriteGuard {
@@ -240,6 +340,16 @@ pub struct WriteGuard {
 impl WriteGuard {
     /// Continues as a reader with the same token. No writer comes in between, and the readers at the head of the queue are
     /// granted.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let writer = prices.write().await?;
+    /// let reader = writer.downgrade().await?;
+    /// assert!(prices.try_read().await?.is_some());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -261,7 +371,21 @@ impl From<WriteGuard> for Guard {
     }
 }
 
-/// A read lease: a [`Guard`] that can be upgraded to the write lease.
+/// A read lease: a [`Guard`] that can be upgraded to the write lease. Created by [`RwLock::upgradable_read`].
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let reader = client.rw_lock("prices").upgradable_read().await?;
+/// let is_outdated = true; // read
+/// if is_outdated {
+///     let writer = reader.upgrade().await?;
+///     writer.release().await?;
+/// } else {
+///     reader.release().await?;
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct UpgradableGuard {
@@ -272,6 +396,16 @@ pub struct UpgradableGuard {
 impl UpgradableGuard {
     /// Waits ahead of the queue until the readers have released, and continues as a writer with a higher token. No other writer
     /// comes in between.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let reader = client.rw_lock("prices").upgradable_read().await?;
+    /// let token = reader.token();
+    /// let writer = reader.upgrade().await?;
+    /// assert!(writer.token() > token);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -291,6 +425,17 @@ impl UpgradableGuard {
 
     /// Upgrades if no reader holds the lock; otherwise returns itself as the inner error.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let (upgradable, reader) = (prices.upgradable_read().await?, prices.read().await?);
+    /// let upgradable = upgradable.try_upgrade().await?.unwrap_err();
+    /// drop(reader);
+    /// let writer = upgradable.try_upgrade().await?.unwrap();
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Self::upgrade`].
@@ -304,6 +449,18 @@ impl UpgradableGuard {
 
     /// Waits at most `limit` for the upgrade; returns itself as the inner error at the limit.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let (upgradable, reader) = (prices.upgradable_read().await?, prices.read().await?);
+    /// let limit = Duration::from_millis(5);
+    /// let upgradable = upgradable.upgrade_timeout(limit).await?.unwrap_err();
+    /// assert!(upgradable.is_held());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Self::upgrade`].
@@ -316,6 +473,15 @@ impl UpgradableGuard {
     }
 
     /// Continues as an ordinary reader, and admits another upgradable reader.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let prices = client.rw_lock("prices");
+    /// let reader = prices.upgradable_read().await?.downgrade().await?;
+    /// assert!(prices.try_upgradable_read().await?.is_some());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///

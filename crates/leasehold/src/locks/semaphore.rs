@@ -33,7 +33,7 @@ use crate::options::settings;
 #[derive(Clone)]
 pub struct Semaphore(Lock);
 
-settings!(Semaphore);
+settings!(Semaphore, "semaphore(\"uploads\", 3)");
 
 impl Semaphore {
     pub(crate) fn new(handle: Arc<Handle>, name: &str, permits: u32) -> Self {
@@ -41,6 +41,14 @@ impl Semaphore {
     }
 
     /// Waits for this many permits without a limit. They are granted together.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.semaphore("uploads", 3).acquire(2).await?;
+    /// guard.release().await?; // both permits
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
@@ -56,6 +64,15 @@ impl Semaphore {
 
     /// Acquires this many permits if they are free now; otherwise returns `None`.
     ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let uploads = client.semaphore("uploads", 3);
+    /// let guard = uploads.try_acquire(3).await?;
+    /// assert!(guard.is_some() && uploads.try_acquire(1).await?.is_none());
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Self::acquire`].
@@ -67,7 +84,18 @@ impl Semaphore {
         self.0.try_lock(permits).await
     }
 
-    /// Waits at most `limit` for this many permits; returns `None` at the limit.
+    /// Waits at most `limit` for this many permits; returns `None` at the limit: as
+    /// [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let uploads = client.semaphore("uploads", 3);
+    /// let guard = uploads.acquire(3).await?;
+    /// assert!(uploads.acquire_timeout(1, Duration::from_millis(5)).await?.is_none());
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 //! Redis: one server, the master that Sentinels name, or a cluster.
 //!
-//! A command is one script (`leasehold_core::lua`), so an uncontended lock is one round trip, and so is a release. Waiters
+//! A command is one script (`leasehold_redis_protocol`), so an uncontended lock is one round trip, and so is a release. Waiters
 //! hear of their grant through a channel, which on a server of its own is one per client, and in a cluster one per client
 //! and hash slot.
 //!
@@ -19,10 +19,8 @@ mod endpoint;
 mod error;
 mod exec;
 mod handshake;
-mod keys;
 mod replicas;
 mod sentinel;
-pub(crate) mod steps;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -33,6 +31,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource, Token};
+pub(crate) use leasehold_redis_protocol::slot_of;
+use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
@@ -43,12 +43,11 @@ use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
 use caller_conn::CallerRuntime;
 use cluster::Cluster;
-use codec::{Channels, ScriptVariant};
 use connect::Credentials;
 use doctor::Address;
+#[cfg(feature = "redlock")]
 pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
-pub(crate) use keys::slot_of;
 use sentinel::Sentinels;
 pub(crate) use wire::SharedConnection;
 use wire::Wire;
@@ -69,7 +68,7 @@ const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Looking again costs a server something, and pushes are seldom lost.
-const RHYTHM: PollIntervals =
+const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
@@ -141,7 +140,7 @@ impl Redis {
                     Cluster::open(credentials, seeds.clone(), Box::new(move || endpoint_config(None)));
                 let cluster = Arc::new(cluster.await.map_err(unavailable)?);
                 let channels = cluster.channels().await.map_err(unavailable)?;
-                let variant = ScriptVariant { channels, is_cluster: true, is_voting: false };
+                let variant = ScriptVariant::Cluster(channels);
                 Nodes::Cluster { cluster, variant, client, runtime: Handle::current() }
             }
             _ => {
@@ -296,7 +295,7 @@ impl Opening {
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
-        Endpoint::new(target, (self.endpoint_config())(Some(keys::inbox_of(client, None))))
+        Endpoint::new(target, (self.endpoint_config())(Some(inbox_of(client, None))))
     }
 
     /// What a link is to do with what it hears, and whom to tell: by the channel that it subscribes to.
@@ -311,9 +310,9 @@ impl Opening {
                 channel,
                 on_message: Arc::new(move |_, message| {
                     let Some(inbox) = hearing.upgrade() else { return };
-                    match codec::decode_push(message) {
-                        Some(push) => inbox.deliver(push),
-                        None => tracing::warn!("something unknown arrived"),
+                    match decode_push(message) {
+                        Ok(push) => inbox.deliver(push),
+                        Err(error) => tracing::warn!("{error}"),
                     }
                 }),
                 on_reconnect: Arc::new(move |concerns| {
@@ -343,7 +342,7 @@ impl Opening {
         let refresher = match &nodes {
             Nodes::Server { .. } => None,
             Nodes::Cluster { cluster, variant, .. } => {
-                let (cluster, channels) = (cluster.clone(), variant.channels);
+                let (cluster, channels) = (cluster.clone(), variant.channels());
                 let at_the_latest =
                     if channels == Channels::Plain { REFRESH_INTERVAL } else { Duration::MAX };
                 Some(tokio::spawn(async move { cluster.refresh_loop(at_the_latest).await }).abort_handle())
@@ -414,7 +413,7 @@ impl Store for Redis {
     }
 
     fn poll_intervals(&self) -> PollIntervals {
-        RHYTHM
+        POLL_INTERVALS
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {

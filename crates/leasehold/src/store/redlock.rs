@@ -64,8 +64,9 @@ const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of batches over which attempts at different locks are spread.
 const SHARDS: u64 = 64;
 
-const RHYTHM: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(20) };
+/// A waiter in a node's admission queue that is not its head re-checks when the node asks for it.
+const POLL_INTERVALS: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };
 
 /// A quorum store.
 pub(crate) struct Redlock {
@@ -371,7 +372,7 @@ impl Store for Redlock {
     }
 
     fn poll_intervals(&self) -> PollIntervals {
-        RHYTHM
+        POLL_INTERVALS
     }
 
     fn needs_admission_queue(&self) -> bool {

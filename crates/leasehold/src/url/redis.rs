@@ -6,34 +6,34 @@ use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-use super::invalid;
+use super::{invalid, needs_feature};
 use crate::error::Error;
 
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// Where to find Redis, and as whom.
+/// The address of Redis, the login and the options of the connection.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct RedisUrl {
     pub(crate) place: Place,
     pub(crate) login: Login,
     pub(crate) database: i64,
     pub(crate) tls: Option<Tls>,
-    /// The caller wants the older protocol, with pushes on a connection of their own.
+    /// RESP2, with a separate connection for pushes.
     pub(crate) is_resp2: bool,
     shown: String,
 }
 
-/// What a scheme leads to.
+/// The servers that an address names.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     Server(Host),
     Socket(PathBuf),
-    /// Whatever the sentinels say is the master of this service.
+    /// The master of this service, as the sentinels report it.
     Sentinels {
         hosts: Vec<Host>,
         service: String,
-        /// The sentinels' own, where they want one.
+        /// The login of the sentinels themselves.
         login: Login,
     },
     Cluster(Vec<Host>),
@@ -51,7 +51,7 @@ pub(crate) struct Login {
     pub(crate) password: Option<String>,
 }
 
-/// PEM files; the system's authorities where none is named.
+/// PEM files. Without an authority, the system's certificate authorities count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tls {
     pub(crate) authority: Option<PathBuf>,
@@ -67,7 +67,7 @@ impl RedisUrl {
                 scheme @ ("redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster"),
                 rest,
             )) => Self::parse(scheme, rest),
-            // It may be a password, so it is not repeated.
+            // The text may be a password, so the message does not contain it.
             _ => Err(invalid("a node's address begins with redis:, rediss:, redis+unix: or redis-sentinel:")),
         }
     }
@@ -170,10 +170,10 @@ impl RedisUrl {
                     _ => return Err(invalid("protocol is 2 or 3")),
                 };
             }
-            // Even its name may be a part of a password.
+            // The parameter's name may be a part of a password, so the message does not contain it.
             _ => {
                 return Err(invalid(
-                    "this address has a parameter that is not known (docs/operations.md names them); in a password, write \
+                    "the address has an unknown parameter (docs/operations.md lists them); in a password, write \
                      / as %2F, ? as %3F and @ as %40",
                 ));
             }
@@ -188,6 +188,10 @@ impl RedisUrl {
     }
 
     fn checked(self) -> Result<Self, Error> {
+        if self.tls.is_some() && !cfg!(feature = "tls") {
+            let what = if self.shown.starts_with("rediss:") { "rediss:…" } else { "tls=true" };
+            return Err(needs_feature(what, "tls"));
+        }
         if let Some(tls) = &self.tls
             && tls.certificate.is_some() != tls.key.is_some()
         {
@@ -222,10 +226,10 @@ impl Host {
 }
 
 fn decoded(text: &str) -> Result<Cow<'_, str>, Error> {
-    // It may be a password, so it is not repeated.
-    percent_decode_str(text)
-        .decode_utf8()
-        .map_err(|_| invalid("what follows a % in an address has to be two hex digits of UTF-8"))
+    // The text may be a password, so the message does not contain it.
+    percent_decode_str(text).decode_utf8().map_err(|_| {
+        invalid("a % in an address must be followed by two hex digits, and the bytes must be UTF-8")
+    })
 }
 
 fn some(text: &str) -> Option<String> {
@@ -237,7 +241,7 @@ fn number(text: &str) -> Result<i64, Error> {
         return Ok(0);
     }
     let number = text.parse().ok().filter(|number| *number >= 0);
-    // It may be a password with a / in it, so it is not repeated.
+    // The text may be part of a password with a / in it, so the message does not contain it.
     number.ok_or_else(|| {
         invalid("a database is a number; in a password, write / as %2F, ? as %3F and @ as %40")
     })
@@ -251,7 +255,7 @@ fn is_true(text: &str) -> Result<bool, Error> {
     }
 }
 
-/// The part before an `@` names a user and a password, and parameters may.
+/// The address without the part before an `@` and without parameters: both may contain a password.
 fn without_secrets(scheme: &str, rest: &str) -> String {
     let rest = rest.trim_start_matches('/');
     let rest = rest.split('?').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Addresses of several servers that vote.
+//! Addresses of a Redlock quorum.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use super::invalid;
 use super::redis::{Place, RedisUrl};
 use crate::error::Error;
 
-/// More than this nobody needs, and each is asked every time.
-const MOST_NODES: usize = 15;
+/// The maximum number of nodes. Every lock costs a request to each of them.
+const MAX_NODES: usize = 15;
 
-/// Where the nodes are, and how they vote.
+/// The addresses of the nodes, and the options of the vote.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct RedlockUrl {
     pub(crate) nodes: Vec<RedisUrl>,
     /// Whether tokens are fencing tokens.
     pub(crate) is_fenced: bool,
-    /// How long a node may take to answer, where that is said.
+    /// The time limit for a node's answer, if it is set.
     pub(crate) node_timeout: Option<Duration>,
-    /// The longest ttl: for so long a node abstains that may have forgotten something.
+    /// The longest ttl: a node that may have forgotten something abstains for this long.
     pub(crate) max_ttl: Option<Duration>,
-    /// The list of hosts, where it was written as one.
+    /// The list of hosts, if the address was written as one.
     hosts: Option<String>,
 }
 
@@ -30,7 +30,7 @@ impl RedlockUrl {
     }
 
     /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
-    /// kind, with spaces between them. Parameters that are not the quorum's own are those of each node.
+    /// kind, with spaces between them. Parameters that are not the quorum's own apply to each node.
     pub(super) fn parse(rest: &str) -> Result<Self, Error> {
         let url = if rest.starts_with("//") { Self::of_hosts(rest)? } else { Self::of_addresses(rest)? };
         url.checked()
@@ -39,13 +39,13 @@ impl RedlockUrl {
     fn of_hosts(rest: &str) -> Result<Self, Error> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut url = Self::new(Vec::new());
-        let (mut theirs, mut scheme) = (Vec::new(), "redis");
+        let (mut node_parameters, mut scheme) = (Vec::new(), "redis");
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter {
                 "tls" | "tls=true" | "tls=1" | "tls=yes" => scheme = "rediss",
                 "tls=false" | "tls=0" | "tls=no" => scheme = "redis",
                 _ if url.set(parameter)? => {}
-                _ => theirs.push(parameter),
+                _ => node_parameters.push(parameter),
             }
         }
         let (authority, path) = place[2..].split_once('/').unwrap_or((&place[2..], ""));
@@ -55,7 +55,7 @@ impl RedlockUrl {
         let path = if path.is_empty() { String::new() } else { format!("/{path}") };
         url.hosts = Some(format!("{hosts}{path}"));
         for host in hosts.split(',') {
-            let address = format!("//{login}{at}{host}{path}?{}", theirs.join("&"));
+            let address = format!("//{login}{at}{host}{path}?{}", node_parameters.join("&"));
             url.nodes.push(RedisUrl::parse(scheme, &address)?);
         }
         Ok(url)
@@ -77,7 +77,7 @@ impl RedlockUrl {
         Ok(url)
     }
 
-    /// Whether it is a parameter of the quorum's own.
+    /// Sets a parameter of the quorum's own. Returns whether it is one.
     fn set(&mut self, parameter: &str) -> Result<bool, Error> {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         match name {
@@ -97,9 +97,9 @@ impl RedlockUrl {
 
     pub(crate) fn checked(self) -> Result<Self, Error> {
         let count = self.nodes.len();
-        if count == 0 || count > MOST_NODES {
+        if count == 0 || count > MAX_NODES {
             return Err(invalid(format!(
-                "a quorum has 1 to {MOST_NODES} nodes, not {count}: redlock://host[:port],host[:port],…, or redlock: and whole \
+                "a quorum has 1 to {MAX_NODES} nodes, not {count}: redlock://host[:port],host[:port],…, or redlock: and whole \
                  addresses with spaces between them"
             )));
         }
@@ -111,7 +111,7 @@ impl RedlockUrl {
                 .iter()
                 .any(|other| other.place == node.place && other.database == node.database)
             {
-                return Err(invalid(format!("{node} is named twice: its vote would count twice")));
+                return Err(invalid(format!("{node} is named twice, so its vote would count twice")));
             }
         }
         Ok(self)
@@ -126,8 +126,8 @@ fn milliseconds(name: &str, value: &str) -> Result<Duration, Error> {
 }
 
 fn unknown_parameter() -> Error {
-    // It may be a part of a password.
-    invalid("this address has a parameter that is not known: docs/operations.md names them")
+    // The text may be part of a password, so the message does not contain it.
+    invalid("the address has an unknown parameter: docs/operations.md lists them")
 }
 
 impl fmt::Display for RedlockUrl {
@@ -143,7 +143,7 @@ impl fmt::Display for RedlockUrl {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "tls"))]
 mod tests {
     use super::*;
     use crate::url::StoreUrl;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_differ_in_nothing_but_their_host_are_written_as_a_list() {
+    fn host_list_gives_every_node_the_same_login_and_parameters() {
         let url = parsed(
             "redlock://me:secret@a,b:7000,[::1]/2?tls=true&ca=/ca.pem&node_timeout_ms=80&max_ttl_ms=30000",
         );
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_any_kind_are_written_with_spaces_between_them() {
+    fn addresses_separated_by_spaces_may_differ_in_kind() {
         let url = parsed("redlock:redis://:one@a ?unfenced rediss://:two@b redis-sentinel://c,d/master");
         assert_eq!(url.nodes.len(), 3);
         assert!(!url.is_fenced && url.nodes[0].tls.is_none() && url.nodes[1].tls.is_some());
@@ -194,7 +194,7 @@ mod tests {
             ("redlock://a?unfenced=maybe", "true or false"),
             ("redlock://a?node_timeout_ms=0", "a number of milliseconds"),
             ("redlock://a?max_ttl_ms=30s", "a number of milliseconds"),
-            ("redlock://a?colour=red", "a parameter that is not known"),
+            ("redlock://a?colour=red", "an unknown parameter"),
         ] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(error.is_invalid() && error.to_string().contains(says), "{url}: {error}");

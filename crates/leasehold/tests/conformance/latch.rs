@@ -51,7 +51,7 @@ pub(crate) async fn whoever_counts_by_name_counts_once(store: Store) {
 
 pub(crate) async fn counts_outlive_their_client_and_end_in_time(store: Store) {
     let (one, other) = pair(&store).await;
-    assert_eq!(one.latch("a", 2).keep(Duration::from_secs(2)).count_down().await.unwrap(), 1);
+    assert_eq!(one.latch("a", 2).retention(Duration::from_secs(2)).count_down().await.unwrap(), 1);
     assert_eq!(one.latch("b", 2).count_down().await.unwrap(), 1);
     one.close().await.unwrap();
     assert_eq!(other.latch("b", 2).remaining().await.unwrap(), 1);
@@ -67,7 +67,7 @@ pub(crate) async fn a_latch_that_can_t_be_is_refused(store: Store) {
         client.latch("a", 0).wait().await.unwrap_err(),
         client.latch("", 1).remaining().await.unwrap_err(),
         latch.count_down_as("").await.unwrap_err(),
-        latch.clone().keep(Duration::MAX).count_down().await.unwrap_err(),
+        latch.clone().retention(Duration::MAX).count_down().await.unwrap_err(),
     ] {
         assert!(error.is_invalid(), "{error}");
     }
@@ -87,7 +87,7 @@ pub(crate) async fn the_blocking_face_counts_down(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
-        let latch = client.latch("a", 2).keep(Duration::from_secs(60));
+        let latch = client.latch("a", 2).retention(Duration::from_secs(60));
         assert_eq!((latch.count_down()?, latch.remaining()?), (1, 1));
         assert!(!latch.wait_timeout(Duration::from_millis(10))?);
         assert_eq!(latch.count_down_as("me")?, 0);

@@ -47,7 +47,13 @@ pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
         let since = last.replace(granted).map(|last| granted - last);
         assert!(since.is_none_or(|since| since > DISTANCE), "{since:?}");
         guard.release().await.unwrap();
-        assert!(observer.once_per("a", PERIOD).start().await.unwrap().is_none(), "it is done");
+        // On a slow machine the period may be over by now, and then another one starts.
+        if let Some(next) = observer.once_per("a", PERIOD).start().await.unwrap() {
+            let started = Duration::from_micros(next.token().get());
+            assert!(started - granted > DISTANCE, "started again within its period");
+            last = Some(started);
+            next.release().await.unwrap();
+        }
         until(&observer, KIND, "a", |view| view.holders.is_empty()).await;
     }
 }

@@ -135,7 +135,7 @@ async fn ttl_above_max_ttl_is_refused() {
     let nodes = Nodes::start(1);
     let client = nodes.client_with(ABSTAINING).await;
     let error = client.mutex("a").ttl(LONGEST + Duration::from_millis(1)).lock().await.unwrap_err();
-    assert!(error.is_invalid() && error.to_string().contains("longest"), "{error}");
+    assert!(error.is_invalid() && error.to_string().contains("exceeds max_ttl"), "{error}");
 }
 
 /// Takes and gives back a lock, so that the nodes have abstained for as long as they must.

@@ -1,17 +1,17 @@
-//! What the leases of a barrier say about its rounds. Pure: it only reads what the store showed.
+//! Decodes the rounds of a barrier from its leases. Pure: it only reads a view.
 
 use leasehold_core::{Holder, Token, View};
 
 use super::{ARRIVAL, CLAIM, MARK, RETURNED};
 use crate::metadata::HolderMetadata;
 
-/// For how many parties this capacity is, or how many have come with this weight.
+/// The number of parties in this capacity or weight.
 pub(crate) fn parties(weight: u32) -> u32 {
     weight / ARRIVAL
 }
 
-/// How many rounds have passed, as far as the store remembers. Two parties may mark the same round; and of two rounds with
-/// a party in common, one was completed in place of the other.
+/// The number of passed rounds that the store remembers. Two parties may mark the same round, and of two marked rounds with a
+/// party in common only one has passed.
 pub(crate) fn passed_rounds(holders: &[Holder]) -> usize {
     let mut rounds: Vec<Round> = holders.iter().filter_map(Round::of_mark).collect();
     rounds.sort_by_key(|round| round.first);
@@ -24,22 +24,22 @@ pub(crate) fn passed_rounds(holders: &[Holder]) -> usize {
     count
 }
 
-/// How many leases say that a round has passed.
+/// The number of marks.
 pub(super) fn count_marks(view: &View) -> usize {
     view.holders.iter().filter(|holder| is_mark(holder)).count()
 }
 
-/// Only what is kept decides: anything else may still be taken back.
+/// Only a retained mark decides: a live one may still be revoked.
 fn is_mark(holder: &Holder) -> bool {
     holder.weight == MARK && holder.retained
 }
 
-/// A claim that is not decided yet: a claim proper, or one on its way to a mark.
+/// A claim that is not decided yet: a claim, or a mark that is not retained yet.
 fn is_undecided(holder: &Holder) -> bool {
     matches!(holder.weight, CLAIM | MARK) && !holder.retained
 }
 
-/// All that pass together, by the tokens of their arrivals.
+/// The parties that pass together, by the tokens of their arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) first: Token,
@@ -47,13 +47,13 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// The round in which this party passed, if it did. The party is still there.
+    /// The round in which this party passed, if it did. For a party that has not departed.
     pub(super) fn passed(view: &View, party: Token) -> Option<Self> {
         view.holders.iter().filter_map(Self::of_mark).find(|round| round.has(party))
     }
 
-    /// As [`Self::passed`], for a party that has departed since. A claim from before that was confirmed only if it saw the
-    /// party; one from after that did not count it.
+    /// As [`Self::passed`], for a party that departed with the token `departed`. A claim from before its departure was confirmed only if it saw the
+    /// party; a later claim did not count it.
     pub(super) fn passed_before(view: &View, party: Token, departed: Token) -> Option<Self> {
         let before = view.holders.iter().filter(|holder| holder.token < departed);
         before.filter_map(Self::of_mark).find(|round| round.has(party))
@@ -65,10 +65,10 @@ impl Round {
         before.filter_map(Self::of_claim).any(|round| round.has(party))
     }
 
-    /// The round of this party, if all of it are there and none of them has passed.
+    /// The round of this party, if all of its parties are there and none of them has passed.
     pub(super) fn present(view: &View, party: Token, parties: u32) -> Option<Self> {
-        // A party that has passed may still be there. So may one whose round is about to pass: its claim no longer takes a
-        // place, so a party of the next round may have come in addition.
+        // A party may still be in the view when its round has passed or is about to pass. A mark no longer has the weight of an
+        // arrival, so a party of the next round may have arrived as well.
         let marks = view.holders.iter().filter(|holder| holder.weight == MARK);
         let latest = marks.filter_map(Self::of_claim).map(|round| round.last).max();
         let present = view.holders.iter().filter_map(arrival_of).filter(|token| Some(*token) > latest);
@@ -82,7 +82,7 @@ impl Round {
         (self.first..=self.last).contains(&party)
     }
 
-    // --- What is written into leases -------------------------------------------------------------
+    // --- The labels of leases --------------------------------------------------------------------
 
     pub(super) fn claim(&self, party: Token) -> String {
         format!("party {party} claims {} {}", self.first, self.last)
@@ -112,12 +112,12 @@ impl Round {
     }
 }
 
-/// The token of a party's arrival, if this lease is that of a party which is there and has not departed.
+/// The token of a party's arrival, if this lease belongs to a party that has not departed.
 fn arrival_of(holder: &Holder) -> Option<Token> {
     match holder.weight {
         _ if holder.retained => None,
         ARRIVAL => Some(holder.token),
-        // It took the place of the arrival, and has a token of its own.
+        // It has replaced the arrival, and has a token of its own.
         RETURNED | CLAIM => read_token(label_of(holder)?.split(' ').nth(1)?),
         _ => None,
     }

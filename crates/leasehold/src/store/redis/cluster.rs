@@ -12,18 +12,18 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
 use leasehold_core::{Failure, Resource};
+use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::codec::Channels;
 use super::connect::Credentials;
 use super::connections::Connections;
 use super::endpoint::{Endpoint, EndpointConfig, ReconnectHandler, Target};
 use super::error::{explain, store_error};
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_PAUSE, keys, slot_unassigned};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -113,7 +113,7 @@ impl Cluster {
         let (on_message, slots, host, node) =
             (endpoint_config.on_message, self.slots.clone(), host.clone(), host.clone());
         let on_message = move |channel: &[u8], message: &[u8]| {
-            let slot = keys::slot_of_channel(channel);
+            let slot = slot_of_inbox(channel);
             let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
             let is_master = slot.and_then(|slot| slots.master_of(slot)) == Some(&host);
             drop(slots);
@@ -126,7 +126,7 @@ impl Cluster {
         let on_reconnect: ReconnectHandler = Arc::new(move |_| {
             let mine = |resource: &Resource| {
                 let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
-                slots.master_of(keys::slot_of(resource)) == Some(&node)
+                slots.master_of(slot_of(resource)) == Some(&node)
             };
             on_reconnect(&mine);
         });
@@ -178,7 +178,7 @@ impl Cluster {
         if slots.master_of(slot) != Some(&to) {
             slots.moved.insert(slot, to);
             // Before pushes of the new node count, which needs this lock.
-            (self.on_reconnect)(&|resource| keys::slot_of(resource) == slot);
+            (self.on_reconnect)(&|resource| slot_of(resource) == slot);
         }
         drop(slots);
         self.refresh_needed.notify_one();

@@ -1,12 +1,10 @@
 //! Builds the redis crate's connection settings from an address.
 
-use std::path::Path;
+use std::time::Duration;
 
 use redis::{
-    ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo,
-    TlsCertificates, io::tcp::TcpSettings,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo, io::tcp::TcpSettings,
 };
-use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
@@ -21,17 +19,13 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 pub(super) struct Credentials {
     login: Login,
     database: i64,
-    tls: Option<TlsCertificates>,
+    tls: Option<TlsFiles>,
 }
 
 impl Credentials {
     /// Reads the certificate files that the address names.
     pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, Error> {
-        if tls.is_some() && rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Only if the program has chosen none. Fails only if another thread was faster.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        Ok(Self { login: login.clone(), database, tls: tls.map(certificates).transpose()? })
+        Ok(Self { login: login.clone(), database, tls: tls.map(TlsFiles::read).transpose()? })
     }
 
     pub(super) fn at(&self, host: &Host) -> Result<ConnectionInfo, Error> {
@@ -62,29 +56,80 @@ impl Credentials {
         let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
         match &self.tls {
             None => Ok(info),
-            Some(certificates) => {
-                let client = redis::Client::build_with_tls(info, certificates.clone()).map_err(invalid)?;
-                Ok(client.get_connection_info().clone())
-            }
+            Some(files) => files.apply(info).map_err(invalid),
         }
     }
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-fn certificates(tls: &Tls) -> Result<TlsCertificates, Error> {
-    let client_tls = match (&tls.certificate, &tls.key) {
-        (Some(certificate), Some(key)) => {
-            Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+#[cfg(feature = "tls")]
+use with_tls::TlsFiles;
+#[cfg(not(feature = "tls"))]
+use without_tls::TlsFiles;
+
+#[cfg(feature = "tls")]
+mod with_tls {
+    use std::path::Path;
+
+    use redis::{Client, ClientTlsConfig, ConnectionInfo, RedisResult, TlsCertificates};
+
+    use crate::error::{Error, ErrorKind};
+    use crate::url::Tls;
+
+    /// The content of the certificate files.
+    #[derive(Clone)]
+    pub(super) struct TlsFiles(TlsCertificates);
+
+    impl TlsFiles {
+        pub(super) fn read(tls: &Tls) -> Result<Self, Error> {
+            if rustls::crypto::CryptoProvider::get_default().is_none() {
+                // Only if the program has chosen none. Fails only if another thread was faster.
+                let _ = rustls::crypto::ring::default_provider().install_default();
+            }
+            let client_tls = match (&tls.certificate, &tls.key) {
+                (Some(certificate), Some(key)) => {
+                    Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+                }
+                _ => None,
+            };
+            let root_cert = tls.authority.as_deref().map(read).transpose()?;
+            Ok(Self(TlsCertificates { client_tls, root_cert }))
         }
-        _ => None,
-    };
-    Ok(TlsCertificates { client_tls, root_cert: tls.authority.as_deref().map(read).transpose()? })
+
+        pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
+            Ok(Client::build_with_tls(info, self.0.clone())?.get_connection_info().clone())
+        }
+    }
+
+    fn read(path: &Path) -> Result<Vec<u8>, Error> {
+        std::fs::read(path).map_err(|error| {
+            Error::new(ErrorKind::Invalid, format!("{} can't be read: {error}", path.display()))
+                .with_source(error)
+        })
+    }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    std::fs::read(path).map_err(|error| {
-        Error::new(ErrorKind::Invalid, format!("{} can't be read: {error}", path.display()))
-            .with_source(error)
-    })
+/// Addresses with TLS are refused when they are parsed, so there is no value of this type.
+#[cfg(not(feature = "tls"))]
+mod without_tls {
+    use std::convert::Infallible;
+
+    use redis::{ConnectionInfo, RedisResult};
+
+    use crate::error::Error;
+    use crate::url::{Tls, needs_feature};
+
+    #[derive(Clone)]
+    pub(super) struct TlsFiles(Infallible);
+
+    impl TlsFiles {
+        pub(super) fn read(_: &Tls) -> Result<Self, Error> {
+            Err(needs_feature("TLS", "tls"))
+        }
+
+        pub(super) fn apply(&self, _: ConnectionInfo) -> RedisResult<ConnectionInfo> {
+            match self.0 {}
+        }
+    }
 }

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
+use leasehold_redis_protocol::{Channels, ScriptVariant, VoteArgs, inbox_of, slot_of};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::codec::{Channels, ScriptVariant, VoteArgs};
 use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::{ANSWER_TIMEOUT, Nodes, keys, replicas, slot_unassigned};
+use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
@@ -51,7 +51,7 @@ impl Nodes {
         match self {
             Self::Server { endpoint, voting } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
-                let variant = if voting.is_some() { ScriptVariant::VOTER } else { ScriptVariant::SERVER };
+                let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
                 let options = CallOptions { variant, vote_args, is_asking: false, is_atomic };
@@ -84,7 +84,7 @@ impl Nodes {
     pub(super) async fn inspect_all(&self) -> Result<Vec<(Resource, Answer)>, StoreError> {
         let found = match self {
             Self::Server { endpoint, voting } => {
-                let variant = if voting.is_some() { ScriptVariant::VOTER } else { ScriptVariant::SERVER };
+                let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 inspect_node(endpoint, variant).await?
             }
             Self::Cluster { cluster, runtime, variant, .. } => {
@@ -159,7 +159,7 @@ async fn run_on(
         // So that an immediate retry does not use the lost connection.
         Box::pin(endpoint.await_stable(&connections)).await;
         // A server that votes is one of several, and its reply would come late.
-        if !options.variant.is_voting {
+        if !options.variant.is_voter() {
             Box::pin(repeat_lost(endpoint, options, replicas, calls, &mut answers)).await;
         }
     } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
@@ -243,11 +243,8 @@ async fn subscribe_and_run(
     client: ClientId,
 ) -> Vec<Result<Answer, CallError>> {
     let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
-    let mut slots: Vec<u16> = calls
-        .iter()
-        .filter(|(_, command)| waits(command))
-        .map(|(resource, _)| keys::slot_of(resource))
-        .collect();
+    let mut slots: Vec<u16> =
+        calls.iter().filter(|(_, command)| waits(command)).map(|(resource, _)| slot_of(resource)).collect();
     slots.sort_unstable();
     slots.dedup();
     // A confirmed subscription suits every connection. Otherwise each attempt subscribes by itself, even if another one is
@@ -264,7 +261,7 @@ async fn subscribe_and_run(
     };
     for (slot, error) in failed.into_iter().flatten() {
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
-            if waits(command) && keys::slot_of(resource) == slot {
+            if waits(command) && slot_of(resource) == slot {
                 require_subscription(answer, &error);
             }
         }
@@ -279,12 +276,12 @@ async fn subscribe(
     client: ClientId,
     slot: u16,
 ) -> Option<(u16, CallError)> {
-    let word = if options.variant.channels == Channels::Sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
-    let mut command = redis::cmd(word);
-    command.arg(keys::inbox_of(client, Some(slot)));
+    let channels = options.variant.channels();
+    let mut command = redis::cmd(channels.subscribe_command());
+    command.arg(inbox_of(client, Some(slot)));
     let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
-    let told = if options.is_asking && options.variant.channels == Channels::Sharded {
+    let told = if options.is_asking && channels == Channels::Sharded {
         exec::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         driver_conn.send_packed_command(&command).await
@@ -341,7 +338,7 @@ impl ClusterBatch<'_> {
         let mut answers: Vec<Option<CallResult>> = self.batch.iter().map(|_| None).collect();
         let pending = |(index, (resource, _)): (usize, &(Arc<Resource>, Command))| PendingCall {
             index,
-            slot: keys::slot_of(resource),
+            slot: slot_of(resource),
             asked: None,
             error: None,
             queued: None,

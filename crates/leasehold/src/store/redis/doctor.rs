@@ -13,10 +13,10 @@ mod topology_rules;
 use std::time::Duration;
 
 use leasehold_core::Failure;
+use leasehold_redis_protocol::ScriptVariant;
 use redis::{ConnectionAddr, ConnectionInfo};
 
 use super::cluster::Cluster;
-use super::codec::ScriptVariant;
 use super::connect::Credentials;
 use super::error::AddressState;
 use super::sentinel::Sentinels;
@@ -192,7 +192,7 @@ fn target_for(info: ConnectionInfo, failover: FailoverMode, is_resp2: bool) -> P
         transport,
         failover,
         slots: Vec::new(),
-        variant: ScriptVariant::SERVER,
+        variant: ScriptVariant::Server,
         is_resp2,
         info,
     }

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use leasehold_core::lua::Script;
 use leasehold_core::{Answer, Command, Failure, Resource, Token};
+use leasehold_redis_protocol::{
+    MAX_RENEWALS, STATE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
+    resource_of,
+};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
-use super::codec::{self, ScriptVariant, VoteArgs};
+use super::codec;
 use super::error::{CallError, store_error};
-use super::keys;
 use super::wire::Wire;
 use crate::store::StoreError;
 
@@ -26,9 +28,6 @@ pub(super) struct CallOptions<'a> {
     /// Send all attempts as one atomic command; their resources are in one hash slot.
     pub(super) is_atomic: bool,
 }
-
-/// Max number of renewals in one command, because it blocks the server.
-const MAX_RENEWALS: usize = 128;
 
 /// Runs calls in one pipeline; renewals that need their own command follow in a second one.
 ///
@@ -61,7 +60,10 @@ async fn run_several(
             answers[at] = sent.read(options, value).pop().flatten();
         }
     }
-    answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(unexpected_reply()))).collect()
+    answers
+        .into_iter()
+        .map(|answer| answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands"))))
+        .collect()
 }
 
 /// Fast path of [`run`] for a single command.
@@ -70,7 +72,8 @@ async fn run_one(
     options: CallOptions<'_>,
     (resource, command): Call<'_>,
 ) -> Result<Answer, CallError> {
-    let encode = |use_eval| options.variant.encode(resource, command, options.vote_args, use_eval);
+    let encode =
+        |use_eval| codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval);
     let mut value = connection.send(&encode(false)).await.and_then(Value::extract_error);
     if is_noscript(&value) {
         value = connection.send(&encode(true)).await;
@@ -93,7 +96,7 @@ impl<'a> WireCommand<'a> {
             return vec![Self::Attempts(calls)];
         }
         // In a cluster a command may only use one hash slot.
-        if options.variant.is_cluster {
+        if options.variant.is_cluster() {
             return calls.iter().map(|call| Self::One(call)).collect();
         }
         let may_share =
@@ -106,28 +109,20 @@ impl<'a> WireCommand<'a> {
         neighbours.flat_map(|calls| calls.chunks(MAX_RENEWALS)).map(some).collect()
     }
 
-    fn script(&self) -> Script {
-        match self {
-            Self::One((_, command)) => codec::encode_args(command).0,
-            Self::Attempts(_) => Script::AcquireAll,
-            Self::Renewals(_) => Script::RenewAll,
-        }
-    }
-
-    fn encode(&self, options: CallOptions<'_>, use_eval: bool) -> redis::Cmd {
+    fn encode(&self, options: CallOptions<'_>) -> ScriptCall {
         let CallOptions { variant, vote_args, .. } = options;
         match self {
-            Self::One((resource, command)) => variant.encode(resource, command, vote_args, use_eval),
+            Self::One((resource, command)) => variant.encode(resource, command, vote_args),
             Self::Attempts(calls) => {
                 let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
-                variant.encode_acquire_all(attempts, use_eval)
+                variant.encode_acquire_all(attempts)
             }
             Self::Renewals(calls) => {
                 let renewals = calls.iter().filter_map(|(resource, command)| match command {
                     Command::Renew(renew) => Some((&**resource, renew)),
                     _ => None,
                 });
-                variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args, use_eval)
+                variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args)
             }
         }
     }
@@ -152,10 +147,10 @@ impl<'a> WireCommand<'a> {
             Self::Renewals(calls) => {
                 let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error));
                 let commands = calls.iter().map(|(_, command)| command);
-                match value.map(|value| codec::decode_renewals(commands, floor, &value)) {
-                    Ok(Some(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
+                match value.map(|value| decode_renewals(commands, floor, &value)) {
+                    Ok(Ok(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One failed renewal must not fail the others.
-                    Ok(None) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
+                    Ok(Err(_)) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
                     Err(error) => calls.iter().map(|_| Some(Err(error.clone()))).collect(),
                 }
             }
@@ -169,17 +164,17 @@ async fn send(
     options: CallOptions<'_>,
     sent: &[WireCommand<'_>],
 ) -> Vec<Result<Value, RedisError>> {
-    let commands = sent.iter().map(|sent| sent.encode(options, false));
+    let commands = sent.iter().map(|sent| codec::command(&sent.encode(options), false));
     let mut values = connection.pipeline(commands.collect(), options.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
         // Send each script text once; the server then knows it for the later commands.
         let mut told = Vec::new();
         let commands = unknown.iter().map(|at| {
-            let script = sent[*at].script();
-            let use_eval = !told.contains(&script);
-            told.push(script);
-            sent[*at].encode(options, use_eval)
+            let call = sent[*at].encode(options);
+            let use_eval = !told.contains(&call.script());
+            told.push(call.script());
+            codec::command(&call, use_eval)
         });
         let again = connection.pipeline(commands.collect(), options.is_asking).await;
         for (at, value) in unknown.into_iter().zip(again) {
@@ -220,14 +215,11 @@ pub(super) fn read(
     value: Result<Value, RedisError>,
 ) -> Result<Answer, CallError> {
     let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error))?;
-    codec::decode_answer(command, floor, &value).ok_or_else(unexpected_reply)
+    decode_answer(command, floor, &value).map_err(failed)
 }
 
-fn unexpected_reply() -> CallError {
-    CallError::Failed(StoreError::new(
-        Failure::Unknown,
-        "the server answered what no script of this version answers",
-    ))
+fn failed(cause: impl std::fmt::Display) -> CallError {
+    CallError::Failed(StoreError::new(Failure::Unknown, cause.to_string()))
 }
 
 /// Every resource stored on this server, with the reply to its `Inspect`, in the order of the keys. A resource may appear twice.
@@ -244,7 +236,7 @@ pub(super) async fn inspect_all(
         let calls: Vec<(Arc<Resource>, Command)> =
             page.into_iter().map(|resource| (Arc::new(resource), Command::Inspect)).collect();
         let inspect = |(resource, command): &(Arc<Resource>, Command)| {
-            options.variant.encode(resource, command, options.vote_args, false)
+            codec::command(&options.variant.encode(resource, command, options.vote_args), false)
         };
         let mut commands: Vec<redis::Cmd> = calls.iter().map(inspect).collect();
         if cursor != 0 {
@@ -288,7 +280,7 @@ const PAGE: usize = 1_000;
 
 fn scan(cursor: u64) -> redis::Cmd {
     let mut scan = redis::cmd("SCAN");
-    scan.arg(cursor).arg("MATCH").arg(keys::every_state()).arg("COUNT").arg(PAGE);
+    scan.arg(cursor).arg("MATCH").arg(STATE_PATTERN).arg("COUNT").arg(PAGE);
     scan
 }
 
@@ -296,5 +288,5 @@ fn read_page(value: Result<Value, RedisError>) -> Result<(u64, Vec<Resource>), S
     let read = |value| redis::from_redis_value::<(u64, Vec<Vec<u8>>)>(value).map_err(RedisError::from);
     let page = value.and_then(Value::extract_error).and_then(read);
     let (next, keys) = page.map_err(|error| store_error(&error))?;
-    Ok((next, keys.iter().filter_map(|key| keys::resource_of(key)).collect()))
+    Ok((next, keys.iter().filter_map(|key| resource_of(key)).collect()))
 }

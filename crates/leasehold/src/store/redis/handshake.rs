@@ -1,14 +1,10 @@
 //! First commands on a new connection: layout check, settings check, run id.
 
+use leasehold_redis_protocol::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
 use super::error::OWN;
-use super::keys::{LAYOUT, LAYOUT_KEY};
-
-/// Lifetime of the layout key after the last client connected.
-const LAYOUT_KEY_TTL_SECONDS: u32 = 30 * 24 * 3600;
-
 /// Checks a new connection and returns the server's run id, if the user may read it. Fails if clients with another key layout
 /// use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
@@ -18,8 +14,8 @@ pub(super) async fn handshake(
 ) -> Result<Option<String>, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
-    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL_SECONDS);
-    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL_SECONDS);
+    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     questions.cmd("INFO").arg("memory");
     if !is_resp2 {
         // With OPTIN and no CLIENT CACHING command, the server tracks no key. It only reports FLUSHALL and FLUSHDB. Without

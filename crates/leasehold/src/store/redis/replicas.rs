@@ -12,6 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
+use super::codec;
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
@@ -104,7 +105,9 @@ async fn pipeline(
 ) -> Vec<Result<Value, RedisError>> {
     let mut commands: Vec<redis::Cmd> = payload
         .iter()
-        .map(|command| options.variant.encode(resource, command, options.vote_args, use_eval))
+        .map(|command| {
+            codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval)
+        })
         .collect();
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));

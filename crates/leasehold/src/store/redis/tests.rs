@@ -7,36 +7,33 @@ use std::time::Duration;
 use leasehold_core::model::{CommandContext, Table, apply, apply_all};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Release, Renew, Reply,
-    Resource, StoreTime, Token, View, WaitFor, lua,
+    Resource, StoreTime, Token, View, WaitFor,
+};
+use leasehold_redis_protocol::{
+    Channels, PLAIN_CHANNELS, Script, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_push,
+    decode_renewals, inbox_of, inbox_prefix, keys_of, slot_of,
 };
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::{Connection, ConnectionLike as _, PubSub};
 
-use super::codec::{self, Channels, ScriptVariant, VoteArgs};
-use super::keys;
+use super::codec;
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
-
-fn keys_of(resource: &Resource) -> Vec<String> {
-    let mut keys = Vec::new();
-    keys::each_key(resource, |key| keys.push(key.to_owned()));
-    keys
-}
 
 /// The scripts on a server, and who listens there.
 struct Lab<'c> {
     commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// By the text of their commands.
-    scripts: HashMap<lua::Script, String>,
+    scripts: HashMap<Script, String>,
 }
 
 impl<'c> Lab<'c> {
     fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
         let mut lab = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
-        for script in lua::Script::ALL {
+        for script in Script::ALL {
             // The test's clock instead of the server's, which it is ahead of, so that no key expires meanwhile.
-            let channels = format!("{}local INBOX = '{}'\n", lua::PLAIN_CHANNELS, keys::inbox(None));
+            let channels = format!("{}local INBOX = '{}'\n", PLAIN_CHANNELS, inbox_prefix(None));
             let clock = "local now, floor = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])\n";
             let source = script.text(clock, &channels, "");
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(lab.commands).unwrap();
@@ -50,60 +47,60 @@ impl<'c> Lab<'c> {
     }
 
     fn arrive(&mut self, client: ClientId) {
-        self.inboxes.subscribe(keys::inbox_of(client, None)).unwrap();
+        self.inboxes.subscribe(inbox_of(client, None)).unwrap();
     }
 
     fn leave(&mut self, client: ClientId) {
-        self.inboxes.unsubscribe(keys::inbox_of(client, None)).unwrap();
+        self.inboxes.unsubscribe(inbox_of(client, None)).unwrap();
     }
 
     fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
         let Now { time: now, floor, .. } = now;
-        let (script, payload) = codec::encode_args(command);
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&script]).arg(keys::KEYS).arg(keys_of(resource)).arg(payload);
+        let encoded = ScriptVariant::Server.encode(resource, command, VoteArgs::default());
+        let mut call = self.begin(&encoded);
         call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        codec::decode_answer(command, floor, &value)
-            .unwrap_or_else(|| panic!("{command:?} returned {value:?}"))
+        decode_answer(command, floor, &value)
+            .unwrap_or_else(|error| panic!("{command:?} returned {value:?}: {error}"))
+    }
+
+    /// The call of the script with the test's clock; its time and floor follow as arguments.
+    fn begin(&self, call: &ScriptCall) -> redis::Cmd {
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&self.scripts[&call.script()]).arg(call.keys().len());
+        call.keys().chain(call.args()).for_each(|part| {
+            command.arg(part);
+        });
+        command
     }
 
     fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::AcquireAll]).arg(attempts.len() * keys::KEYS);
-        for (resource, _) in attempts {
-            call.arg(keys_of(resource));
-        }
         let commands: Vec<_> =
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
-        for command in &commands {
-            call.arg(codec::encode_args(command).1);
-        }
+        let resources = attempts.iter().map(|(resource, _)| *resource);
+        let encoded = ScriptVariant::Server.encode_acquire_all(resources.zip(&commands));
+        let mut call = self.begin(&encoded);
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
-        let answer = |(command, value)| codec::decode_answer(command, now.floor, value);
+        let answer = |(command, value)| decode_answer(command, now.floor, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
     /// None where it is to be asked for alone.
     fn renew_together(&mut self, payload: &[(&Resource, Command)], now: Now) -> Vec<Option<Answer>> {
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.scripts[&lua::Script::RenewAll]).arg(payload.len());
-        for (resource, _) in payload {
-            call.arg(keys::state_key(resource));
-        }
-        let renewals = payload.iter().map(|(_, command)| match command {
-            Command::Renew(renew) => renew,
+        let renewals = payload.iter().map(|(resource, command)| match command {
+            Command::Renew(renew) => (*resource, renew),
             other => panic!("no renewal: {other:?}"),
         });
-        call.arg(codec::encode_renewal_args(renewals));
+        let renewals: Vec<_> = renewals.collect();
+        let mut call = self.begin(&ScriptVariant::Server.encode_renewals(&renewals, VoteArgs::default()));
         call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
-        codec::decode_renewals(commands, now.floor, &value)
-            .unwrap_or_else(|| panic!("{payload:?}: {value:?}"))
+        decode_renewals(commands, now.floor, &value)
+            .unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
     }
 
     /// No key goes before what it holds.
@@ -121,7 +118,7 @@ impl<'c> Lab<'c> {
     /// The next push, with the channel that it came by.
     fn hear(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("something was pushed");
-        (message.get_channel_name().to_owned(), codec::decode_push(message.get_payload_bytes()))
+        (message.get_channel_name().to_owned(), decode_push(message.get_payload_bytes()).ok())
     }
 }
 
@@ -232,7 +229,7 @@ impl<'l, 'c> Twins<'l, 'c> {
     /// What is pushed to nobody is not heard.
     fn hear(&mut self, pushes: &[Push], command: &impl std::fmt::Debug) {
         for push in pushes.iter().filter(|push| !self.absent.contains(&push.to())) {
-            let expected = (keys::inbox_of(push.to(), None), Some(push.clone()));
+            let expected = (inbox_of(push.to(), None), Some(push.clone()));
             assert_eq!(self.lab.hear(), expected, "after {command:?}");
         }
     }
@@ -242,7 +239,7 @@ impl<'l, 'c> Twins<'l, 'c> {
             self.lab.arrive(client);
         }
         // Nothing more was pushed than was expected: the next thing to be heard is this.
-        let inbox = keys::inbox_of(client_id(0), None);
+        let inbox = inbox_of(client_id(0), None);
         let heard: i64 = redis::cmd("PUBLISH").arg(&inbox).arg("the end").query(self.lab.commands).unwrap();
         assert_eq!(heard, 1);
         assert_eq!(self.lab.hear(), (inbox, None));
@@ -455,7 +452,7 @@ fn last_token_retention_is_extended_in_time() {
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     let mut lab = Lab::new(&mut commands, &mut inboxes);
     let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-    let state = keys_of(&resource).swap_remove(0);
+    let [state, _] = keys_of(&resource);
     let start = StoreTime::ZERO + wall_clock();
     let mut ms_left_after_use = |sequence, minutes: u64| {
         let now = start + Duration::from_secs(60 * minutes);
@@ -481,22 +478,22 @@ fn every_script_variant_reaches_the_waiters_inbox() {
     let (mut commands, mut inbox) = (server.admin(), server.admin());
     inbox.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let (holder, waiter) = (client_id(1), client_id(2));
-    let cluster = |channels| ScriptVariant { channels, is_cluster: true, is_voting: false };
+    let cluster = ScriptVariant::Cluster;
     let variants = [
-        (ScriptVariant::SERVER, "SUBSCRIBE"),
+        (ScriptVariant::Server, "SUBSCRIBE"),
         (cluster(Channels::Plain), "SUBSCRIBE"),
         (cluster(Channels::Sharded), "SSUBSCRIBE"),
     ];
     for (number, (variant, subscribe)) in (0..).zip(variants) {
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&format!("a{number}")).unwrap() };
-        let channel = keys::inbox_of(waiter, variant.is_cluster.then(|| keys::slot_of(&resource)));
+        let channel = inbox_of(waiter, variant.is_cluster().then(|| slot_of(&resource)));
         let subscribe = redis::cmd(subscribe).arg(&channel).get_packed_command();
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = variant.encode(&resource, command, VoteArgs::default(), true);
+            let call = codec::command(&variant.encode(&resource, command, VoteArgs::default()), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
-            codec::decode_answer(command, None, &value).unwrap().reply
+            decode_answer(command, None, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {
@@ -514,7 +511,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
             panic!("{message:?}")
         };
         assert_eq!(on, channel.as_bytes());
-        let push = codec::decode_push(pushed).unwrap();
+        let push = decode_push(pushed).unwrap();
         assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{variant:?}: {push:?}");
     }
 }

@@ -370,10 +370,10 @@ fn is_unknown(answered: &CallResult) -> bool {
     answered.as_ref().is_err_and(|error| error.failure == Failure::Unknown)
 }
 
-/// It waits, and looks again after this pause, or when it is told to.
+/// It waits, and re-checks after this pause or on a push. A quorum has no queue of its own, so each attempt polls as a head does.
 fn queued(now: LocalTime, pause: Option<Duration>) -> CallResult {
     let repoll_at = pause.map_or(StoreTime::NEVER, |pause| StoreTime::from_micros(now.as_micros()) + pause);
-    answer(now, Reply::Queued(Queued { is_head: pause.is_some(), repoll_at }))
+    answer(now, Reply::Queued(Queued { is_head: true, repoll_at }))
 }
 
 /// Random, so that those who got in each other's way do not meet again.

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
+use leasehold_redis_protocol::{ScriptVariant, VoteArgs, inbox_of, slot_of, state_key};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
-use super::super::codec::{ScriptVariant, VoteArgs};
 use super::super::exec::{self, CallOptions};
-use super::super::keys;
 use super::probe::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
@@ -113,11 +112,10 @@ impl Probe {
         loop {
             let name = Name::new(&format!("{NAME}:{client}:{number}"))?;
             let resource = Resource { kind: Kind::Mutex, name };
-            let slot = keys::slot_of(&resource);
+            let slot = slot_of(&resource);
             if slots.is_empty() || slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)) {
-                let mut all = Vec::new();
-                keys::each_key(&resource, |key| all.push(key.to_owned()));
-                return Ok(Self { resource: Arc::new(resource), client, state: all.swap_remove(0) });
+                let state = state_key(&resource);
+                return Ok(Self { resource: Arc::new(resource), client, state });
             }
             number += 1;
         }
@@ -131,13 +129,13 @@ pub(super) async fn missing_rights(
     probe: &Probe,
     is_resp2: bool,
 ) -> Vec<MissingRight> {
-    let channel = keys::inbox_of(probe.client, variant.is_cluster.then(|| keys::slot_of(&probe.resource)));
+    let channel = inbox_of(probe.client, variant.is_cluster().then(|| slot_of(&probe.resource)));
     let mut missing_rights = Vec::new();
-    let mut is_sharded = variant.is_cluster;
+    let mut is_sharded = variant.is_cluster();
     for right in &RIGHTS {
         let is_needed = match right.purpose {
             Purpose::Locks | Purpose::Replicas | Purpose::Listing => true,
-            Purpose::Cluster => variant.is_cluster,
+            Purpose::Cluster => variant.is_cluster(),
             Purpose::Sharded => is_sharded,
         };
         if !is_needed {
@@ -270,10 +268,12 @@ async fn scripts_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64
 
 #[cfg(test)]
 mod tests {
+    use leasehold_redis_protocol::{CLOCK, SHARDED_CHANNELS, Script};
+
     use super::*;
 
     /// The lines of docs/operations.md that name rights.
-    const DOCUMENT: &str = include_str!("../../../../../../docs/operations.md");
+    const DOCUMENT: &str = include_str!("../../../../guide/operations.md");
 
     #[test]
     fn document_names_exactly_the_required_rights() {
@@ -297,12 +297,8 @@ mod tests {
 
     #[test]
     fn every_script_command_is_among_the_rights() {
-        for script in leasehold_core::lua::Script::ALL {
-            let text = script.text(
-                leasehold_core::lua::CLOCK,
-                leasehold_core::lua::SHARDED_CHANNELS,
-                script.voting(),
-            );
+        for script in Script::ALL {
+            let text = script.text(CLOCK, SHARDED_CHANNELS, script.voter_prelude());
             // Some calls go through a function of the scripts' own.
             let text = text.replace("write('", "call('");
             let called = text.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
@@ -316,7 +312,7 @@ mod tests {
     #[test]
     fn probe_keys_are_in_the_requested_slot() {
         let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
-        let slot = keys::slot_of(&probe.resource);
+        let slot = slot_of(&probe.resource);
         assert!(slot == 5 || (9_000..=9_400).contains(&slot));
         assert!(probe.state.starts_with("leasehold:2:{mutex:leasehold-doctor:"));
     }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use leasehold_redis_protocol::ScriptVariant;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
 
-use super::super::codec::ScriptVariant;
 use super::super::error::explain;
 use super::super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::acl_check::{self, Cost, MissingRight, Probe};

@@ -365,7 +365,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
         let why = "some locks fail, perhaps only once somebody waits for them";
         component.danger(
             Check::Rights,
-            format!("the user {:?} missing_rights rights: {locks}", seen.user),
+            format!("the user {:?} lacks rights: {locks}", seen.user),
             why,
             remedy(&locks),
         );
@@ -374,7 +374,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
         let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
         component.advice(
             Check::OptionalRights,
-            format!("the user {:?} missing_rights rights: {others}", seen.user),
+            format!("the user {:?} lacks rights: {others}", seen.user),
             why,
             remedy(&others),
         );

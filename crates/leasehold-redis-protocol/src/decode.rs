@@ -1,0 +1,422 @@
+//! Replies and pushes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquisition, Answer, ClientId, Command, Grant, HeadHint, Holder, Owner, Push, PushKind, QueueEntry,
+    Queued, Refusal, Reply, StoreTime, Token, TokenRange, View,
+};
+
+use crate::encode::micros;
+use crate::layout::LAYOUT;
+use crate::value::{ReplyValue, ValueRef};
+
+/// The server sent a reply or a push that no script of this layout version produces.
+///
+/// Whether the command took effect is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProtocolError(&'static str);
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server sent a {} that is unknown to layout version {LAYOUT}", self.0)
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+const UNKNOWN_REPLY: ProtocolError = ProtocolError("reply");
+const UNKNOWN_PUSH: ProtocolError = ProtocolError("push");
+
+/// Decodes the reply to a command. `floor` is that of the [`VoteArgs`](crate::VoteArgs) with which it was sent.
+///
+/// An error reply of the server (NOSCRIPT, MOVED, OOM and so on) is the client library's to report.
+///
+/// # Errors
+///
+/// [`ProtocolError`] for an unknown reply.
+pub fn decode_answer<V: ReplyValue>(
+    command: &Command,
+    floor: Option<Token>,
+    value: &V,
+) -> Result<Answer, ProtocolError> {
+    answer_of(command, floor, value).ok_or(UNKNOWN_REPLY)
+}
+
+/// Decodes the reply to several renewals: one answer per renewal, or `None` for a renewal that must be sent alone.
+///
+/// # Errors
+///
+/// [`ProtocolError`] for an unknown reply.
+pub fn decode_renewals<'a, V: ReplyValue>(
+    commands: impl ExactSizeIterator<Item = &'a Command>,
+    floor: Option<Token>,
+    value: &V,
+) -> Result<Vec<Option<Answer>>, ProtocolError> {
+    let one = |(command, value): (&Command, &V)| match value.view() {
+        ValueRef::Nil => Some(None),
+        _ => answer_of(command, floor, value).map(Some),
+    };
+    let answers: Option<Vec<_>> = match value.view() {
+        ValueRef::List(values) if values.len() == commands.len() => commands.zip(values).map(one).collect(),
+        ValueRef::Int(_) => commands.map(|command| one((command, value))).collect(),
+        _ => None,
+    };
+    answers.ok_or(UNKNOWN_REPLY)
+}
+
+/// Decodes a message from a client's inbox.
+///
+/// # Errors
+///
+/// [`ProtocolError`] for an unknown message.
+pub fn decode_push(message: &[u8]) -> Result<Push, ProtocolError> {
+    push_of(message).ok_or(UNKNOWN_PUSH)
+}
+
+fn answer_of<V: ReplyValue>(command: &Command, floor: Option<Token>, value: &V) -> Option<Answer> {
+    if let ValueRef::Int(at) = value.view() {
+        let at = StoreTime::from_micros(u64::try_from(at).ok()?);
+        return Some(Answer { at, reply: short_reply(command, floor, at)? });
+    }
+    let list = Reader::of(value)?;
+    Some(Answer { at: list.time(0)?, reply: decode_reply(&list)? })
+}
+
+/// The result that the time alone stands for.
+fn short_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
+    match command {
+        Command::Acquire(acquire) => {
+            let first = at.as_micros().max(floor.map_or(0, Token::get));
+            let last = Token::new(first + u64::from(acquire.reserve))?;
+            let tokens = TokenRange { first: Token::new(first)?, last };
+            Some(Reply::Granted(Grant { tokens, valid_for: Duration::from_micros(micros(acquire.ttl)) }))
+        }
+        Command::Release(_) => Some(Reply::Released),
+        Command::Renew(renew) if renew.reserve == 0 => {
+            let valid_for = Duration::from_micros(micros(renew.ttl));
+            Some(Reply::Renewed { valid_for, tokens: None, contended: false })
+        }
+        Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
+    }
+}
+
+fn decode_reply<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Reply> {
+    Some(match list.number(1)? {
+        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)? }),
+        2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, repoll_at: list.time(3)? }),
+        3 => Reply::Busy,
+        4 => Reply::Cancelled,
+        5 => Reply::QueueFull,
+        6 => Reply::Refused(match (list.number(2)?, list.small(3)?) {
+            (1, capacity) => Refusal::Weight { capacity },
+            (2, in_use) => Refusal::Capacity { in_use },
+            (3, held) => Refusal::HeavierReentry { held },
+            (4, _) => Refusal::NotHeld,
+            _ => return None,
+        }),
+        7 => {
+            let tokens = if list.number(4)? == 0 { None } else { Some(list.tokens(4)?) };
+            Reply::Renewed { valid_for: list.span(2)?, contended: list.number(3)? != 0, tokens }
+        }
+        8 => Reply::NotHeld,
+        10 => Reply::View(View {
+            capacity: list.small(2)?,
+            in_use: list.small(3)?,
+            last_token: Token::new(list.number(4)?),
+            holders: decode_holders(&list.list(5)?)?,
+            waiters: list.list(6)?.each(decode_waiter)?,
+        }),
+        11 => Reply::Forced(decode_holders(&list.list(2)?)?),
+        12 => Reply::Abstains(list.time(2)?),
+        _ => return None,
+    })
+}
+
+fn decode_holders<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Vec<Holder>> {
+    let mut holders = list.each(|holder| {
+        let is_named = holder.number(1)? != 0;
+        Some(Holder {
+            acquisition: holder.acquisition(0)?,
+            owner: if is_named { Some(Owner::new(&holder.text(2)?)) } else { None },
+            weight: holder.small(3)?,
+            token: Token::new(holder.number(4)?)?,
+            granted_at: holder.time(5)?,
+            expires_at: holder.time(6)?,
+            retained: holder.number(7)? != 0,
+            metadata: holder.text(8)?,
+        })
+    })?;
+    holders.sort_by_key(|holder| (holder.token, holder.acquisition));
+    Some(holders)
+}
+
+fn decode_waiter<V: ReplyValue>(waiter: &Reader<'_, V>) -> Option<QueueEntry> {
+    Some(QueueEntry {
+        acquisition: waiter.acquisition(0)?,
+        weight: waiter.small(1)?,
+        since: waiter.time(2)?,
+        deadline: waiter.time(3)?,
+        skipped: waiter.number(4)? != 0,
+        metadata: waiter.text(5)?,
+    })
+}
+
+/// Reads a list in a reply by index.
+struct Reader<'a, V>(&'a [V]);
+
+impl<'a, V: ReplyValue> Reader<'a, V> {
+    fn of(value: &'a V) -> Option<Self> {
+        match value.view() {
+            ValueRef::List(list) => Some(Self(list)),
+            _ => None,
+        }
+    }
+
+    fn list(&self, at: usize) -> Option<Self> {
+        Self::of(self.0.get(at)?)
+    }
+
+    fn each<T>(&self, read: impl Fn(&Reader<'_, V>) -> Option<T>) -> Option<Vec<T>> {
+        self.0.iter().map(|value| read(&Reader::of(value)?)).collect()
+    }
+
+    fn number(&self, at: usize) -> Option<u64> {
+        match self.0.get(at)?.view() {
+            ValueRef::Int(number) => u64::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    fn small(&self, at: usize) -> Option<u32> {
+        u32::try_from(self.number(at)?).ok()
+    }
+
+    fn bytes(&self, at: usize) -> Option<&'a [u8]> {
+        match self.0.get(at)?.view() {
+            ValueRef::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    fn text(&self, at: usize) -> Option<Arc<str>> {
+        Some(Arc::from(std::str::from_utf8(self.bytes(at)?).ok()?))
+    }
+
+    fn time(&self, at: usize) -> Option<StoreTime> {
+        self.number(at).map(StoreTime::from_micros)
+    }
+
+    fn span(&self, at: usize) -> Option<Duration> {
+        self.number(at).map(Duration::from_micros)
+    }
+
+    fn tokens(&self, at: usize) -> Option<TokenRange> {
+        Some(TokenRange { first: Token::new(self.number(at)?)?, last: Token::new(self.number(at + 1)?)? })
+    }
+
+    fn acquisition(&self, at: usize) -> Option<Acquisition> {
+        decode_acquisition(self.bytes(at)?)
+    }
+}
+
+fn decode_acquisition(bytes: &[u8]) -> Option<Acquisition> {
+    let (client, sequence) = bytes.split_at_checked(16)?;
+    Some(Acquisition {
+        client: ClientId::new(u128::from_be_bytes(client.try_into().ok()?)),
+        sequence: u64::from_be_bytes(sequence.try_into().ok()?),
+    })
+}
+
+/// Kind, acquisition and four numbers, as packed by `struct.pack('>Bc24dddd')`.
+fn push_of(message: &[u8]) -> Option<Push> {
+    let (kind, rest) = message.split_first()?;
+    let (acquisition, rest) = rest.split_at_checked(24)?;
+    let mut numbers = [0; 4];
+    for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(8)) {
+        *number = whole(f64::from_be_bytes(bytes.try_into().ok()?))?;
+    }
+    let [at, a, b, c] = numbers;
+    let kind = match kind {
+        1 => {
+            let tokens = TokenRange { first: Token::new(a)?, last: Token::new(b)? };
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c) })
+        }
+        2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(a) }),
+        3 => PushKind::Revoked,
+        4 => PushKind::Contended,
+        _ => return None,
+    };
+    Some(Push { acquisition: decode_acquisition(acquisition)?, at: StoreTime::from_micros(at), kind })
+}
+
+/// Converts a double to an integer below 2^53.
+fn whole(number: f64) -> Option<u64> {
+    let is_whole = (0.0..9_007_199_254_740_992.0).contains(&number) && number.fract() == 0.0;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked before")]
+    is_whole.then_some(number as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquire, Release, Renew};
+
+    use super::*;
+    use crate::value::Value;
+
+    const ID: Acquisition = Acquisition { client: ClientId::new(0x0102), sequence: 3 };
+
+    fn id() -> Vec<u8> {
+        [0x0102_u128.to_be_bytes().as_slice(), &3_u64.to_be_bytes()].concat()
+    }
+
+    fn acquire(reserve: u32) -> Command {
+        Command::from(Acquire { reserve, ..Acquire::exclusive(ID, Duration::from_secs(10)) })
+    }
+
+    fn renew(reserve: u32) -> Command {
+        Command::Renew(Renew { acquisition: ID, ttl: Duration::from_secs(10), reserve })
+    }
+
+    fn numbers(numbers: &[i64]) -> Value {
+        Value::List(numbers.iter().copied().map(Value::Int).collect())
+    }
+
+    fn tokens(first: u64, last: u64) -> TokenRange {
+        TokenRange { first: Token::new(first).unwrap(), last: Token::new(last).unwrap() }
+    }
+
+    fn reply(command: &Command, value: &Value) -> Result<Reply, ProtocolError> {
+        decode_answer(command, None, value).map(|answer| answer.reply)
+    }
+
+    #[test]
+    fn time_alone_is_the_usual_answer() {
+        let valid_for = Duration::from_secs(10);
+        let granted = |first, last| Reply::Granted(Grant { tokens: tokens(first, last), valid_for });
+        assert_eq!(reply(&acquire(0), &Value::Int(50)), Ok(granted(50, 50)));
+        assert_eq!(reply(&acquire(2), &Value::Int(50)), Ok(granted(50, 52)));
+        let above_floor = decode_answer(&acquire(0), Token::new(70), &Value::Int(50)).unwrap();
+        assert_eq!((above_floor.at.as_micros(), above_floor.reply), (50, granted(70, 70)));
+        let renewed = Reply::Renewed { valid_for, tokens: None, contended: false };
+        assert_eq!(reply(&renew(0), &Value::Int(50)), Ok(renewed));
+        assert_eq!(reply(&Command::Release(Release::now(ID)), &Value::Int(50)), Ok(Reply::Released));
+        for command in [renew(1), Command::Inspect, Command::ForceRelease] {
+            assert_eq!(reply(&command, &Value::Int(50)), Err(UNKNOWN_REPLY), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn every_numbered_reply_is_decoded() {
+        let span = Duration::from_micros;
+        let time = StoreTime::from_micros;
+        let renewed = |tokens, contended| Reply::Renewed { valid_for: span(9), tokens, contended };
+        let expected = [
+            (numbers(&[5, 1, 6, 8, 9]), Reply::Granted(Grant { tokens: tokens(6, 8), valid_for: span(9) })),
+            (numbers(&[5, 2, 1, 9]), Reply::Queued(Queued { is_head: true, repoll_at: time(9) })),
+            (numbers(&[5, 3]), Reply::Busy),
+            (numbers(&[5, 4]), Reply::Cancelled),
+            (numbers(&[5, 5]), Reply::QueueFull),
+            (numbers(&[5, 6, 1, 7]), Reply::Refused(Refusal::Weight { capacity: 7 })),
+            (numbers(&[5, 6, 2, 7]), Reply::Refused(Refusal::Capacity { in_use: 7 })),
+            (numbers(&[5, 6, 3, 7]), Reply::Refused(Refusal::HeavierReentry { held: 7 })),
+            (numbers(&[5, 6, 4, 0]), Reply::Refused(Refusal::NotHeld)),
+            (numbers(&[5, 7, 9, 1, 0, 0]), renewed(None, true)),
+            (numbers(&[5, 7, 9, 0, 6, 8]), renewed(Some(tokens(6, 8)), false)),
+            (numbers(&[5, 8]), Reply::NotHeld),
+            (numbers(&[5, 12, 9]), Reply::Abstains(time(9))),
+        ];
+        for (value, reply) in expected {
+            let answer = decode_answer(&acquire(0), None, &value);
+            assert_eq!(answer, Ok(Answer { at: time(5), reply }), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn view_lists_holders_by_token_and_waiters_in_order() {
+        let text = |text: &str| Value::Bytes(text.as_bytes().to_vec());
+        let holder = |token| {
+            let (before, after) = ([1, 4, token, 6, 7, 0], text("{}"));
+            let [named, weight, token, granted, expires, retained] = before.map(Value::Int);
+            let id = Value::Bytes(id());
+            Value::List(vec![id, named, text("me"), weight, token, granted, expires, retained, after])
+        };
+        let [weight, since, deadline, skipped] = [1, 2, 3, 1].map(Value::Int);
+        let waiter = Value::List(vec![Value::Bytes(id()), weight, since, deadline, skipped, text("")]);
+        let mut view = vec![Value::Int(5), Value::Int(10), Value::Int(8), Value::Int(4), Value::Int(0)];
+        view.extend([Value::List(vec![holder(12), holder(11)]), Value::List(vec![waiter])]);
+        let Ok(Reply::View(view)) = reply(&Command::Inspect, &Value::List(view)) else { panic!("no view") };
+        assert_eq!((view.capacity, view.in_use, view.last_token), (8, 4, None));
+        assert_eq!(view.holders.iter().map(|holder| holder.token.get()).collect::<Vec<_>>(), [11, 12]);
+        assert_eq!(view.holders[0].owner, Some(Owner::new("me")));
+        assert_eq!((view.waiters[0].acquisition, view.waiters[0].skipped), (ID, true));
+        let forced = Value::List(vec![Value::Int(5), Value::Int(11), Value::List(vec![holder(12)])]);
+        let Ok(Reply::Forced(holders)) = reply(&Command::ForceRelease, &forced) else { panic!("none") };
+        assert_eq!(holders, view.holders[1..]);
+    }
+
+    #[test]
+    fn unknown_replies_are_errors() {
+        let values = [
+            Value::Nil,
+            Value::Int(-1),
+            Value::Bytes(b"OK".to_vec()),
+            numbers(&[]),
+            numbers(&[5]),
+            numbers(&[5, 9]),
+            numbers(&[5, 1, 6]),
+            numbers(&[5, 1, 0, 8, 9]),
+            numbers(&[5, 6, 5, 0]),
+        ];
+        for value in values {
+            assert_eq!(reply(&acquire(0), &value), Err(UNKNOWN_REPLY), "{value:?}");
+        }
+        assert_eq!(UNKNOWN_REPLY.to_string(), "the server sent a reply that is unknown to layout version 2");
+    }
+
+    #[test]
+    fn renewals_that_must_be_sent_alone_are_none() {
+        let commands = [renew(0), renew(0)];
+        let decode = |value: &Value| decode_renewals(commands.iter(), None, value);
+        let one = decode_answer(&commands[0], None, &Value::Int(5)).unwrap();
+        assert_eq!(decode(&Value::Int(5)), Ok(vec![Some(one.clone()), Some(one.clone())]));
+        let mixed = Value::List(vec![Value::Nil, Value::Int(5)]);
+        assert_eq!(decode(&mixed), Ok(vec![None, Some(one)]));
+        assert_eq!(decode(&Value::List(vec![Value::Nil])), Err(UNKNOWN_REPLY));
+        assert_eq!(decode(&Value::Nil), Err(UNKNOWN_REPLY));
+    }
+
+    #[test]
+    fn pushes_are_decoded() {
+        let message = |kind: u8, numbers: [f64; 4]| {
+            let mut message = vec![kind];
+            message.extend(id());
+            numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
+            message
+        };
+        let push = |kind| Push { acquisition: ID, at: StoreTime::from_micros(5), kind };
+        let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9) };
+        let head = HeadHint { repoll_at: StoreTime::from_micros(6) };
+        for (kind, expected) in [
+            (1, PushKind::Granted(grant)),
+            (2, PushKind::Next(head)),
+            (3, PushKind::Revoked),
+            (4, PushKind::Contended),
+        ] {
+            assert_eq!(decode_push(&message(kind, [5.0, 6.0, 8.0, 9.0])), Ok(push(expected)));
+        }
+        let refused = [
+            Vec::new(),
+            message(5, [5.0, 6.0, 8.0, 9.0]),
+            message(1, [5.0, 0.0, 8.0, 9.0]),
+            message(3, [-5.0, 0.0, 0.0, 0.0]),
+            message(3, [f64::NAN, 0.0, 0.0, 0.0]),
+            message(3, [0.5, 0.0, 0.0, 0.0]),
+        ];
+        for message in refused {
+            assert_eq!(decode_push(&message), Err(UNKNOWN_PUSH), "{message:?}");
+        }
+    }
+}

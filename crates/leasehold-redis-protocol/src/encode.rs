@@ -1,0 +1,317 @@
+//! Commands as script calls.
+
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resource, Token};
+
+use crate::call::ScriptCall;
+use crate::keys::{KEYS, inbox_prefix, push_keys, slot_of, state_key};
+use crate::layout::RESTART_GUARD_KEY;
+use crate::script::Script;
+use crate::variant::ScriptVariant;
+
+/// Extra arguments for a quorum node. Other variants ignore them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VoteArgs<'a> {
+    /// Lower bound of new tokens.
+    pub floor: Option<Token>,
+    /// How long the node abstains after it may have lost leases: the maximum ttl in use. `None` if it never abstains.
+    pub abstains_for: Option<Duration>,
+    /// The server's run id, which is only sent with `abstains_for`.
+    pub run_id: &'a str,
+}
+
+impl ScriptVariant {
+    /// Encodes a command. [`decode_answer`](crate::decode_answer) reads the reply.
+    #[must_use]
+    pub fn encode(self, resource: &Resource, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
+        let script = script_of(command);
+        let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
+        let mut call = ScriptCall::new(self, script, 7, room_for(resource, command) + vote_args.run_id.len());
+        push_keys(resource, |key| call.push_key(key));
+        if abstains_for.is_some() {
+            call.push_key(RESTART_GUARD_KEY.as_bytes());
+        }
+        call.push_arg(|bytes| push_command(bytes, command));
+        self.push_floor(&mut call, vote_args);
+        if let Some(span) = abstains_for {
+            call.push_arg(|bytes| {
+                bytes.extend(number(micros(span)));
+                bytes.extend(vote_args.run_id.as_bytes());
+            });
+        }
+        self.push_inbox(&mut call, resource);
+        call
+    }
+
+    /// Encodes attempts at resources of one hash slot as one atomic command: all are granted, or none is. No attempt waits or
+    /// replaces. The reply is the list of their replies, in order.
+    ///
+    /// Not for quorum nodes: it has no floor.
+    #[must_use]
+    pub fn encode_acquire_all<'a>(
+        self,
+        attempts: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
+    ) -> ScriptCall {
+        let room = attempts.clone().map(|(resource, command)| room_for(resource, command)).sum();
+        let parts = attempts.clone().count() * (KEYS + 1) + 1;
+        let mut call = ScriptCall::new(self, Script::AcquireAll, parts, room);
+        for (resource, _) in attempts.clone() {
+            push_keys(resource, |key| call.push_key(key));
+        }
+        for (_, command) in attempts.clone() {
+            call.push_arg(|bytes| push_command(bytes, command));
+        }
+        self.push_floor(&mut call, VoteArgs::default());
+        if let Some((resource, _)) = attempts.into_iter().next() {
+            self.push_inbox(&mut call, resource);
+        }
+        call
+    }
+
+    /// Encodes up to [`MAX_RENEWALS`](crate::MAX_RENEWALS) renewals of one client that request no tokens. Not for clusters.
+    /// [`decode_renewals`](crate::decode_renewals) reads the reply.
+    #[must_use]
+    pub fn encode_renewals(self, renewals: &[(&Resource, &Renew)], vote_args: VoteArgs<'_>) -> ScriptCall {
+        let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 80).sum();
+        let mut call = ScriptCall::new(self, Script::RenewAll, renewals.len() + 2, room);
+        for (resource, _) in renewals {
+            call.push_key(state_key(resource).as_bytes());
+        }
+        call.push_arg(|bytes| push_renewals(bytes, renewals));
+        self.push_floor(&mut call, vote_args);
+        call
+    }
+
+    fn push_floor(self, call: &mut ScriptCall, vote_args: VoteArgs<'_>) {
+        if self.is_voter() {
+            call.push_arg(|bytes| bytes.extend(number(vote_args.floor.map_or(0, Token::get))));
+        }
+    }
+
+    fn push_inbox(self, call: &mut ScriptCall, resource: &Resource) {
+        if self.is_cluster() {
+            call.push_arg(|bytes| bytes.extend(inbox_prefix(Some(slot_of(resource))).as_bytes()));
+        }
+    }
+}
+
+const fn script_of(command: &Command) -> Script {
+    match command {
+        Command::Acquire(_) => Script::Acquire,
+        Command::Renew(_) => Script::Renew,
+        Command::Release(_) => Script::Release,
+        Command::Inspect => Script::Inspect,
+        Command::ForceRelease => Script::ForceRelease,
+    }
+}
+
+/// The expected size of a call, in bytes. A name with escaped characters may need more.
+fn room_for(resource: &Resource, command: &Command) -> usize {
+    let args = match command {
+        Command::Acquire(acquire) => acquire.metadata.len() + 160,
+        _ => 80,
+    };
+    KEYS * (resource.name.as_str().len() + 40) + args
+}
+
+/// Appends the first argument of the command's script.
+fn push_command(bytes: &mut Vec<u8>, command: &Command) {
+    match command {
+        Command::Acquire(acquire) => push_acquire(bytes, acquire),
+        Command::Renew(renew) => {
+            push_acquisition(bytes, renew.acquisition);
+            bytes.extend(micros(renew.ttl).to_be_bytes());
+            bytes.extend(renew.reserve.to_be_bytes());
+        }
+        Command::Release(release) => push_release(bytes, release),
+        Command::Inspect | Command::ForceRelease => {}
+    }
+}
+
+fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
+    let owner = acquire.owner.as_ref().map(Owner::as_str);
+    push_acquisition(bytes, acquire.acquisition);
+    let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some()];
+    bytes.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
+    bytes.extend(acquire.capacity.to_be_bytes());
+    bytes.extend(acquire.weight.to_be_bytes());
+    bytes.extend(micros(acquire.ttl).to_be_bytes());
+    bytes.extend(acquire.reserve.to_be_bytes());
+    if let Some(wait) = acquire.wait {
+        bytes.extend(micros(wait.entry_ttl).to_be_bytes());
+        bytes.extend(wait.max_queue.to_be_bytes());
+    }
+    if let Some(owner) = owner {
+        bytes.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
+        bytes.extend(owner.as_bytes());
+    }
+    if let Some(sequence) = acquire.replaces {
+        bytes.extend(sequence.to_be_bytes());
+    }
+    bytes.extend(acquire.metadata.as_bytes());
+}
+
+fn push_release(bytes: &mut Vec<u8>, release: &Release) {
+    push_acquisition(bytes, release.acquisition);
+    if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
+        bytes.extend(micros(release.min_hold).to_be_bytes());
+        bytes.extend(micros(release.tombstone).to_be_bytes());
+    }
+}
+
+/// Appends the argument of `RenewAll`: the client id, then each lease's sequence number and ttl.
+fn push_renewals(bytes: &mut Vec<u8>, renewals: &[(&Resource, &Renew)]) {
+    if let Some((_, renew)) = renewals.first() {
+        bytes.extend(renew.acquisition.client.get().to_be_bytes());
+    }
+    for (_, renew) in renewals {
+        bytes.extend(renew.acquisition.sequence.to_be_bytes());
+        bytes.extend(micros(renew.ttl).to_be_bytes());
+    }
+}
+
+/// Appends an acquisition id: 24 bytes whose order is that of the numbers.
+fn push_acquisition(bytes: &mut Vec<u8>, acquisition: Acquisition) {
+    bytes.extend(acquisition.client.get().to_be_bytes());
+    bytes.extend(acquisition.sequence.to_be_bytes());
+}
+
+/// Encodes a number like Lua's `struct.pack('>d')`.
+#[allow(clippy::cast_precision_loss, reason = "tokens and spans are below 2^53")]
+fn number(number: u64) -> [u8; 8] {
+    (number as f64).to_be_bytes()
+}
+
+/// Microseconds, capped to what a Lua number represents exactly.
+pub(crate) fn micros(span: Duration) -> u64 {
+    const LONGEST: u64 = 1 << 52;
+    u64::try_from(span.as_micros()).map_or(LONGEST, |micros| micros.min(LONGEST))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use leasehold_core::{ClientId, Kind, Name, WaitFor};
+
+    use super::*;
+    use crate::keys::keys_of;
+    use crate::variant::Channels;
+
+    fn resource(name: &str) -> Resource {
+        Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
+    }
+
+    fn acquisition() -> Acquisition {
+        Acquisition { client: ClientId::new(0x0102), sequence: 3 }
+    }
+
+    /// The bytes of an acquisition of client 0x0102 with sequence number 3.
+    fn id() -> Vec<u8> {
+        let mut id = vec![0; 24];
+        (id[14], id[15], id[23]) = (1, 2, 3);
+        id
+    }
+
+    fn args(call: &ScriptCall) -> Vec<Vec<u8>> {
+        call.args().map(<[u8]>::to_vec).collect()
+    }
+
+    fn encode(variant: ScriptVariant, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
+        let call = variant.encode(&resource("a"), command, vote_args);
+        let keys: Vec<&[u8]> = call.keys().collect();
+        let expected = keys_of(&resource("a"));
+        assert_eq!(keys[..2], expected.each_ref().map(String::as_bytes));
+        call
+    }
+
+    #[test]
+    fn acquire_is_encoded_as_documented() {
+        let acquire = Acquire { reserve: 5, ..Acquire::exclusive(acquisition(), Duration::from_micros(9)) };
+        let plain = encode(ScriptVariant::Server, &Command::from(acquire.clone()), VoteArgs::default());
+        let mut expected = id();
+        expected.extend([0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
+        assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected]));
+
+        let all = Acquire {
+            owner: Some(Owner::new("me")),
+            wait: Some(WaitFor { entry_ttl: Duration::from_micros(7), max_queue: 8 }),
+            replaces: Some(2),
+            metadata: Arc::from("{}"),
+            ..acquire
+        };
+        let all = encode(ScriptVariant::Server, &Command::from(all), VoteArgs::default());
+        let mut expected = id();
+        expected.extend([7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
+        expected.extend([0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 8]);
+        expected.extend(b"\0\0\0\x02me\0\0\0\0\0\0\0\x02{}");
+        assert_eq!(args(&all), [expected]);
+    }
+
+    #[test]
+    fn renew_and_release_are_encoded_as_documented() {
+        let renew = Renew { acquisition: acquisition(), ttl: Duration::from_micros(9), reserve: 4 };
+        let call = encode(ScriptVariant::Server, &Command::Renew(renew), VoteArgs::default());
+        let expected = [id(), vec![0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 4]].concat();
+        assert_eq!((call.script(), args(&call)), (Script::Renew, vec![expected]));
+
+        let release = Release::now(acquisition());
+        let call = encode(ScriptVariant::Server, &Command::Release(release.clone()), VoteArgs::default());
+        assert_eq!((call.script(), args(&call)), (Script::Release, vec![id()]));
+        let release = Release { tombstone: Duration::from_micros(6), ..release };
+        let call = encode(ScriptVariant::Server, &Command::Release(release), VoteArgs::default());
+        assert_eq!(args(&call), [[id(), vec![0; 15], vec![6]].concat()]);
+    }
+
+    #[test]
+    fn voter_is_sent_a_floor_and_an_acquire_its_restart_guard() {
+        let floor = Token::new(3);
+        let vote_args = VoteArgs { floor, abstains_for: Some(Duration::from_micros(2)), run_id: "run" };
+        let acquire = Command::from(Acquire::exclusive(acquisition(), Duration::from_secs(1)));
+        let call = encode(ScriptVariant::Voter, &acquire, vote_args);
+        assert_eq!(call.keys().nth(2), Some(RESTART_GUARD_KEY.as_bytes()));
+        let guard = [&2_f64.to_be_bytes(), b"run".as_slice()].concat();
+        assert_eq!(args(&call)[1..], [3_f64.to_be_bytes().to_vec(), guard]);
+        let call = encode(ScriptVariant::Voter, &Command::Inspect, vote_args);
+        assert_eq!((call.keys().len(), args(&call)), (2, vec![Vec::new(), 3_f64.to_be_bytes().to_vec()]));
+        let call = encode(ScriptVariant::Server, &acquire, vote_args);
+        assert_eq!((call.keys().len(), call.args().len()), (2, 1));
+    }
+
+    #[test]
+    fn cluster_is_sent_the_inbox_of_the_resources_slot() {
+        let variant = ScriptVariant::Cluster(Channels::Sharded);
+        let inbox = inbox_prefix(Some(slot_of(&resource("a"))));
+        let call = encode(variant, &Command::Inspect, VoteArgs::default());
+        assert_eq!(args(&call)[1..], [inbox.as_bytes()]);
+        let acquire = Command::from(Acquire::exclusive(acquisition(), Duration::from_secs(1)));
+        let (a, b) = (resource("a"), resource("b"));
+        let call = variant.encode_acquire_all([(&a, &acquire), (&b, &acquire)].into_iter());
+        assert_eq!((call.script(), call.keys().len(), call.args().len()), (Script::AcquireAll, 4, 3));
+        assert_eq!(args(&call)[2], inbox.as_bytes());
+    }
+
+    #[test]
+    fn renewals_name_their_client_once() {
+        let renew = |sequence| Renew {
+            acquisition: Acquisition { sequence, ..acquisition() },
+            ttl: Duration::from_micros(9),
+            reserve: 0,
+        };
+        let (a, b) = (resource("a"), resource("b"));
+        let (first, second) = (renew(3), renew(4));
+        let call = ScriptVariant::Server.encode_renewals(&[(&a, &first), (&b, &second)], VoteArgs::default());
+        let expected =
+            [id(), vec![0, 0, 0, 0, 0, 0, 0, 9], vec![0, 0, 0, 0, 0, 0, 0, 4], vec![0, 0, 0, 0, 0, 0, 0, 9]];
+        assert_eq!(args(&call), [expected.concat()]);
+        let keys: Vec<&[u8]> = call.keys().collect();
+        assert_eq!(keys, [state_key(&a).as_bytes(), state_key(&b).as_bytes()]);
+    }
+
+    #[test]
+    fn spans_are_capped_to_what_lua_can_count() {
+        assert_eq!(micros(Duration::from_micros(5)), 5);
+        assert_eq!(micros(Duration::MAX), 1 << 52);
+    }
+}

@@ -1,0 +1,65 @@
+//! The protocol between leasehold's clients and a Redis server, without IO.
+//!
+//! Every lock command is one Lua script call. This crate knows the layout of the keys, the scripts, and how commands,
+//! replies and pushes are encoded. It opens no connection: a program sends what [`ScriptVariant::encode`] returns over any
+//! client library, and decodes what comes back with [`decode_answer`] and [`decode_push`].
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Reply, Resource};
+//! use leasehold_redis_protocol::{ScriptVariant, Value, VoteArgs, decode_answer};
+//!
+//! let resource = Resource { kind: Kind::Mutex, name: Name::new("orders:42")? };
+//! let acquisition = Acquisition { client: ClientId::new(7), sequence: 1 };
+//! let command = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
+//!
+//! // EVALSHA sha1 2 KEY KEY ARG; after NOSCRIPT the same with EVAL and the text.
+//! let call = ScriptVariant::Server.encode(&resource, &command, VoteArgs::default());
+//! assert_eq!(call.sha1().len(), 40);
+//! assert_eq!(
+//!     call.keys().collect::<Vec<_>>(),
+//!     [b"leasehold:2:{mutex:orders:42}:state".as_slice(), b"leasehold:2:{mutex:orders:42}:rows"]
+//! );
+//! assert_eq!(call.args().len(), 1);
+//!
+//! // The server's time alone: granted, with that time as the token.
+//! let answer = decode_answer(&command, None, &Value::Int(1_700_000_000_000_000))?;
+//! let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
+//! assert_eq!(grant.tokens.first.get(), 1_700_000_000_000_000);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The state machines that decide which command to send next, and how long a lease may be trusted, are in
+//! [`leasehold_core`]. The document for clients in other languages is `docs/protocol.md` of the repository.
+//!
+//! # Features
+//!
+//! `redis`: [`ReplyValue`] for the `redis` crate's `Value`, which is then decoded without a copy.
+
+#![forbid(unsafe_code)]
+
+mod call;
+mod decode;
+mod encode;
+mod keys;
+mod layout;
+mod script;
+mod value;
+mod variant;
+
+pub use call::ScriptCall;
+pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
+pub use encode::VoteArgs;
+pub use keys::{
+    STATE_PATTERN, inbox_of, inbox_prefix, keys_of, resource_of, slot_of, slot_of_inbox, state_key,
+};
+pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS};
+pub use leasehold_core::weight;
+pub use script::{CLOCK, PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
+pub use value::{ReplyValue, Value, ValueRef};
+pub use variant::{Channels, ScriptVariant};
+
+/// The README's example is a test too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,138 @@
+-- Acquires a lease, or enqueues the attempt.
+--
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
+--           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
+--           lease to replace; the rest is the metadata
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
+-- Returns the time alone if the lease is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
+--       otherwise the time, and
+--       1 first token, last token, lasts   granted
+--       2 is head (0, 1), look again at    queued
+--       3                                  busy
+--       4                                  cancelled: the attempt was released before
+--       5                                  the queue is full
+--       6 1 capacity                       refused: the weight is zero or too large
+--       6 2 capacity in use                refused: another capacity is in use
+--       6 3 weight held                    refused: the owner holds with less weight, and may not wait for more
+--       6 4 0                              refused: the lease to replace is not held
+-- As a function it also returns whether the attempt was known before.
+
+local said = unpack_acquire(ARGV[1])
+local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces
+local capacity, weight, ttl, reserve = said.capacity, said.weight, said.ttl, said.reserve
+
+local function lease_at_once(token, last, granted_at)
+  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
+    expires_at = now + ttl, claimed = 1, kept = 0, metadata = said.metadata })
+  return { now, 1, token, last, ttl }
+end
+
+-- When a waiter looks again that is not the head: after the time that a head may need, in case that it is gone too. With many
+-- clients each looks the more seldom, and so does each of a client's many waiters.
+local function follower_looks_at()
+  local ends = head_hint()
+  if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
+  ends = ends + struct.unpack('>I4', id, 13) % FOLLOWERS_APART
+  return math.max(ends, now + LOOKS_APART * ready_clients() * waiters_of(string.sub(id, 1, 16)))
+end
+
+local function queued(place)
+  local w = first_ready()
+  if w and w.place == place then
+    h.head = place
+    return { now, 2, 1, head_hint() }
+  end
+  return { now, 2, 0, follower_looks_at() }
+end
+
+local function look_again(w)
+  local held = held_by(w.has_owner, w.owner)
+  if held and w.weight <= held.weight then
+    remove_waiter(w)
+    return { now, 1, lease_to_waiter(w, held) }
+  end
+  if said.waits then
+    w.deadline = now + said.entry_ttl
+    soonest_expiry(w.deadline)
+    put_waiter(w)
+  end
+  return queued(w.place)
+end
+
+local function known_attempt()
+  local granted = take_back_grant(id)
+  if granted then return { now, 1, granted.a, granted.b, granted.c } end
+  if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
+  local l = h.leases > 0 and lease(id)
+  if l then
+    if l.kept == 1 then return { now, 4 } end
+    -- A clock that was set back leaves more than was asked for.
+    return { now, 1, l.token, l.token, math.min(l.expires_at - now, ttl) }
+  end
+  local w = h.waiters > 0 and waiter(id)
+  if w then return look_again(w) end
+end
+
+local function enqueue()
+  if replaces == '' and h.waiters >= said.longest_queue then return { now, 5 } end
+  local number = h.next_place
+  local place = replaces ~= '' and number or BEHIND_HOLDERS + number
+  local deadline = now + said.entry_ttl
+  put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
+    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = asker_parked, metadata = said.metadata })
+  h.next_place = number + 1
+  h.waiters = h.waiters + 1
+  h.parked = h.parked + asker_parked
+  soonest_expiry(deadline)
+  return queued(place)
+end
+
+local function replace(held)
+  local further = math.max(weight - held.weight, 0)
+  if not fits(further) then
+    if not said.waits then return { now, 3 } end
+    if held.weight > math.floor(h.capacity / 2) then return enqueue() end
+    return { now, 6, 3, held.weight }
+  end
+  make_way(held)
+  local token, last = held.token, held.token
+  if further > 0 then token, last = next_tokens(reserve) end
+  local reply = lease_at_once(token, last, held_since(held))
+  head_was_told_wrong()
+  grant()
+  return reply
+end
+
+local function acquire()
+  local known = known_attempt()
+  if known then return known, true end
+  if weight == 0 or weight > capacity then return { now, 6, 1, capacity } end
+  local replaced = replaces ~= '' and has_owner == 0 and replaceable(id, replaces)
+  if replaces ~= '' and not replaced then return { now, 6, 4, 0 } end
+  if h.leases == 0 and h.waiters == 0 then
+    h.capacity = capacity
+  elseif h.capacity ~= capacity then
+    return { now, 6, 2, h.capacity }
+  end
+  if replaced then return replace(replaced) end
+  local held = held_by(has_owner, owner)
+  if held then
+    if weight > held.weight then return { now, 6, 3, held.weight } end
+    return lease_at_once(held.token, held.token, now)
+  end
+  if h.waiters == h.parked and fits(weight) then
+    local token, last = next_tokens(reserve)
+    return lease_at_once(token, last, now)
+  end
+  if not said.waits then return { now, 3 } end
+  return enqueue()
+end
+
+begin(raw)
+asker = id
+hear(id)
+grant()
+local reply, is_known = acquire()
+store(raw)
+return reply, is_known

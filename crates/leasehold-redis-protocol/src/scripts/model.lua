@@ -1,0 +1,283 @@
+-- The rules: the counterpart of `model.rs`, rule by rule and name by name. `rows.lua` stores what they change.
+--
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 the arguments of the command
+-- Returns nothing: it defines the functions that the commands use.
+--
+-- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. No token below
+-- `floor` is granted.
+--
+-- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
+-- queue is granted what fits, and the command runs. Finally the state is stored, and each key that was written gets an
+-- expiry that none of its rows outlives.
+
+local CLAIM_WINDOW = 3000000
+local FOLLOWERS_APART = 1500000
+local LOOKS_APART = 25000
+local BEHIND_HOLDERS = 1099511627776
+
+local asker = nil
+local asker_parked = 0 -- its client was found absent in this step
+local queue_moved = false
+local was_awaited = false
+local pushes = {}
+
+local function soonest_expiry(expiry)
+  if expiry < h.next_expiry then h.next_expiry = expiry end
+end
+
+local function push(id, kind, a, b, c)
+  pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0 }
+end
+
+local function client_of(id)
+  return string.sub(id, 1, 16)
+end
+
+local function inbox_of(id)
+  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
+end
+
+local function is_there(id)
+  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
+end
+
+local function weight_of(owner)
+  local l = heaviest_lease_of(owner)
+  return l and l.weight or 0
+end
+
+local function add_lease(l)
+  local before = 0
+  if l.has_owner == 1 and h.leases > 0 then before = weight_of(l.owner) end
+  soonest_expiry(l.expires_at)
+  put_lease(l)
+  h.leases = h.leases + 1
+  h.in_use = h.in_use + math.max(l.weight, before) - before
+end
+
+local function remove_lease(l)
+  drop_lease(l)
+  h.leases = h.leases - 1
+  local after = 0
+  if l.has_owner == 1 then after = weight_of(l.owner) end
+  h.in_use = h.in_use - (math.max(l.weight, after) - after)
+end
+
+local function remove_waiter(w)
+  drop_waiter(w)
+  h.waiters = h.waiters - 1
+  h.parked = h.parked - w.parked
+  queue_moved = true
+end
+
+local function set_parked(id, parked)
+  local client = client_of(id)
+  local changed = park(client, parked)
+  h.parked = h.parked + (parked == 1 and changed or -changed)
+  if changed > 0 then queue_moved = true end
+  if asker and client_of(asker) == client then asker_parked = changed > 0 and parked or 0 end
+end
+
+local function expire()
+  if h.next_expiry > now then return end
+  local next_expiry = NEVER
+  while h.leases > 0 do
+    local l = first_expiring_lease()
+    if not l then break end
+    if l.expires_at > now then
+      next_expiry = math.min(next_expiry, l.expires_at)
+      break
+    end
+    remove_lease(l)
+    if l.claimed == 0 then set_parked(l.id, 1) end
+  end
+  while h.waiters > 0 do
+    local w = first_expiring_waiter()
+    if not w then break end
+    if w.deadline > now then
+      next_expiry = math.min(next_expiry, w.deadline)
+      break
+    end
+    remove_waiter(w)
+  end
+  if h.tombstones > 0 then
+    local removed, next_end = remove_tombstones()
+    h.tombstones = h.tombstones - removed
+    next_expiry = math.min(next_expiry, next_end)
+  end
+  h.next_expiry = next_expiry
+end
+
+local function fits(weight)
+  return weight <= h.capacity - h.in_use
+end
+
+local function held_by(has_owner, owner)
+  if has_owner == 1 and h.leases > 0 then
+    local l = heaviest_lease_of(owner)
+    if l and l.kept == 0 then return l end
+  end
+end
+
+local function held_lease(id)
+  if h.leases == 0 then return nil end
+  local l = lease(id)
+  if l and l.kept == 0 then return l end
+end
+
+-- Now, where the clock has been set back to before the grant.
+local function held_since(l)
+  return math.min(l.granted_at, now)
+end
+
+local function take_back_grant(id)
+  for i = 1, #pushes do
+    local p = pushes[i]
+    if p.id == id and p.kind == 1 then
+      table.remove(pushes, i)
+      return p
+    end
+  end
+end
+
+local function make_way(l)
+  take_back_grant(l.id)
+  remove_lease(l)
+end
+
+local function replaceable(id, sequence)
+  local l = held_lease(client_of(id) .. sequence)
+  if l and l.has_owner == 0 then return l end
+end
+
+local function head_was_told_wrong()
+  h.head = 0
+  queue_moved = true
+end
+
+local function remember_token(last)
+  h.last_token = last
+  h.remember_until = math.max(last + 1, now + REMEMBER_TOKEN)
+end
+
+local function next_tokens(reserve)
+  local token = math.max(h.last_token + 1, now, floor)
+  remember_token(token + reserve)
+  return token, h.last_token
+end
+
+-- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
+local function held_already(w)
+  if w.replaces == '' then return held_by(w.has_owner, w.owner), false end
+  local held = replaceable(w.id, w.replaces)
+  return held, not held
+end
+
+local function first_ready()
+  if h.waiters > h.parked then return first_ready_waiter() end
+end
+
+-- Whether what it adds to what it holds fits; that; and whether what it was to take the place of is gone.
+local function fits_waiter(w)
+  local held, is_gone = held_already(w)
+  return not is_gone and fits(math.max(w.weight - (held and held.weight or 0), 0)), held, is_gone
+end
+
+-- The first that is not passed over. The attempt that asks is not, if it can have what it waits for now.
+local function next_candidate()
+  local first = first_ready()
+  local w = asker_parked == 1 and waiter(asker)
+  if w and (not first or w.place < first.place) then
+    local does_fit, _, is_gone = fits_waiter(w)
+    if does_fit or is_gone then return w end
+  end
+  return first
+end
+
+local function lease_to_waiter(w, held)
+  local lasts = math.min(w.ttl, CLAIM_WINDOW)
+  local granted_at = now
+  local token, last
+  if held and w.replaces == '' then
+    token, last = held.token, held.token
+  else
+    token, last = next_tokens(w.reserve)
+  end
+  if held and w.replaces ~= '' then
+    make_way(held)
+    granted_at = held_since(held)
+  end
+  add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
+    granted_at = granted_at, expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })
+  return token, last, lasts
+end
+
+local function grant()
+  while true do
+    local w = next_candidate()
+    if not w then break end
+    local does_fit, held, is_gone = fits_waiter(w)
+    if not does_fit and not is_gone then break end
+    if is_gone then
+      remove_waiter(w)
+      push(w.id, 3)
+    elseif asker ~= w.id and not is_there(w.id) then
+      set_parked(w.id, 1)
+    else
+      remove_waiter(w)
+      push(w.id, 1, lease_to_waiter(w, held))
+    end
+  end
+end
+
+local function head_hint()
+  local l = first_expiring_lease()
+  return l and l.expires_at or now
+end
+
+local function is_awaited()
+  return h.waiters > h.parked
+end
+
+local function tell_holder()
+  local l = h.leases == 1 and first_expiring_lease()
+  if l and l.kept == 0 and l.token < h.last_token then push(l.id, 4) end
+end
+
+local function tell_head()
+  local w = first_ready()
+  if not w then
+    h.head = 0
+  elseif w.place ~= h.head then
+    h.head = w.place
+    push(w.id, 2, head_hint())
+  end
+end
+
+-- A client that takes or keeps something is awake.
+local function hear(id)
+  if h.parked > 0 then set_parked(id, 0) end
+end
+
+local function store(raw)
+  if is_awaited() and not was_awaited then tell_holder() end
+  if queue_moved then tell_head() end
+  local is_idle = h.leases == 0 and h.waiters == 0 and h.tombstones == 0
+  if is_idle and h.remember_until <= now then
+    if raw then redis.call('DEL', KEYS[1]) end
+  else
+    outlive(h.remember_until)
+    store_state()
+  end
+  for i = 1, #pushes do
+    local p = pushes[i]
+    redis.call(PUBLISH, inbox_of(p.id), struct.pack('>Bc24dddd', p.kind, p.id, now, p.a, p.b, p.c))
+  end
+end
+
+local function begin(raw)
+  load(raw)
+  was_awaited = is_awaited()
+  expire()
+end

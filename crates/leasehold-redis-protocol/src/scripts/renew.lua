@@ -1,0 +1,33 @@
+-- Extends a lease, or claims a pushed one.
+--
+-- KEYS  1 state, 2 rows: see rows.lua
+-- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
+--       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+-- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
+--       the time, and
+--       7 lasts, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested
+--       8                                                    not held
+
+may_exceed_memory = true
+begin(raw)
+hear(id)
+grant()
+local reply = { now, 8 }
+local l = held_lease(id)
+if l then
+  l.claimed = 1
+  l.granted_at = held_since(l)
+  l.expires_at = now + ttl
+  soonest_expiry(l.expires_at)
+  if floor > h.last_token then
+    -- It is one lease at several stores, with one token.
+    remember_token(floor)
+    l.token = floor
+  end
+  put_lease(l)
+  local token, last = 0, 0
+  if reserve > 0 then token, last = next_tokens(reserve) end
+  reply = { now, 7, ttl, is_awaited() and 1 or 0, token, last }
+end
+store(raw)
+return reply

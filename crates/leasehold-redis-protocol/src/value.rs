@@ -1,0 +1,62 @@
+//! Reply values of any client library.
+
+/// A reply value of a client library, as far as the decoders look at it.
+///
+/// The crate has an implementation for its own [`Value`], and with the feature `redis` for the `redis` crate's. Another
+/// client library's values are decoded without a copy if its value type implements this trait.
+pub trait ReplyValue: Sized {
+    /// A view of this value.
+    fn view(&self) -> ValueRef<'_, Self>;
+}
+
+/// A borrowed view of a reply value of type `V`.
+#[derive(Debug)]
+pub enum ValueRef<'a, V> {
+    /// A null reply, or `false` of a script.
+    Nil,
+    /// An integer.
+    Int(i64),
+    /// A bulk string.
+    Bytes(&'a [u8]),
+    /// A list.
+    List(&'a [V]),
+    /// A value that no script of this protocol returns.
+    Other,
+}
+
+/// An owned reply value, for programs whose client library has none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// A null reply, or `false` of a script.
+    Nil,
+    /// An integer.
+    Int(i64),
+    /// A bulk string.
+    Bytes(Vec<u8>),
+    /// A list.
+    List(Vec<Self>),
+}
+
+impl ReplyValue for Value {
+    fn view(&self) -> ValueRef<'_, Self> {
+        match self {
+            Self::Nil => ValueRef::Nil,
+            Self::Int(number) => ValueRef::Int(*number),
+            Self::Bytes(bytes) => ValueRef::Bytes(bytes),
+            Self::List(values) => ValueRef::List(values),
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl ReplyValue for redis::Value {
+    fn view(&self) -> ValueRef<'_, Self> {
+        match self {
+            Self::Nil => ValueRef::Nil,
+            Self::Int(number) => ValueRef::Int(*number),
+            Self::BulkString(bytes) => ValueRef::Bytes(bytes),
+            Self::Array(values) => ValueRef::List(values),
+            _ => ValueRef::Other,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The variants of the scripts for the kinds of deployment.
+
+use std::sync::LazyLock;
+
+use crate::keys::inbox_prefix;
+use crate::script::{CLOCK, PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
+
+/// Pub/sub channels of the clients' inboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Channels {
+    /// Channels that every node serves: single servers, and clusters before Redis 7.
+    Plain,
+    /// Sharded channels, which stay on the nodes of the slot.
+    Sharded,
+}
+
+impl Channels {
+    /// The command that subscribes to such a channel.
+    #[must_use]
+    pub const fn subscribe_command(self) -> &'static str {
+        match self {
+            Self::Plain => "SUBSCRIBE",
+            Self::Sharded => "SSUBSCRIBE",
+        }
+    }
+}
+
+/// Variant of the scripts for a kind of deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScriptVariant {
+    /// One server that decides alone, or the master of some replicas.
+    Server,
+    /// One node of a quorum of independent servers.
+    Voter,
+    /// A cluster, in which each hash slot has its own inboxes.
+    Cluster(Channels),
+}
+
+impl ScriptVariant {
+    /// Every variant.
+    pub const ALL: [Self; 4] =
+        [Self::Server, Self::Voter, Self::Cluster(Channels::Plain), Self::Cluster(Channels::Sharded)];
+
+    /// Whether commands go to a cluster.
+    #[must_use]
+    pub const fn is_cluster(self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
+    /// Whether the server is a quorum node.
+    #[must_use]
+    pub const fn is_voter(self) -> bool {
+        matches!(self, Self::Voter)
+    }
+
+    /// The channels of the inboxes.
+    #[must_use]
+    pub const fn channels(self) -> Channels {
+        match self {
+            Self::Server | Self::Voter => Channels::Plain,
+            Self::Cluster(channels) => channels,
+        }
+    }
+
+    /// The text of a script. `clock` is [`CLOCK`], or a replacement that sets the local `now` to microseconds: an explorer and a
+    /// test have clocks of their own.
+    #[must_use]
+    pub fn text(self, script: Script, clock: &str) -> String {
+        let floor = if self.is_voter() { script.voter_prelude() } else { Script::NO_FLOOR };
+        script.text(clock, &self.inboxes(), floor)
+    }
+
+    /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument.
+    fn inboxes(self) -> String {
+        let commands = match self.channels() {
+            Channels::Plain => PLAIN_CHANNELS,
+            Channels::Sharded => SHARDED_CHANNELS,
+        };
+        let name = if self.is_cluster() { "ARGV[2]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
+        format!("{commands}local INBOX = {name}\n")
+    }
+
+    const fn index(self) -> usize {
+        match self {
+            Self::Server => 0,
+            Self::Voter => 1,
+            Self::Cluster(Channels::Plain) => 2,
+            Self::Cluster(Channels::Sharded) => 3,
+        }
+    }
+
+    /// The script's text and hash.
+    pub(crate) fn source(self, script: Script) -> &'static ScriptSource {
+        &SOURCES[script as usize][self.index()]
+    }
+}
+
+/// A script's text and its SHA-1.
+#[derive(Debug)]
+pub(crate) struct ScriptSource {
+    pub(crate) text: String,
+    pub(crate) sha1: String,
+}
+
+/// By script and variant.
+static SOURCES: LazyLock<[[ScriptSource; 4]; 7]> = LazyLock::new(|| {
+    Script::ALL.map(|script| {
+        ScriptVariant::ALL.map(|variant| {
+            let text = variant.text(script, CLOCK);
+            let sha1 = sha1_smol::Sha1::from(&text).digest().to_string();
+            ScriptSource { text, sha1 }
+        })
+    })
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_found_under_its_own_variant() {
+        for (at, script) in Script::ALL.into_iter().enumerate() {
+            assert_eq!(script as usize, at);
+            for (at, variant) in ScriptVariant::ALL.into_iter().enumerate() {
+                assert_eq!(variant.index(), at);
+                assert_eq!(variant.source(script).text, variant.text(script, CLOCK));
+            }
+        }
+    }
+
+    #[test]
+    fn scripts_are_named_by_the_sha1_of_their_text() {
+        assert_eq!(
+            sha1_smol::Sha1::from("return 1").digest().to_string(),
+            "e0e1f9fabfc9d4800c877a703b823ac0578ff8db"
+        );
+        let source = ScriptVariant::Server.source(Script::Acquire);
+        assert_eq!(source.sha1, sha1_smol::Sha1::from(&source.text).digest().to_string());
+    }
+
+    #[test]
+    fn only_a_voter_reads_a_floor_and_only_a_cluster_an_inbox() {
+        for script in [Script::Acquire, Script::Renew, Script::Release, Script::Inspect, Script::ForceRelease]
+        {
+            for variant in ScriptVariant::ALL {
+                let text = variant.text(script, CLOCK);
+                assert_eq!(text.contains("local floor = 0\n"), !variant.is_voter(), "{script:?} {variant:?}");
+                assert_eq!(text.contains("local INBOX = ARGV[2]\n"), variant.is_cluster(), "{variant:?}");
+                let is_sharded = variant.channels() == Channels::Sharded;
+                assert_eq!(text.contains("'SPUBLISH'"), is_sharded, "{variant:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The clocks of systems without `clock_gettime`, in its terms.
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClockId {
+    Monotonic,
+    Realtime,
+}
+
+pub(super) struct Timespec {
+    pub(super) tv_sec: i64,
+    pub(super) tv_nsec: i64,
+}
+
+/// The start of this process's monotonic clock. On Windows the clock behind `Instant` counts suspend.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+pub(super) fn clock_gettime(id: ClockId) -> Timespec {
+    let time = match id {
+        ClockId::Monotonic => START.elapsed(),
+        ClockId::Realtime => SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO),
+    };
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}

@@ -1,0 +1,461 @@
+//! A file that refuses tokens lower than the highest with which it was written.
+
+use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_core::Token;
+
+use super::stale;
+use crate::error::{Error, ErrorKind};
+
+/// The default limit of the wait for other writers.
+const WRITE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The longest pause between two attempts to lock the `.fence` file.
+const MAX_PAUSE: Duration = Duration::from_millis(10);
+
+/// The suffix of the file that has the new content until it is complete. Leftovers are removed, so the suffix must be one that no
+/// user gives a file.
+const NEW: &str = ".fence-new";
+
+/// The maximum number of symbolic links that are followed, as on Linux.
+const MAX_LINKS: usize = 40;
+
+/// A file that refuses tokens lower than the highest with which it was written. That token is in a second file beside it, whose
+/// name ends with `.fence`. Until the new content is complete, it is in a third file, whose name ends with `.fence-new`.
+///
+/// All writers must use this type. The check and the write are one step under an advisory lock of the `.fence` file, and the
+/// content is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
+/// them on a thread for blocking calls.
+///
+/// **Mode, owner, links.** The file keeps its mode, group and owner. A writer without the right to change the owner becomes the
+/// owner. If it is not in the group either, the new group gets the rights of *others*. Access control lists and extended
+/// attributes are not kept. A symbolic link stays one: its target is written, and the `.fence` file is beside the target. A file
+/// with a hard link is refused, because each of its names would have its own fence.
+///
+/// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may continue at
+/// any time. Other writers wait for it for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then fail.
+///
+/// ```
+/// use leasehold::fence::FencedFile;
+///
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("report");
+/// let report = FencedFile::new(path);
+/// let stale = client.mutex("report").lock().await?.token();
+/// let guard = client.mutex("report").lock().await?;
+///
+/// report.write(guard.token(), b"new")?;
+/// assert!(report.write(stale, b"old").unwrap_err().is_stale());
+/// # assert_eq!(std::fs::read(report.path()).unwrap(), b"new");
+/// # Ok(()) });
+/// ```
+#[derive(Clone, Debug)]
+pub struct FencedFile {
+    path: PathBuf,
+}
+
+impl FencedFile {
+    /// The file at this path, which need not exist. Nothing is opened.
+    ///
+    /// ```
+    /// let report = leasehold::fence::FencedFile::new("/var/lib/app/report");
+    /// assert!(report.path().ends_with("report"));
+    /// ```
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The path that was given to [`Self::new`].
+    ///
+    /// ```
+    /// let report = leasehold::fence::FencedFile::new("report");
+    /// assert_eq!(report.path(), std::path::Path::new("report"));
+    /// ```
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Replaces the content, unless it was written with a higher token before. On return the content is on the disk. Waits at most
+    /// 10 s for other writers, and blocks the thread.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let report = leasehold::fence::FencedFile::new(folder.path().join("report"));
+    /// let guard = client.mutex("report").lock().await?;
+    /// report.write(guard.token(), b"content")?;
+    /// assert_eq!(std::fs::read(report.path()).unwrap(), b"content");
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is changed.
+    /// `is_unavailable` if a file can't be read or written, with the system's error as its source. The content is then the old
+    /// one, but lower tokens than this one may be refused from now on.
+    pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
+        self.write_timeout(token, content, WRITE_LIMIT)
+    }
+
+    /// As [`Self::write`], but waits at most `limit` for other writers.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let report = leasehold::fence::FencedFile::new(folder.path().join("report"));
+    /// let guard = client.mutex("report").lock().await?;
+    /// report.write_timeout(guard.token(), b"content", Duration::from_millis(100))?;
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::write`].
+    pub fn write_timeout(&self, token: Token, content: &[u8], limit: Duration) -> Result<(), Error> {
+        let failed = |error: io::Error| {
+            let refused = |why: &dyn std::fmt::Display| {
+                let what = format!("{}: it can't be written: {why}", self.path.display());
+                Error::new(ErrorKind::Unavailable, what)
+            };
+            // An error with words of its own is one of this module.
+            match error.get_ref() {
+                Some(why) => refused(why),
+                None => refused(&error.kind()).with_source(error),
+            }
+        };
+        // `None` if the limit overflows: no deadline.
+        let deadline = Instant::now().checked_add(limit);
+        let Some((target, mut fence)) = self.lock(deadline).map_err(failed)? else {
+            let what = format!(
+                "{}: another writer has held it for {limit:?}: is that process stopped?",
+                self.path.display()
+            );
+            return Err(Error::new(ErrorKind::Timeout, what));
+        };
+        let highest = read_token(&mut fence).map_err(failed)?;
+        if highest > token.get() {
+            return Err(stale(self.path.display(), token, highest));
+        }
+        // The token first: a crash in between leaves the old content with a fence that is too high, never too low.
+        write_token(&mut fence, token).and_then(|()| target.replace(content)).map_err(failed)
+    }
+
+    /// The file that the path leads to, and its fence, which stays locked until it is closed. `None` after the deadline.
+    fn lock(&self, deadline: Option<Instant>) -> io::Result<Option<(Target, File)>> {
+        loop {
+            let target = Target::find(&self.path)?;
+            let fence = target.open_fence()?;
+            if !lock_until(&fence, deadline)? {
+                return Ok(None);
+            }
+            // While this waited, a link may have changed, and another writer may have replaced the file.
+            let found = Target::find(&self.path)?;
+            if found.path == target.path {
+                return Ok(Some((found, fence)));
+            }
+        }
+    }
+}
+
+/// The file that is written, with symbolic links resolved in its last component.
+struct Target {
+    path: PathBuf,
+    /// Its present metadata; `None` if it does not exist yet.
+    found: Option<Metadata>,
+}
+
+impl Target {
+    fn find(path: &Path) -> io::Result<Self> {
+        let mut path = path.to_path_buf();
+        for _ in 0..MAX_LINKS {
+            let found = match fs::symlink_metadata(&path) {
+                Ok(found) if found.is_symlink() => {
+                    let link = fs::read_link(&path)?;
+                    path = path.parent().unwrap_or(Path::new("")).join(link);
+                    continue;
+                }
+                Ok(found) if found.is_file() && found.nlink() > 1 => {
+                    let what = "it has a second name (a hard link), which would have a fence of its own";
+                    return Err(io::Error::other(what));
+                }
+                Ok(found) => Some(found),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            return Ok(Self { path, found });
+        }
+        Err(io::Error::other("it leads through too many symbolic links"))
+    }
+
+    /// The fence gets the read and write rights of the file, because a writer must be able to open and lock it.
+    fn open_fence(&self) -> io::Result<File> {
+        let path = self.beside(".fence");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let Some(found) = &self.found else {
+            return options.create(true).truncate(false).open(path);
+        };
+        match options.clone().create_new(true).open(&path) {
+            Ok(fence) => {
+                copy_ownership(&fence, found, found.mode() & 0o666 | 0o600)?;
+                Ok(fence)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn replace(&self, content: &[u8]) -> io::Result<()> {
+        let new = self.beside(NEW);
+        // A killed writer may have left it. If it is a link, the link is removed and not followed.
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        if self.found.is_some() {
+            // Others must not read it before it has its mode.
+            options.mode(0o600);
+        }
+        let mut file = options.open(&new)?;
+        file.write_all(content)?;
+        if let Some(found) = &self.found {
+            copy_ownership(&file, found, found.mode() & 0o7777)?;
+        }
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(suffix);
+        path.into()
+    }
+}
+
+/// Gives a new file this mode, and the owner and group of the existing one as far as this process may.
+fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::fchown;
+    let new = file.metadata()?;
+    let mut mode = mode;
+    if (new.uid(), new.gid()) != (found.uid(), found.gid())
+        && fchown(file, Some(found.uid()), Some(found.gid())).is_err()
+    {
+        // A setuid file of another owner would run with that owner's rights.
+        mode &= 0o777;
+        if new.gid() != found.gid() && fchown(file, None, Some(found.gid())).is_err() {
+            mode = mode & !0o070 | (mode & 0o007) << 3;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// Locks the file before the deadline, if there is one. Returns whether it succeeded.
+fn lock_until(fence: &File, deadline: Option<Instant>) -> io::Result<bool> {
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match fence.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            return Ok(false);
+        }
+        thread::sleep(pause.min(left));
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// The stored token; zero in a new file.
+fn read_token(fence: &mut File) -> io::Result<u64> {
+    let mut text = String::new();
+    fence.read_to_string(&mut text)?;
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "its .fence file holds no token");
+    if text.is_empty() { Ok(0) } else { text.trim_end().parse().map_err(|_| damaged()) }
+}
+
+/// A fixed number of bytes, so that a crash never leaves half a number.
+fn write_token(fence: &mut File, token: Token) -> io::Result<()> {
+    fence.rewind()?;
+    fence.write_all(format!("{token:016}\n").as_bytes())?;
+    fence.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(number: u64) -> Token {
+        Token::new(number).unwrap()
+    }
+
+    #[test]
+    fn fenced_file_keeps_the_content_of_the_highest_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        file.write(token(100_000), b"new").unwrap();
+        let error = file.write(token(99), b"old").unwrap_err();
+        assert!(error.is_stale() && error.to_string().contains("100000"), "{error}");
+        // Another process, which has only the files.
+        let again = FencedFile::new(file.path());
+        assert!(again.write(token(99_999), b"old").unwrap_err().is_stale());
+        assert_eq!(fs::read(file.path()).unwrap(), b"new");
+        again.write(token(100_000), b"newer").unwrap();
+        assert_eq!(fs::read(file.path()).unwrap(), b"newer");
+    }
+
+    #[test]
+    fn concurrent_writers_leave_the_content_of_the_highest_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        thread::scope(|scope| {
+            for number in 1..=16 {
+                let file = &file;
+                scope.spawn(move || {
+                    let written = file.write(token(number), number.to_string().as_bytes());
+                    assert!(written.is_ok() || written.unwrap_err().is_stale());
+                });
+            }
+        });
+        assert_eq!(fs::read_to_string(file.path()).unwrap(), "16");
+    }
+
+    #[test]
+    fn write_error_of_a_fenced_file_names_the_cause() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("no/such/folder/a"));
+        let error = file.write(token(1), b"x").unwrap_err();
+        assert!(error.is_unavailable() && std::error::Error::source(&error).is_some(), "{error}");
+        let file = FencedFile::new(folder.path().join("a"));
+        fs::write(folder.path().join("a.fence"), "nonsense").unwrap();
+        assert!(file.write(token(1), b"x").unwrap_err().to_string().contains("no token"));
+    }
+
+    /// A file whose path is a directory can't be replaced, so that a write ends after its token.
+    #[test]
+    fn token_is_synced_before_the_content_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::create_dir(&path).unwrap();
+        let file = FencedFile::new(&path);
+        assert!(file.write(token(7), b"x").unwrap_err().is_unavailable());
+        let error = file.write(token(6), b"x").unwrap_err();
+        assert!(error.is_stale(), "a lower token may write over what the higher one has written: {error}");
+    }
+
+    #[test]
+    fn fenced_file_keeps_mode_and_owner() {
+        const NOBODY: u32 = 65_534;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let file = FencedFile::new(&path);
+        for (number, mode) in (1..).zip([0o600, 0o640, 0o664, 0o755, 0o444]) {
+            let _ = fs::remove_file(folder.path().join("a.fence"));
+            fs::write(folder.path().join("old"), "old").unwrap();
+            fs::rename(folder.path().join("old"), &path).unwrap();
+            // Only root may give a file away.
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let before = fs::metadata(&path).unwrap();
+            file.write(token(number), b"new").unwrap();
+            let after = fs::metadata(&path).unwrap();
+            let of = |found: &Metadata| (found.mode() & 0o7777, found.uid(), found.gid());
+            assert_eq!(of(&after), of(&before));
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+            let fence = fs::metadata(folder.path().join("a.fence")).unwrap();
+            assert_eq!(fence.mode() & 0o777, mode & 0o666 | 0o600, "no others may lock it");
+        }
+    }
+
+    #[test]
+    fn symbolic_link_is_preserved_and_shares_the_fence() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        let (by_name, by_link) = (FencedFile::new(&real), FencedFile::new(&link));
+        // The link leads to nothing yet.
+        by_link.write(token(5), b"first").unwrap();
+        assert_eq!(fs::read(&real).unwrap(), b"first");
+        by_name.write(token(9), b"new").unwrap();
+        assert!(by_link.write(token(8), b"old").unwrap_err().is_stale());
+        by_link.write(token(10), b"newer").unwrap();
+        assert!(by_name.write(token(9), b"old").unwrap_err().is_stale());
+        assert_eq!(fs::read(&real).unwrap(), b"newer");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert!(!folder.path().join("link.fence").exists());
+    }
+
+    #[test]
+    fn hard_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, twin) = (folder.path().join("a"), folder.path().join("twin"));
+        FencedFile::new(&path).write(token(2), b"new").unwrap();
+        fs::hard_link(&path, &twin).unwrap();
+        let error = FencedFile::new(&twin).write(token(1), b"old").unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("second name"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+    }
+
+    #[test]
+    fn write_timeout_bounds_the_wait_for_a_stopped_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        file.write(token(1), b"first").unwrap();
+        // As a writer that has been stopped after it took the lock.
+        let (_, stopped) = file.lock(Some(Instant::now())).unwrap().unwrap();
+        let error = file.write_timeout(token(2), b"second", Duration::from_millis(50)).unwrap_err();
+        assert!(error.is_timeout() && error.to_string().contains("stopped"), "{error}");
+        assert_eq!(fs::read(file.path()).unwrap(), b"first");
+        drop(stopped);
+        file.write(token(2), b"second").unwrap();
+    }
+
+    #[test]
+    fn write_without_a_limit_waits_for_the_other_writer() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = FencedFile::new(folder.path().join("a"));
+        let (_, other) = file.lock(None).unwrap().unwrap();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| file.write_timeout(token(1), b"new", Duration::MAX));
+            drop(other);
+            writer.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn file_with_the_suffix_new_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let neighbour = folder.path().join("a.new");
+        FencedFile::new(&neighbour).write(token(1), b"neighbour").unwrap();
+        FencedFile::new(folder.path().join("a")).write(token(2), b"new").unwrap();
+        assert_eq!(fs::read(&neighbour).unwrap(), b"neighbour");
+    }
+
+    #[test]
+    fn link_in_place_of_the_new_content_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = folder.path().join("other");
+        fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, folder.path().join("a.fence-new")).unwrap();
+        FencedFile::new(folder.path().join("a")).write(token(1), b"new").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"other");
+    }
+}
