@@ -68,7 +68,7 @@ async fn redis_errors_are_the_source() {
     assert_chain(&full);
     let source = full.source().unwrap().downcast_ref::<redis::RedisError>().unwrap();
     assert!(source.to_string().contains("OOM") && full.is_unavailable(), "{source:?}");
-    assert!(full.to_string().contains("a on redis://"), "the lock and the store: {full}");
+    assert!(full.to_string().contains("mutex \"a\" on redis://"), "the lock and the store: {full}");
     assert_eq!(full.clone().to_string(), full.to_string());
     server.stop();
     let refused = Client::connect(&server.url()).await.unwrap_err();

@@ -176,6 +176,7 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
+        let shared = shared.map(SharedConnection::for_client);
         let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();

@@ -70,7 +70,11 @@ impl Wire {
 
 /// A connection of the program's, of any type.
 #[derive(Clone)]
-pub(crate) struct SharedConnection(Arc<dyn RunPipeline>);
+pub(crate) struct SharedConnection {
+    connection: Arc<dyn RunPipeline>,
+    /// It was lost, or is another one now.
+    changed: Arc<Notify>,
+}
 
 trait RunPipeline: Send + Sync {
     fn run(&self, pipeline: Pipeline) -> Pin<Box<dyn Future<Output = Values> + Send>>;
@@ -85,12 +89,17 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RunPipeline for C {
 
 impl SharedConnection {
     pub(crate) fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self(Arc::new(connection))
+        Self { connection: Arc::new(connection), changed: Arc::default() }
+    }
+
+    /// The same connection for one more client, which is notified by itself.
+    pub(super) fn for_client(self) -> Self {
+        Self { changed: Arc::default(), ..self }
     }
 
     async fn run(&self, pipeline: Pipeline) -> Values {
         // The program may have set no limit of its own.
-        match timeout(ANSWER_TIMEOUT, self.0.run(pipeline)).await {
+        match timeout(ANSWER_TIMEOUT, self.connection.run(pipeline)).await {
             Ok(values) => values,
             Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
         }
@@ -117,7 +126,7 @@ impl SharedConnection {
                            pass the client that the connection was made with";
             return Err((ErrorKind::Client, OWN, message.to_owned()).into());
         }
-        Ok(SharedWire { connection: self.clone(), identity, verified, changed: Arc::default() })
+        Ok(SharedWire { connection: self.clone(), identity, verified })
     }
 }
 
@@ -141,8 +150,6 @@ pub(super) struct SharedWire {
     connection: SharedConnection,
     identity: Identity,
     verified: Instant,
-    /// It was lost, or is another one now.
-    changed: Arc<Notify>,
 }
 
 impl SharedWire {
@@ -153,7 +160,7 @@ impl SharedWire {
     async fn pipeline(&self, commands: Vec<Cmd>) -> Values {
         let values = self.checked(commands).await;
         if values.is_err() {
-            self.changed.notify_one();
+            self.connection.changed.notify_one();
         }
         values
     }
@@ -229,11 +236,10 @@ impl SharedKeeper {
             let verified = self.connection.verify(&mut connections.driver_conn()).await;
             match verified {
                 Ok(wire) => {
-                    let changed = wire.changed.clone();
                     connections.set_caller_conn(Wire::Shared(wire));
                     self.runtime.set_usable();
                     drop(connections);
-                    changed.notified().await;
+                    self.connection.changed.notified().await;
                     let Some(connections) = self.connections.upgrade() else { return };
                     connections.drop_caller_conn();
                     tracing::debug!("the shared connection was lost, or is another one now");

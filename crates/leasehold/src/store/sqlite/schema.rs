@@ -398,10 +398,11 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
     }
 }
 
-/// SQLite's words for the class of an error. The error itself has the details.
+/// The class of an error by SQLite's number. The error itself, which is the cause, has the words.
 fn class_of(error: &rusqlite::Error) -> String {
-    let class = |code: &rusqlite::ffi::Error| rusqlite::ffi::code_to_str(code.extended_code).to_lowercase();
-    error.sqlite_error().map_or_else(|| "no SQLite error".to_owned(), class)
+    error
+        .sqlite_error()
+        .map_or_else(|| "no SQLite error".to_owned(), |code| format!("SQLite error {}", code.extended_code))
 }
 
 /// Explains an error of SQLite before anything was changed, and keeps it as the cause.
