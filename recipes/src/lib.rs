@@ -20,3 +20,13 @@ pub mod sale;
 pub mod timeline;
 pub mod verdict;
 mod worker;
+
+/// The example in the repository's README is a test. It is here because the library's package has no file of the repository.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
+/// As [`Readme`].
+#[cfg(doctest)]
+#[doc = include_str!("../../README.zh-CN.md")]
+struct ChineseReadme;

@@ -1,6 +1,6 @@
 //! A proxy on a free port in front of a server, which injects network faults.
 //!
-//! It delays, drops, disconnects and refuses. It never changes or reorders bytes. Only `swallow_messages` parses them, so that method
+//! It delays, holds, drops, disconnects and refuses. It never changes or reorders bytes. Only `swallow_messages` parses them, so that method
 //! has no effect on TLS.
 
 mod frames;
@@ -72,6 +72,30 @@ impl Proxy {
     /// Delays all replies from now on.
     pub fn delay_replies(&self, delay: Duration) {
         self.shared.replies.set_delay(delay);
+    }
+
+    /// Whether to hold the requests from now on, until [`Proxy::release_held`]. A held request blocks the later ones of its connection
+    /// only, so that a request over another connection overtakes it.
+    pub fn hold_requests(&self, hold: bool) {
+        self.shared.requests.set_holds(hold);
+    }
+
+    /// Whether to hold the replies from now on, until [`Proxy::release_held`]. A held reply blocks the later ones of its connection
+    /// only, so that a reply over another connection overtakes it.
+    pub fn hold_replies(&self, hold: bool) {
+        self.shared.replies.set_holds(hold);
+    }
+
+    /// Number of held requests and replies.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.shared.requests.held() + self.shared.replies.held()
+    }
+
+    /// Forwards the held requests and replies.
+    pub fn release_held(&self) {
+        self.shared.requests.release_held();
+        self.shared.replies.release_held();
     }
 
     /// Whether to drop all requests. Call [`Proxy::cut`] afterwards, since the byte stream has a gap.

@@ -12,7 +12,7 @@ use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
-use crate::inspect::printable;
+use crate::text::printable;
 
 const EXAMPLES: &str = "\
 Examples:

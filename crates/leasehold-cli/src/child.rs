@@ -20,17 +20,17 @@ use crate::watchdog::{self, Watchdog};
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: Pid,
-    /// Whether the command is to have the terminal when our job is in the foreground: from its start, or since it asked.
+    /// Whether the command gets the terminal when this job is in the foreground: from its start, or since its first use.
     wants_terminal: Cell<bool>,
-    /// Kills the command's group if this program is killed, where the kernel does not kill the command. Kept until the command
-    /// has ended.
+    /// Kills the command's group if this program is killed and the kernel would not kill the command. Kept until the command has
+    /// ended.
     _watchdog: Option<Watchdog>,
 }
 
 impl Child {
-    /// Starts a command with these variables in addition to ours, and with this signal mask.
+    /// Starts a command with these variables in addition to this program's, and with this signal mask.
     pub(crate) fn start(command: &Command, variables: &[(&str, String)], mask: SigSet) -> io::Result<Self> {
-        let wants_terminal = Cell::new(Terminal::is_for_the_command_alone());
+        let wants_terminal = Cell::new(Terminal::is_given_to_command_at_start());
         let file = command.file();
         let watchdog = file.as_deref().map_or(Ok(None), Watchdog::for_program)?;
         let watched_by = watchdog.as_ref().map_or(Ok(None), Watchdog::input)?;
@@ -54,7 +54,7 @@ impl Child {
             started.pre_exec(bind);
         }
         let child = started.spawn().inspect_err(|_| {
-            // The child had it before it failed to become the command.
+            // The child had taken the terminal before exec failed.
             if let Some(terminal) = Terminal::open().filter(|_| is_given) {
                 terminal.give(getpgrp());
             }
@@ -63,12 +63,12 @@ impl Child {
         Ok(Self { pid, wants_terminal, _watchdog: watchdog })
     }
 
-    /// What has become of it, if anything has since the last look.
+    /// The change of state since the last call, if there is one.
     ///
-    /// A command that has ended is waited for only after the terminal was taken back from its group. As long as its process is
-    /// there, another `leasehold` of our group recognises the group in the foreground as one of our job.
-    pub(crate) fn look(&self) -> io::Result<Option<Change>> {
-        // By number, because a command may be ended by a signal that has no name: the real-time ones.
+    /// An ended command is reaped only after the terminal was taken back from its group. Until then its process exists, so another
+    /// `leasehold` in this group recognises the foreground group as part of this job.
+    pub(crate) fn poll_change(&self) -> io::Result<Option<Change>> {
+        // By number, because real-time signals have no name and may end a command, too.
         let Some(pid) = rustix::process::Pid::from_raw(self.pid.as_raw()) else { return Ok(None) };
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if waitid(WaitId::Pid(pid), peek)?.is_some() {
@@ -80,12 +80,12 @@ impl Child {
         Ok(status.as_ref().and_then(Change::from_stop))
     }
 
-    /// Whether there are processes in its group, once it has ended itself.
-    pub(crate) fn has_left_others(&self) -> bool {
+    /// Whether its group has processes.
+    pub(crate) fn has_processes(&self) -> bool {
         killpg(self.pid, None) != Err(Errno::ESRCH)
     }
 
-    /// Signals the whole group. A group that is gone needs none.
+    /// Signals the whole group. A group without processes is no error.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Err(error) = killpg(self.pid, signal)
             && error != Errno::ESRCH
@@ -94,21 +94,21 @@ impl Child {
         }
     }
 
-    /// It was stopped from its terminal: stops this process too, so that the shell takes over, and comes back when the
-    /// shell lets us go on.
-    pub(crate) fn stop_with_it(&self) {
+    /// Stops this process after its command was stopped from the terminal, so that the shell takes over. Returns when the shell
+    /// continues this process.
+    pub(crate) fn stop_with_command(&self) {
         self.leave_terminal();
-        // By TTOU, and not by STOP, which would last for ever where no shell is there to end it: the kernel ignores TTOU
-        // then. TSTP and TTIN are caught here.
+        // TTOU and not STOP: without a shell no process would end a STOP, but the kernel ignores TTOU then. TSTP and TTIN are
+        // caught here.
         let _ = match Terminal::open() {
-            // Ctrl-Z would have stopped the other processes of our group as well.
+            // Ctrl-Z would have stopped the other processes of this group, too.
             Some(_) => killpg(getpgrp(), Signal::SIGTTOU),
             None => kill(getpid(), Signal::SIGTTOU),
         };
     }
 
-    /// The command was stopped because it used the terminal from the background. Lends it the terminal, if our job is in
-    /// the foreground, and says so.
+    /// Gives the terminal to a command that was stopped because it used it from the background, if this job is in the foreground.
+    /// Returns whether it did.
     pub(crate) fn lend_terminal(&self) -> bool {
         self.wants_terminal.set(true);
         let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) else {
@@ -118,8 +118,8 @@ impl Child {
         true
     }
 
-    /// Another process of our group was stopped because it used the terminal, which the command may have. Takes the
-    /// terminal back and lets that process go on. The command gets the terminal again when it asks for it.
+    /// Takes the terminal back for another process of this group, which was stopped because it used the terminal, and continues
+    /// that process. The command gets the terminal again when it next uses it.
     pub(crate) fn return_terminal(&self) {
         if let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) {
             self.wants_terminal.set(false);
@@ -128,12 +128,12 @@ impl Child {
         }
     }
 
-    /// Takes the terminal back, and says whether the command had it.
+    /// Takes the terminal back. Returns whether the command had it.
     pub(crate) fn leave_terminal(&self) -> bool {
         Terminal::open().is_some_and(|terminal| terminal.take_from(self.pid))
     }
 
-    /// Lets it go on, in the foreground if that is where we are and it wants the terminal.
+    /// Continues the command, in the foreground if this group is there and the command wants the terminal.
     pub(crate) fn resume(&self) {
         if self.wants_terminal.get()
             && let Some(terminal) = Terminal::open().filter(Terminal::is_own)
@@ -150,17 +150,17 @@ impl Drop for Child {
     }
 }
 
-/// What became of a command.
+/// A change of a command's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Ended {
         exit: Exit,
-        /// Its group was in the foreground, which ours is again.
+        /// Its group was in the foreground. This group is there again.
         had_terminal: bool,
     },
-    /// By Ctrl-Z. Another kind of stop, by SIGSTOP for instance, is meant for the command alone.
+    /// Stopped by Ctrl-Z. Another kind of stop, such as SIGSTOP, is meant for the command alone.
     StoppedByKey,
-    /// It read from the terminal, or set its modes, without being in the foreground.
+    /// Stopped because it read from the terminal, or set its modes, in the background.
     StoppedForTerminal,
 }
 
@@ -180,8 +180,8 @@ impl Change {
     }
 }
 
-/// In the child, before it becomes the command: dies with its parent, owns the terminal before it first reads, and blocks
-/// the signals that were blocked when this program started.
+/// Prepares the child between fork and exec: it dies with its parent, has the terminal before it first reads, and blocks the
+/// signals that were blocked when this program started.
 fn bind(parent: Pid, terminal: Option<&Terminal>, mask: &SigSet) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {

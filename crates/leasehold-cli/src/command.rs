@@ -1,4 +1,4 @@
-//! The command: what is run, found before any lock is taken.
+//! The command to run, which is looked up before the lock is acquired.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,7 +9,7 @@ use nix::unistd::{AccessFlags, access};
 use crate::args::WorkArgs;
 use crate::exit::{Exit, Stop};
 
-/// Notes are cut to this many characters.
+/// The maximum length of a label, in characters.
 const MAX_LABEL_CHARS: usize = 200;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// What the arguments ask for, once it is known that it can be executed.
+    /// The command that the arguments name, if it can be executed.
     pub(crate) fn find(work: &WorkArgs) -> Result<Self, Stop> {
         let mut words = match &work.script {
             Some(script) => vec!["/bin/sh".into(), "-c".into(), script.clone()],
@@ -33,8 +33,8 @@ impl Command {
         Ok(command)
     }
 
-    /// Where `execvp` would look for it.
-    fn places(&self) -> Vec<PathBuf> {
+    /// The paths that `execvp` would try.
+    fn paths(&self) -> Vec<PathBuf> {
         if self.program.as_bytes().contains(&b'/') {
             return vec![PathBuf::from(&self.program)];
         }
@@ -44,23 +44,24 @@ impl Command {
 
     /// The file that will be executed, if there is one.
     pub(crate) fn file(&self) -> Option<PathBuf> {
-        self.places().into_iter().find(|place| is_executable(place))
+        self.paths().into_iter().find(|path| is_executable(path))
     }
 
     fn check(&self) -> Result<(), Stop> {
-        let places = self.places();
-        if places.iter().any(|place| is_executable(place)) {
+        let paths = self.paths();
+        if paths.iter().any(|path| is_executable(path)) {
             return Ok(());
         }
         let shown = self.program.display();
-        if places.iter().any(|place| place.exists()) {
-            let message = format!("{shown} can't be executed: it is no file with permission to execute it");
+        if paths.iter().any(|path| path.exists()) {
+            let message =
+                format!("{shown} can't be executed: it is not a file with permission to execute it");
             return Err(Stop::new(Exit::NotExecutable, message));
         }
         Err(Stop::new(Exit::NotFound, format!("{shown} was not found: check the command and PATH")))
     }
 
-    /// What others are shown: the command line, as a shell would need it.
+    /// The label that inspection shows: the command line, quoted for a shell.
     pub(crate) fn label(&self) -> String {
         let words = std::iter::once(&self.program).chain(&self.args).map(|word| quote(word));
         let line = words.collect::<Vec<_>>().join(" ");

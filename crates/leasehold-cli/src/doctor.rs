@@ -1,4 +1,4 @@
-//! `doctor`: what is dangerous for locks about a store, and how to set it.
+//! `doctor`: checks a store for settings that make locks unsafe, and prints the fix.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{DoctorArgs, print};
 use crate::exit::{Exit, Stop};
-use crate::inspect::{print_json, printable, store_line};
+use crate::inspect::{print_json, store_line};
 use crate::store::Store;
+use crate::text::printable;
 
 pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop> {
     let client = store.connect_quietly().await?;
@@ -23,7 +24,7 @@ pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop
     Ok(if report.is_dangerous() { Exit::Danger } else { Exit::Success })
 }
 
-/// What was found, and which findings the operator accepts.
+/// The diagnosis, and the findings that the operator accepts.
 struct Report {
     diagnosis: Diagnosis,
     accepted: Vec<String>,
@@ -34,7 +35,7 @@ impl Report {
         finding.severity != Severity::Fine && self.accepted.iter().any(|id| id == finding.id)
     }
 
-    /// Whether there is a danger that nobody has accepted.
+    /// Whether there is a danger that the operator has not accepted.
     fn is_dangerous(&self) -> bool {
         let mut findings = self.diagnosis.components.iter().flat_map(|component| &component.findings);
         findings.any(|finding| finding.severity == Severity::Danger && !self.is_accepted(finding))
@@ -44,7 +45,7 @@ impl Report {
 // --- As text -------------------------------------------------------------------------------------
 
 impl Report {
-    /// The worst first, each once with all that it is about; then what was seen of each.
+    /// The findings, the most severe first, each once with all of its components; then the facts of each component.
     fn text(&self) -> String {
         let (mut text, diagnosis) = (String::new(), &self.diagnosis);
         let (accepted, open): (Vec<_>, Vec<_>) =
@@ -91,7 +92,7 @@ fn remedies(diagnosis: &Diagnosis) -> impl Iterator<Item = &str> {
     findings.filter_map(|finding| finding.remedy.as_deref())
 }
 
-/// Servers of one store are set up alike, so most findings are about several of them.
+/// Groups equal findings. Servers of one store have similar settings, so most findings apply to several of them.
 fn grouped(diagnosis: &Diagnosis) -> Vec<(&Finding, Vec<&str>)> {
     let mut groups: Vec<(&Finding, Vec<&str>)> = Vec::new();
     for component in &diagnosis.components {
@@ -106,7 +107,7 @@ fn grouped(diagnosis: &Diagnosis) -> Vec<(&Finding, Vec<&str>)> {
     groups
 }
 
-/// How long a line of prose is.
+/// The maximum length of a line of prose, in characters.
 const LINE: usize = 92;
 
 fn wrapped(prose: &str) -> Vec<String> {
@@ -128,11 +129,11 @@ fn wrapped(prose: &str) -> Vec<String> {
 
 impl Report {
     fn to_json(&self) -> Value {
-        let components = self.diagnosis.components.iter().map(|component| self.subject_json(component));
+        let components = self.diagnosis.components.iter().map(|component| self.component_json(component));
         json!({ "dangerous": self.is_dangerous(), "components": components.collect::<Vec<_>>() })
     }
 
-    fn subject_json(&self, component: &Component) -> Value {
+    fn component_json(&self, component: &Component) -> Value {
         let facts: Map<String, Value> =
             component.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
         let findings = component.findings.iter().map(|finding| self.finding_json(finding));

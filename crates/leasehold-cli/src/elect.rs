@@ -14,7 +14,7 @@ use crate::run::{Acquired, Connected, Job, acquire, cannot_catch, close, connect
 use crate::signals::Signals;
 use crate::store::Store;
 
-/// The longest pause after the store could not be asked.
+/// The longest pause after the store was unavailable.
 const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
@@ -42,7 +42,7 @@ async fn campaign_repeatedly(
     args: &ElectArgs,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
-    // That the store can't be asked says nothing about the command, which may be needed as soon as it can.
+    // An unavailable store is no fault of the command, so the pauses after it stay short.
     let mut outages = Backoff::new(args.backoff, args.backoff_max.min(MAX_OUTAGE_PAUSE));
     let mut failures = Backoff::new(args.backoff, args.backoff_max);
     let mut has_run = false;
@@ -51,7 +51,7 @@ async fn campaign_repeatedly(
             Ok(Term::Interrupted(exit)) => return Ok(exit),
             Ok(Term::Served { exit, ran_for }) => {
                 has_run = true;
-                if signals.is_end_wanted() {
+                if signals.is_end_requested() {
                     return Ok(exit);
                 }
                 let backoff = if exit == Exit::Lost { &mut outages } else { &mut failures };
@@ -59,15 +59,15 @@ async fn campaign_repeatedly(
             }
             Err(stop) => match stop.exit {
                 Exit::Failure => (outages.after(Duration::ZERO), stop.message),
-                // It could be started before: somebody may just be replacing it.
+                // It could be started before, so its file may just be being replaced.
                 Exit::NotFound | Exit::NotExecutable if has_run => {
                     (failures.after(Duration::ZERO), stop.message)
                 }
-                // What is wrong from the beginning does not become right.
+                // An error at the first start is permanent.
                 _ => return Err(stop),
             },
         };
-        message(format_args!("{what}; standing for election again in {}", duration::show(pause)));
+        message(format_args!("{what}; campaigning again in {}", duration::show(pause)));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             signal = signals.next_end() => return Ok(Exit::Signal(signal as i32)),
@@ -75,7 +75,7 @@ async fn campaign_repeatedly(
     }
 }
 
-/// One time in office.
+/// One term as the leader.
 enum Term {
     Served { exit: Exit, ran_for: Duration },
     Interrupted(Exit),
@@ -105,7 +105,7 @@ impl Backoff {
         Self { first, most, next: first }
     }
 
-    /// The pause after a command that ran for so long.
+    /// The pause after a command that ran for this long.
     fn after(&mut self, ran_for: Duration) -> Duration {
         if ran_for > self.most {
             self.next = self.first;

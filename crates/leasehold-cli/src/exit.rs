@@ -1,4 +1,4 @@
-//! The exit codes, in one place: the table in the help and the man page is made of this.
+//! The exit codes, and their table in the help and the man page.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use signal_hook::low_level::emulate_default_handler;
 use crate::output;
 use crate::terminal::Terminal;
 
-/// How the program ends.
+/// The outcome of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Success,
@@ -17,13 +17,13 @@ pub(crate) enum Exit {
     Command(u8),
     /// The command, or `leasehold` while it waited, was ended by this signal.
     Signal(i32),
-    /// The lock could not be had; 1 or what `-E` says.
+    /// The lock was not acquired: 1, or the code of `-E`.
     Conflict(u8),
-    /// `doctor` found something that is dangerous for locks.
+    /// `doctor` found a danger.
     Danger,
     Usage,
     Lost,
-    /// The same, as `--lost-exit-code` says.
+    /// A lost lease, with the code of `--lost-exit-code`.
     LostAs(u8),
     Failure,
     NotExecutable,
@@ -66,12 +66,12 @@ impl Exit {
         self == Self::Signal(Signal::SIGINT as i32)
     }
 
-    /// Ends the program. At a terminal an interrupted program ends by the signal itself, as the command did: a shell whose
-    /// script or loop calls it gives up then, and would go on after an exit code.
+    /// Ends the program. At a terminal, an interrupted program ends by the signal itself, as the command did: then a shell aborts the
+    /// script or loop that called it, which it would continue after an exit code.
     pub(crate) fn end(self) -> ExitCode {
         output::flush();
         if self.is_interrupt() && Terminal::open().is_some_and(|terminal| terminal.is_own()) {
-            // It does not return unless the signal is not to be had; the code says the same then.
+            // It returns only if the signal can't be raised. The exit code then says the same.
             let _ = emulate_default_handler(Signal::SIGINT as i32);
         }
         self.code().into()
@@ -88,7 +88,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The end, with something to say.
+/// An early end of the program, with a message.
 #[derive(Debug)]
 pub(crate) struct Stop {
     pub(crate) exit: Exit,

@@ -11,6 +11,7 @@ use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::output::message;
 use crate::store::Store;
+use crate::text::printable;
 
 pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
     let client = store.connect().await?;
@@ -219,11 +220,6 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
         let _ = write!(who, " ({})", printable(what));
     }
     who
-}
-
-/// Replaces control characters: text from other clients must not control this terminal.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
 /// Which column is cut when a terminal is too narrow for a row.

@@ -1,4 +1,4 @@
-//! Which lock a command runs under, and how it is taken.
+//! The lock that a command runs under, and its acquisition.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use leasehold::{
 
 use crate::args::{RunArgs, WorkArgs, name};
 use crate::exit::Stop;
-use crate::inspect::printable;
+use crate::text::printable;
 
 pub(crate) struct Lock {
     client: Client,
     name: String,
-    /// Who may enter beside itself.
+    /// The owner of a reentrant mutex.
     owner: Option<String>,
     waits: bool,
     variant: Variant,
@@ -30,7 +30,7 @@ enum Variant {
 }
 
 impl Lock {
-    /// What the arguments ask for. Others are shown the note.
+    /// The lock that the arguments name. Inspection shows the label.
     pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
         macro_rules! set {
             ($lock:expr) => {
@@ -61,7 +61,7 @@ impl Lock {
         Ok(Self { client: client.clone(), name, owner, waits, variant })
     }
 
-    /// The leadership that `elect` is about.
+    /// The election of `elect`.
     pub(crate) fn leadership(client: &Client, work: &WorkArgs, label: &str) -> Result<Self, Stop> {
         let name = name(&work.name)?.to_owned();
         let variant = Variant::Leadership(client.election(&name).ttl(work.ttl).label(label));
@@ -81,17 +81,17 @@ impl Lock {
         &self.name
     }
 
-    /// Whether others may hold it at the same time.
+    /// Whether several holders are possible at the same time.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.variant, Variant::Shared(_))
     }
 
-    /// Whether an attempt waits for holders: work that starts once in a period is done by somebody else then.
+    /// Whether an attempt waits for the holder. Once-per-period work at most once does not.
     pub(crate) fn waits(&self) -> bool {
         self.waits
     }
 
-    /// Whether this owner's lease lets the attempt in.
+    /// Whether the attempt has this owner, so that the owner's lease does not block it.
     pub(crate) fn is_of_owner(&self, holder: Option<&str>) -> bool {
         self.owner.is_some() && self.owner.as_deref() == holder
     }
@@ -100,9 +100,9 @@ impl Lock {
         self.client.inspect(self.kind(), &self.name).await
     }
 
-    /// Takes it within this time.
+    /// Waits at most `limit` for the lock.
     pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Guard>, Stop> {
-        let taken = match &self.variant {
+        let acquired = match &self.variant {
             Variant::Mutex(lock) => lock.lock_timeout(limit).await,
             Variant::Owner(lock) => lock.lock_timeout(limit).await,
             Variant::Shared(lock) => lock.read_timeout(limit).await,
@@ -111,23 +111,23 @@ impl Lock {
             Variant::Once(once) => once.start().await,
             Variant::Leadership(lock) => lock.campaign_timeout(limit).await,
         };
-        let guard = taken?;
+        let guard = acquired?;
         if let Some(guard) = &guard {
-            // What is refused does nothing that others must be kept from.
+            // A refused command does not start, so its minimum hold need not block others.
             self.refuse_mixture().await.inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))?;
         }
         Ok(guard)
     }
 
-    /// Who says -s, and who says nothing, must not work side by side unawares. Everybody takes a lock first and looks for
-    /// the other then, so of two at least one sees the other.
+    /// A mutex and a read-write lock of one name do not exclude each other, so using both is refused. Each command acquires its
+    /// lock first and then inspects the other kind, so of two commands at least one sees the other.
     async fn refuse_mixture(&self) -> Result<(), Stop> {
         let (other, advice) = match self.variant {
             Variant::Mutex(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
             Variant::Shared(_) | Variant::Exclusive(_) => {
                 (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
             }
-            // A start can't be undone.
+            // A start of once-per-period work can't be undone.
             Variant::Permit(_) | Variant::Once(_) | Variant::Leadership(_) => return Ok(()),
         };
         if self.client.inspect(other, &self.name).await?.holders.is_empty() {

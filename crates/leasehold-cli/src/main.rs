@@ -22,6 +22,7 @@ mod signals;
 mod store;
 mod supervise;
 mod terminal;
+mod text;
 mod watchdog;
 
 use std::process::ExitCode;

@@ -1,19 +1,19 @@
-//! A `run` inside of another: whether it waits for a lock that its own ancestors hold, and so for itself.
+//! A `run` inside another one: detects that it waits for a lock that its own ancestor holds, which is a deadlock.
 
 use std::time::Duration;
 
 use leasehold::{HolderInfo, Kind, LockInfo, Token};
 
 use crate::exit::Stop;
-use crate::inspect::printable;
 use crate::lock::Lock;
 use crate::process::is_ancestor;
+use crate::text::printable;
 
-/// The tokens of all enclosing runs, the outermost first. A name alone would not tell the store and the kind: a token is given
-/// once.
+/// The tokens of all enclosing runs, the outermost first. A token identifies a grant; a name would leave the store and the kind
+/// open.
 const TOKENS: &str = "LEASEHOLD_TOKENS";
 
-/// How often it is looked whether the attempt is in the queue.
+/// The interval at which the lock is polled until the attempt is in its queue.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The variable for the command that runs under this token.
@@ -27,18 +27,18 @@ fn enclosing() -> Vec<u64> {
     tokens.split(' ').filter_map(|token| token.parse().ok()).collect()
 }
 
-/// Ends, while the lock is waited for, once it is certain that an ancestor holds it: the ancestor waits for its command to end,
-/// and the command for the lock.
+/// Resolves when the attempt certainly waits for a lock of an ancestor: the ancestor waits for the end of its command, and the
+/// command waits for the lock. Otherwise it stays pending.
 pub(crate) async fn until_self_deadlock(lock: &Lock) -> Stop {
     let tokens = enclosing();
     let is_own = |holder: &HolderInfo| {
-        // The variable may have been passed on to a process that the holder does not wait for, by `at` for instance.
+        // A process that the holder does not wait for may have inherited the variable, for example a job of `at`.
         !holder.retained
             && tokens.contains(&holder.token.get())
             && holder.metadata.pid.is_some_and(is_ancestor)
     };
     while !tokens.is_empty() && lock.waits() {
-        // A store that does not answer is reported by the attempt.
+        // The attempt reports an unavailable store.
         if let Ok(view) = lock.inspect().await {
             if let Some(holder) = blocking(lock, &view, is_own) {
                 return refusal(lock, holder);
@@ -52,7 +52,7 @@ pub(crate) async fn until_self_deadlock(lock: &Lock) -> Stop {
     std::future::pending().await
 }
 
-/// The ancestor's lease that stands in the way of the attempt for as long as it lasts.
+/// The ancestor's lease that blocks the attempt until the ancestor releases it.
 fn blocking<'a>(
     lock: &Lock,
     view: &'a LockInfo,
@@ -60,9 +60,9 @@ fn blocking<'a>(
 ) -> Option<&'a HolderInfo> {
     let own: Vec<&HolderInfo> = view.holders.iter().filter(|holder| is_own(holder)).collect();
     let is_blocked = match view.kind {
-        // Others may give their permits back.
+        // Other holders may release their permits.
         Kind::Semaphore => own.iter().map(|holder| holder.weight).sum::<u32>() >= view.capacity,
-        // Readers are granted beside each other, unless a writer waits between them.
+        // Readers share the lock, unless a writer waits between them.
         Kind::ReadWrite if lock.is_shared() => view.waiters.iter().any(|waiter| waiter.is_own),
         _ => true,
     };

@@ -1,6 +1,6 @@
-//! Which process started which.
+//! The ancestors of processes.
 
-/// The parent of a process that is there.
+/// The parent of an existing process.
 #[cfg(target_os = "linux")]
 pub(crate) fn parent_of(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -9,7 +9,7 @@ pub(crate) fn parent_of(pid: u32) -> Option<u32> {
     fields.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The parent of a process that is there.
+/// The parent of an existing process.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn parent_of(pid: u32) -> Option<u32> {
     let found =
@@ -20,7 +20,7 @@ pub(crate) fn parent_of(pid: u32) -> Option<u32> {
 /// Whether a process started this one, directly or by others. A process is no ancestor of itself.
 pub(crate) fn is_ancestor(pid: u32) -> bool {
     let ancestors = std::iter::successors(parent_of(std::process::id()), |pid| parent_of(*pid));
-    // A bound, although no process is its own ancestor: a number may be given anew while this looks.
+    // Bounded, because a pid may be reused during the walk, which could make it a cycle.
     ancestors.take(1_000).any(|ancestor| ancestor == pid)
 }
 

@@ -8,9 +8,10 @@ use leasehold::{HolderInfo, LockInfo, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
-use crate::inspect::{identity, printable};
+use crate::inspect::identity;
 use crate::lock::Lock;
 use crate::output::{message, write_stderr};
+use crate::text::printable;
 
 /// How often the status line is refreshed.
 const REFRESH: Duration = Duration::from_secs(1);

@@ -12,7 +12,6 @@ use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
-use crate::inspect::printable;
 use crate::lock::Lock;
 use crate::nested;
 use crate::output::{self, message};
@@ -20,6 +19,7 @@ use crate::progress;
 use crate::signals::Signals;
 use crate::store::{self, Store};
 use crate::supervise::Supervision;
+use crate::text::printable;
 
 /// The longest grace unless one is asked for.
 const GRACE: Duration = Duration::from_secs(5);
@@ -90,10 +90,10 @@ impl Job<'_> {
         // The status line must be cleared before the command writes.
         output::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
-            // What was never started need not be kept from others.
+            // The command did not start, so its minimum hold need not block others.
             .inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))
             .map_err(|error| cannot_start(self.command, &error))?;
-        Supervision::new(&child, guard, self.work.on_lost, self.grace).until_ended(signals).await
+        Supervision::new(&child, guard, self.work.on_lost, self.grace).wait_for_exit(signals).await
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) async fn acquire(
     let began = Instant::now();
     let acquired = tokio::select! {
         biased;
-        taken = lock.acquire(limit) => taken?.map_or(Acquired::NotGranted, Acquired::Granted),
+        acquired = lock.acquire(limit) => acquired?.map_or(Acquired::NotGranted, Acquired::Granted),
         signal = signals.next_end() => Acquired::Interrupted(signal),
         stop = nested::until_self_deadlock(lock) => return Err(stop),
         never = progress::show(lock, work.verbose) => match never {},

@@ -1,4 +1,4 @@
-//! The signals that `leasehold` passes on, or that end its waiting.
+//! The signals that `leasehold` forwards to its command, or that end its wait.
 
 use std::io::{self, IsTerminal as _};
 use std::task::Poll;
@@ -7,25 +7,24 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::getpgrp;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-/// What ends the waiting, and is passed on to a command that runs. Of a program that keeps a command running, it is the
-/// end.
+/// Signals that end the wait, and are forwarded to a running command. They also end a program that restarts its command.
 const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
-/// What ends a service. Its command may understand the others as something else: to read its settings again, for instance.
+/// Signals that end a service. Its command may use the others for something else, such as reloading its configuration.
 const ENDING_A_SERVICE: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
-/// What is passed on only.
-const PASSED_ON: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
-/// What stops this program until there is a command, and is caught from then on: Ctrl-Z, and another process of our group that
-/// reads from the terminal while the command has it.
+/// Signals that are only forwarded.
+const FORWARDED: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWINCH, Signal::SIGCONT];
+/// Signals that stop this program before the command starts, and are caught from then on: Ctrl-Z, and TTIN when another process
+/// of this group reads from the terminal while the command has it.
 const STOPPING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGTTIN];
 
-/// The signals of this process, caught from the moment this is made.
+/// The signals of this process, caught from the creation of this value on.
 pub(crate) struct Signals {
     streams: Vec<(Signal, Stream)>,
-    /// Something about a child.
+    /// SIGCHLD.
     children: Stream,
     ending: &'static [Signal],
-    is_end_wanted: bool,
-    /// What was blocked when this program started, and is to be blocked when the command starts.
+    is_end_requested: bool,
+    /// The signal mask at this program's start, which the command inherits.
     found_mask: SigSet,
 }
 
@@ -34,25 +33,25 @@ impl Signals {
         Self::catch_ended_by(&ENDING)
     }
 
-    /// Of a program that goes on when its command has ended. Who sits at its terminal means the program.
+    /// For a program that continues after its command has ended. At a terminal, Ctrl-\ and a hang-up are meant for the program.
     pub(crate) fn catch_of_a_service() -> io::Result<Self> {
         Self::catch_ended_by(if io::stdin().is_terminal() { &ENDING } else { &ENDING_A_SERVICE })
     }
 
     fn catch_ended_by(ending: &'static [Signal]) -> io::Result<Self> {
-        // A program that reads its signals from a descriptor leaves them blocked in what it starts. Blocked here, SIGCHLD
-        // would never tell that the command has ended. Threads that are started from now on inherit the empty mask.
+        // A parent that reads signals from a descriptor leaves them blocked in its children. A blocked SIGCHLD would never report
+        // the end of the command. Threads that start from now on inherit the empty mask.
         let found_mask = SigSet::thread_get_mask()?;
         SigSet::empty().thread_set_mask()?;
         let children = signal(SignalKind::child())?;
-        let mut signals = Self { streams: Vec::new(), children, ending, is_end_wanted: false, found_mask };
-        for number in ENDING.into_iter().chain(PASSED_ON) {
+        let mut signals = Self { streams: Vec::new(), children, ending, is_end_requested: false, found_mask };
+        for number in ENDING.into_iter().chain(FORWARDED) {
             signals.add(number)?;
         }
         Ok(signals)
     }
 
-    /// From now on the signals that would stop this program are caught. Before there is a command they just stop it.
+    /// Catches the signals that stop this program. Before the command starts, their default action is right.
     pub(crate) fn catch_stop(&mut self) -> io::Result<()> {
         for stopping in STOPPING {
             if !self.streams.iter().any(|(number, _)| *number == stopping) {
@@ -62,11 +61,11 @@ impl Signals {
         Ok(())
     }
 
-    /// Ctrl-C has ended the command, which had the terminal for its own group. The other processes of our group, a shell
-    /// script or `make` for instance, hear of it now, as they would have if the command had been in our group.
+    /// Ctrl-C has ended the command, whose own group had the terminal. Sends the interrupt to the other processes of this group, such
+    /// as a shell script or `make`, as if the command had been in this group.
     pub(crate) fn interrupt_job(&mut self) {
         let _ = killpg(getpgrp(), Signal::SIGINT);
-        self.is_end_wanted |= self.ending.contains(&Signal::SIGINT);
+        self.is_end_requested |= self.ending.contains(&Signal::SIGINT);
     }
 
     /// The signal mask of this program's start.
@@ -74,12 +73,12 @@ impl Signals {
         self.found_mask
     }
 
-    /// Whether a signal has come that is to end this program, and not just its command.
-    pub(crate) fn is_end_wanted(&self) -> bool {
-        self.is_end_wanted
+    /// Whether a signal has arrived that ends this program, and not only its command.
+    pub(crate) fn is_end_requested(&self) -> bool {
+        self.is_end_requested
     }
 
-    /// What was ignored when the program started stays so, here and in the command: `nohup` and `trap ''` mean that.
+    /// Signals that were ignored when the program started stay ignored, here and in the command: `nohup` and `trap ''` rely on it.
     fn add(&mut self, number: Signal) -> io::Result<()> {
         if !is_ignored(number) {
             self.streams.push((number, signal(SignalKind::from_raw(number as i32))?));
@@ -87,14 +86,14 @@ impl Signals {
         Ok(())
     }
 
-    /// The next signal that is passed on.
+    /// The next signal to forward.
     pub(crate) async fn next(&mut self) -> Signal {
         let number = next_of(&mut self.streams).await;
-        self.is_end_wanted |= self.ending.contains(&number);
+        self.is_end_requested |= self.ending.contains(&number);
         number
     }
 
-    /// The next signal that ends the waiting.
+    /// The next signal that ends the wait.
     pub(crate) async fn next_end(&mut self) -> Signal {
         loop {
             let number = self.next().await;
@@ -104,12 +103,12 @@ impl Signals {
         }
     }
 
-    /// The next signal that is passed on, or none when something happened to a child.
+    /// The next signal to forward, or `None` after SIGCHLD.
     pub(crate) async fn next_or_child(&mut self) -> Option<Signal> {
-        let Self { streams, children, ending, is_end_wanted, .. } = self;
+        let Self { streams, children, ending, is_end_requested, .. } = self;
         tokio::select! {
             number = next_of(streams) => {
-                *is_end_wanted |= ending.contains(&number);
+                *is_end_requested |= ending.contains(&number);
                 Some(number)
             }
             _ = children.recv() => None,

@@ -1,4 +1,4 @@
-//! Which store: named, or the user's own.
+//! The store: the one that was named, or the user's own file.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -35,14 +35,14 @@ impl Store {
         Ok(Self { url })
     }
 
-    /// Connects, and passes on what an operator should know about the store.
+    /// Connects, and prints the store's warnings.
     pub(crate) async fn connect(&self) -> Result<Client, Stop> {
         let client = self.connect_quietly().await?;
-        warn_of(&client);
+        print_warnings(&client);
         Ok(client)
     }
 
-    /// Connects. For what tells more than the warnings do.
+    /// Connects without printing warnings: for `doctor`, whose report includes them.
     pub(crate) async fn connect_quietly(&self) -> Result<Client, Stop> {
         Ok(Client::connect(&self.url).await?)
     }
@@ -56,21 +56,21 @@ impl Store {
                 self.public_url()
             ))
         })??;
-        warn_of(&client);
+        print_warnings(&client);
         if self.url.starts_with("memory:") {
             message(
-                "warning: memory: is the memory of this process: no other leasehold sees its locks, and nobody is excluded",
+                "warning: memory: is the memory of this process: no other process sees its locks, so it excludes none",
             );
         }
         Ok(client)
     }
 
-    /// The address without what may be secret.
+    /// The address without secrets.
     pub(crate) fn public_url(&self) -> String {
         without_passwords(&self.url)
     }
 
-    /// The address for a command that runs elsewhere: without what may be secret, and with a whole path.
+    /// The address for a command that may run in another directory: without secrets, and with an absolute path.
     pub(crate) fn for_command(&self) -> String {
         match self.url.strip_prefix("sqlite:") {
             Some(path) if !path.starts_with('/') => match std::env::current_dir() {
@@ -82,13 +82,13 @@ impl Store {
     }
 }
 
-fn warn_of(client: &Client) {
+fn print_warnings(client: &Client) {
     for warning in client.warnings() {
         message(format_args!("warning: {warning}; see leasehold doctor"));
     }
 }
 
-/// `$XDG_STATE_HOME/leasehold/locks.db`. Its directory is made on first use, for the user alone.
+/// `$XDG_STATE_HOME/leasehold/locks.db`. Its directory is created on first use, with access for the user only.
 fn users_own() -> Result<String, Stop> {
     let nowhere =
         || Stop::failure("there is no home directory for the default store: set LEASEHOLD_STORE or --store");
@@ -96,12 +96,12 @@ fn users_own() -> Result<String, Stop> {
     let folder = strategy.state_dir().ok_or_else(nowhere)?.join("leasehold");
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| {
         let shown = folder.display();
-        Stop::failure(format!("{shown}: it can't be made: {error}; set LEASEHOLD_STORE or --store"))
+        Stop::failure(format!("{shown}: it can't be created: {error}; set LEASEHOLD_STORE or --store"))
     })?;
     let path = folder.join("locks.db");
     let path = path
         .to_str()
-        .ok_or_else(|| Stop::failure("the home directory's path is no UTF-8: set LEASEHOLD_STORE"))?;
+        .ok_or_else(|| Stop::failure("the home directory's path is not UTF-8: set LEASEHOLD_STORE"))?;
     Ok(format!("sqlite:{path}"))
 }
 
@@ -110,7 +110,7 @@ fn users_own() -> Result<String, Stop> {
 /// The parameters whose values are secret.
 const SECRET: [&str; 3] = ["pass", "password", "sentinel_password"];
 
-/// An address without its passwords. All else stays, so that a user without a password can use the result.
+/// An address without its passwords. The rest is unchanged, so it still works for a user without a password.
 fn without_passwords(url: &str) -> String {
     // A path may contain anything, and is no secret.
     if url.starts_with("sqlite:") || url.starts_with("memory:") {

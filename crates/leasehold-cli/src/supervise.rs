@@ -1,4 +1,4 @@
-//! The command while it runs: signals are passed on, and a lost lease stops it before the lease ends elsewhere.
+//! Supervises the running command: forwards signals, and stops the command before its lease expires in the store.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::exit::{Exit, Stop};
 use crate::output::message;
 use crate::signals::Signals;
 
-/// How often a group is looked at whose first process has ended: nobody tells when the others do.
+/// The interval at which a group without its first process is polled. No signal reports the end of its other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) struct Supervision<'a> {
@@ -21,30 +21,30 @@ pub(crate) struct Supervision<'a> {
     on_lost: OnLost,
     grace: Duration,
     ending: Ending,
-    /// Then the command's own exit code says nothing.
+    /// The exit code is then that of a lost lease, whatever the command's own is.
     is_lost: bool,
-    /// When the command is continued although nobody continued this program.
+    /// When the command is continued if no SIGCONT reaches this program.
     continue_at: Option<Instant>,
 }
 
-/// How long a command stays stopped where no shell continues it: the kernel does not stop this program then.
+/// How long a command stays stopped if there is no shell to continue it. The kernel does not stop this program then.
 const ORPHANED_STOP: Duration = Duration::from_millis(100);
 
-/// How far ending the command has come.
+/// The progress of ending the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     NotYet,
-    /// It got TERM, because the lease is running out, and gets KILL when that ends.
-    Asked,
-    /// It got TERM, because the lease is gone, and gets KILL then.
+    /// It got TERM, because the lease can't be renewed, and gets KILL when the lease ends.
+    TermSent,
+    /// It got TERM, because the lease is lost, and gets KILL at this time.
     LastGrace(Instant),
-    /// Nothing more is done about it.
+    /// Nothing more is to be done.
     Done,
 }
 
-/// What has happened to the lease.
+/// A change of the lease, or the end of the grace.
 enum Event {
-    RunningOut,
+    Expiring,
     Lost(Loss),
     GraceIsOver,
 }
@@ -54,22 +54,22 @@ impl<'a> Supervision<'a> {
         Self { child, guard, on_lost, grace, ending: Ending::NotYet, is_lost: false, continue_at: None }
     }
 
-    /// Waits for the end of the command, and sees to it that it comes in time.
-    pub(crate) async fn until_ended(mut self, signals: &mut Signals) -> Result<Exit, Stop> {
+    /// Waits for the end of the command, and ends it if its lease is lost.
+    pub(crate) async fn wait_for_exit(mut self, signals: &mut Signals) -> Result<Exit, Stop> {
         let failed = |error| Stop::failure(format!("the command can't be waited for: {error}"));
         loop {
-            // Also at the beginning: it may have ended before the first signal was waited for.
-            match self.child.look().map_err(failed)? {
+            // Also before the first wait: the command may have ended before this listened for SIGCHLD.
+            match self.child.poll_change().map_err(failed)? {
                 Some(Change::Ended { exit, had_terminal }) => {
                     if had_terminal && exit.is_interrupt() {
                         signals.interrupt_job();
                     }
-                    self.end_the_rest().await;
+                    self.end_remaining_processes().await;
                     return Ok(if self.is_lost { Exit::Lost } else { exit });
                 }
                 Some(Change::StoppedForTerminal) if self.child.lend_terminal() => self.resume(),
                 Some(Change::StoppedForTerminal | Change::StoppedByKey) => {
-                    self.child.stop_with_it();
+                    self.child.stop_with_command();
                     self.continue_at = Some(Instant::now() + ORPHANED_STOP);
                 }
                 None => {}
@@ -89,13 +89,13 @@ impl<'a> Supervision<'a> {
         }
     }
 
-    /// What the command leaves behind is its own business, unless the lease is lost: then all of the group must end.
-    async fn end_the_rest(&mut self) {
+    /// Processes that the command leaves behind may continue, unless the lease is lost: then the whole group must end.
+    async fn end_remaining_processes(&mut self) {
         if self.ending == Ending::NotYet && !self.guard.is_held() {
             let loss = self.guard.lost().await;
             self.act(&Event::Lost(loss));
         }
-        while matches!(self.ending, Ending::Asked | Ending::LastGrace(_)) && self.child.has_left_others() {
+        while matches!(self.ending, Ending::TermSent | Ending::LastGrace(_)) && self.child.has_processes() {
             tokio::select! {
                 event = self.next() => self.act(&event),
                 () = sleep(POLL_INTERVAL) => {}
@@ -103,7 +103,7 @@ impl<'a> Supervision<'a> {
         }
     }
 
-    /// Lets a stopped command go on, unless its lease has ended meanwhile and it is about to be killed.
+    /// Continues a stopped command, unless its lease has ended meanwhile and it is about to be killed.
     fn resume(&mut self) {
         self.continue_at = None;
         if self.on_lost != OnLost::Kill || self.guard.is_held() {
@@ -116,9 +116,9 @@ impl<'a> Supervision<'a> {
             Ending::NotYet if self.on_lost == OnLost::Ignore => Event::Lost(self.guard.lost().await),
             Ending::NotYet => {
                 self.guard.wait_until_expiring(self.grace).await;
-                if self.guard.is_held() { Event::RunningOut } else { Event::Lost(self.guard.lost().await) }
+                if self.guard.is_held() { Event::Expiring } else { Event::Lost(self.guard.lost().await) }
             }
-            Ending::Asked => Event::Lost(self.guard.lost().await),
+            Ending::TermSent => Event::Lost(self.guard.lost().await),
             Ending::LastGrace(end) => {
                 sleep_until(end).await;
                 Event::GraceIsOver
@@ -130,41 +130,41 @@ impl<'a> Supervision<'a> {
     fn act(&mut self, event: &Event) {
         self.is_lost = true;
         let then = match event {
-            Event::RunningOut => Ending::Asked,
+            Event::Expiring => Ending::TermSent,
             _ => Ending::LastGrace(Instant::now() + self.grace),
         };
         let what = match event {
-            Event::RunningOut => "the lease can't be renewed".to_owned(),
+            Event::Expiring => "the lease can't be renewed".to_owned(),
             Event::Lost(loss) => format!("the lease was lost: {loss}"),
             Event::GraceIsOver => "the grace is over".to_owned(),
         };
         self.ending = match self.on_lost {
             OnLost::Ignore => {
-                message(format_args!("{what}; the command goes on, as --on-lost ignore says"));
+                message(format_args!("{what}; the command continues, as --on-lost ignore says"));
                 Ending::Done
             }
-            OnLost::Kill if self.is_too_late_to_ask(event) => {
+            OnLost::Kill if self.must_kill(event) => {
                 message(format_args!("{what}: the command gets KILL"));
                 self.child.signal(Signal::SIGKILL);
                 Ending::Done
             }
             on_lost => {
                 message(format_args!("{what}: the command gets TERM"));
-                self.ask_to_end();
+                self.send_term();
                 if on_lost == OnLost::Kill { then } else { Ending::Done }
             }
         };
     }
 
-    /// Somebody else may hold the lock already, or the command was asked before.
-    fn is_too_late_to_ask(&self, event: &Event) -> bool {
+    /// Another client may already hold the lock, or the command got TERM before.
+    fn must_kill(&self, event: &Event) -> bool {
         let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold));
         ran_out || self.ending != Ending::NotYet
     }
 
-    fn ask_to_end(&self) {
+    fn send_term(&self) {
         self.child.signal(Signal::SIGTERM);
-        // A stopped group would only hear it later.
+        // A stopped group would not handle TERM before it is continued.
         self.child.signal(Signal::SIGCONT);
     }
 }

@@ -1,4 +1,4 @@
-//! The controlling terminal, where there is one: which process group is in its foreground.
+//! The controlling terminal, if there is one, and its foreground process group.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal as _};
@@ -10,12 +10,12 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgid, getpgrp, tcgetpgrp, tcsetpgrp};
 
-/// How deep one `leasehold` may run in another for their groups to be recognised as one job.
-const DEEPEST: usize = 16;
+/// The maximum nesting of `leasehold` processes whose groups are recognised as one job.
+const MAX_NESTING: usize = 16;
 
 /// The controlling terminal. Only its foreground group may read from it and set its modes, and Ctrl-C goes to that group.
 ///
-/// It is opened for each use: a terminal emulator waits until nobody has it open any more, also a job under `nohup`.
+/// It is opened for each use, because a terminal emulator waits until every process has closed it, even a job under `nohup`.
 #[derive(Debug)]
 pub(crate) struct Terminal(OwnedFd);
 
@@ -24,16 +24,16 @@ impl Terminal {
     pub(crate) fn open() -> Option<Self> {
         let by_name =
             OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits()).open("/dev/tty");
-        // A root directory of its own may lack /dev/tty.
+        // In a chroot, /dev/tty may be missing.
         let file = by_name.or_else(|_| io::stdin().as_fd().try_clone_to_owned().map(File::from)).ok()?;
         let terminal = Self(file.into());
         terminal.foreground().is_some().then_some(terminal)
     }
 
-    /// Whether the command should be in the foreground from its start. In a pipeline it is not: the other processes, the
-    /// pager in `leasehold run … | less` for instance, are of our process group and may need the terminal first. There the
-    /// command gets the terminal when it asks for it.
-    pub(crate) fn is_for_the_command_alone() -> bool {
+    /// Whether the command should be in the foreground from its start. In a pipeline it should not: the other processes, such as the
+    /// pager in `leasehold run … | less`, are in this process group and may need the terminal first. There the command gets the
+    /// terminal when it first uses it.
+    pub(crate) fn is_given_to_command_at_start() -> bool {
         let is_piped = fstat(io::stdout())
             .is_ok_and(|stat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFIFO);
         io::stdin().is_terminal() && !is_piped
@@ -48,14 +48,14 @@ impl Terminal {
         self.foreground() == Some(getpgrp())
     }
 
-    /// Whether our job is in the foreground: our group, the group of our command, or the group of another command that a
-    /// `leasehold` of our group runs, as under `make -j` or `xargs -P`.
+    /// Whether this job is in the foreground: this group, the group of the command, or the group of another command that a
+    /// `leasehold` in this group runs, as under `make -j` or `xargs -P`.
     pub(crate) fn is_of_our_job(&self) -> bool {
         let groups = std::iter::successors(self.foreground(), |group| group_that_started(*group));
-        groups.take(DEEPEST).any(|group| group == getpgrp())
+        groups.take(MAX_NESTING).any(|group| group == getpgrp())
     }
 
-    /// Takes it back from a group, if the group has it. Says whether the group had it.
+    /// Takes the terminal back from a group. Returns whether the group had it.
     pub(crate) fn take_from(&self, group: Pid) -> bool {
         let had_it = self.foreground() == Some(group);
         if had_it {
@@ -64,9 +64,9 @@ impl Terminal {
         had_it
     }
 
-    /// Puts a process group into the foreground. Async-signal-safe: a child does it between fork and exec.
+    /// Puts a process group into the foreground. Async-signal-safe, because a child calls it between fork and exec.
     pub(crate) fn give(&self, group: Pid) {
-        // The kernel stops a background process that does this by TTOU, unless TTOU is blocked.
+        // The kernel sends TTOU to a background process that does this, unless TTOU is blocked.
         let mut blocked = SigSet::empty();
         blocked.add(Signal::SIGTTOU);
         let mut before = SigSet::empty();

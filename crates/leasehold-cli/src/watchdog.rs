@@ -1,7 +1,7 @@
-//! A second process that kills the command's group if `leasehold` is killed, for commands that the kernel does not kill then.
+//! A second process that kills the command's group if `leasehold` is killed and the kernel would not kill the command.
 //!
-//! The kernel forgets the signal that a process is to get at its parent's death when the process executes a program with
-//! rights of its own: setuid, setgid, or with file capabilities. Other commands need no second process, and get none.
+//! The kernel clears a process's parent-death signal when the process executes a privileged program: setuid, setgid, or with file
+//! capabilities. Other commands need no watchdog, and get none.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use crate::exit::Exit;
 
-/// The hidden command of this program that is the watchdog.
+/// The hidden subcommand of this program that runs the watchdog.
 pub(crate) const COMMAND: &str = "watchdog";
 
 /// The watchdog, as long as the command runs.
@@ -30,7 +30,7 @@ impl Watchdog {
         if !cfg!(target_os = "linux") || !gains_privileges(program) {
             return Ok(None);
         }
-        // In a group of its own, so that no key of a terminal reaches it. By this path also a program that was replaced.
+        // In its own group, so that no key of a terminal reaches it. This path also works if the program file was replaced.
         let process = Command::new("/proc/self/exe")
             .arg0("leasehold-watchdog")
             .arg(COMMAND)
@@ -42,7 +42,7 @@ impl Watchdog {
         Ok(Some(Self { process }))
     }
 
-    /// Where the command says which group is to be killed: the command itself does, before anybody can see that it runs.
+    /// The pipe on which the command names the group to kill. The command writes before exec, so no group runs unwatched.
     pub(crate) fn input(&self) -> io::Result<Option<OwnedFd>> {
         self.process.stdin.as_ref().map(|pipe| pipe.as_fd().try_clone_to_owned()).transpose()
     }
@@ -50,24 +50,24 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // Before its input ends, which would tell that this program was killed. A killed process ends also if it was stopped.
+        // Kill it before its input ends, because that end means that this program was killed. KILL also ends a stopped process.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Tells a watchdog that this process's group is to be killed. Async-signal-safe: a child does it between fork and exec.
+/// Tells a watchdog which group to kill. Async-signal-safe, because a child calls it between fork and exec.
 pub(crate) fn tell(input: &OwnedFd, group: Pid) -> io::Result<()> {
-    // So few bytes go into a pipe at once.
+    // A pipe takes so few bytes in one write.
     nix::unistd::write(input, &group.as_raw().to_ne_bytes())?;
     Ok(())
 }
 
 /// The watchdog itself. Its input ends when `leasehold` does.
 pub(crate) fn watch() -> Exit {
-    let mut told = Vec::new();
-    let _ = io::stdin().read_to_end(&mut told);
-    let group = <[u8; 4]>::try_from(told).map(i32::from_ne_bytes).ok().filter(|group| *group > 1);
+    let mut input = Vec::new();
+    let _ = io::stdin().read_to_end(&mut input);
+    let group = <[u8; 4]>::try_from(input).map(i32::from_ne_bytes).ok().filter(|group| *group > 1);
     if let Some(group) = group {
         // The group may have ended by itself.
         let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
@@ -75,7 +75,7 @@ pub(crate) fn watch() -> Exit {
     Exit::Success
 }
 
-/// Whether executing this program changes the process's rights.
+/// Whether executing this program changes the process's privileges.
 fn gains_privileges(program: &Path) -> bool {
     const SETUID_OR_SETGID: u32 = 0o6000;
     program.metadata().is_ok_and(|found| found.permissions().mode() & SETUID_OR_SETGID != 0)
@@ -84,7 +84,7 @@ fn gains_privileges(program: &Path) -> bool {
 
 #[cfg(target_os = "linux")]
 fn has_capabilities(program: &Path) -> bool {
-    // What is too long for it is there as well.
+    // A value that does not fit exists as well: the error is RANGE.
     let mut found = [0_u8; 64];
     match rustix::fs::getxattr(program, "security.capability", &mut found) {
         Ok(size) => size > 0,

@@ -15,7 +15,7 @@ fn doctor(place: &Place, url: &str, args: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn a_store_without_dangers_is_told_with_exit_code_0() {
+fn store_without_dangers_exits_with_0() {
     let place = Place::new();
     let (code, said, complaints) = doctor(&place, &place.store(), &[]);
     assert_eq!((code, complaints.as_str()), (0, ""));

@@ -37,7 +37,7 @@ fn another_host_takes_over_when_the_leader_ends_or_dies() {
     until(|| (starts() == 3).then_some(()));
     first.signal("TERM");
     assert_eq!(first.end(), 128 + 15);
-    assert!(first.stderr().contains("the command ended: by signal 9; standing for election again in 20s"));
+    assert!(first.stderr().contains("the command ended: by signal 9; campaigning again in 20s"));
     third.signal("TERM");
     assert_eq!(third.end(), 128 + 15, "the command got it, and it is not started again");
     until(|| (holders(&place) == 0).then_some(()));
@@ -60,10 +60,7 @@ fn elect_restarts_the_command_on_the_only_host() {
     let code = elected.end();
     assert!([3, 128 + 2].contains(&code), "{code}");
     let said = elected.stderr();
-    assert!(
-        said.contains("exit code 3; standing for election again in 20 ms") && said.contains("in 40 ms"),
-        "{said}"
-    );
+    assert!(said.contains("exit code 3; campaigning again in 20 ms") && said.contains("in 40 ms"), "{said}");
 }
 
 #[test]
@@ -83,7 +80,7 @@ fn store_outage_ends_the_command_and_elect_waits_for_the_store() {
     elected.signal("TERM");
     assert_eq!(elected.end(), 128 + 15);
     let said = elected.stderr();
-    assert!(said.contains("the lease was lost; standing for election again"), "{said}");
+    assert!(said.contains("the lease was lost; campaigning again"), "{said}");
 }
 
 #[test]
@@ -115,7 +112,7 @@ fn signal_for_the_command_does_not_end_the_election() {
         elected.signal("TERM");
         assert_eq!(elected.end(), 128 + 15);
     }
-    assert!(leader.stderr().contains("the command ended: by signal 3; standing for election again"));
+    assert!(leader.stderr().contains("the command ended: by signal 3; campaigning again"));
 }
 
 #[test]
@@ -131,7 +128,7 @@ fn elect_retries_a_command_that_can_no_longer_be_started() {
     fs::rename(&program, &away).unwrap();
     let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
     let told = said.find(|line| line.contains("can't be executed")).expect("it says so");
-    assert!(told.contains("standing for election again in"), "{told}");
+    assert!(told.contains("campaigning again in"), "{told}");
     let before = starts();
     fs::rename(&away, &program).unwrap();
     until(|| (starts() > before).then_some(()));
@@ -150,7 +147,7 @@ fn store_outage_pauses_the_election_only_briefly() {
     server.stop();
     let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
     for _ in 0..2 {
-        let told = said.find(|line| line.contains("standing for election again")).expect("it says so");
+        let told = said.find(|line| line.contains("campaigning again")).expect("it says so");
         assert!(told.contains("again in 2s"), "{told}");
     }
     server.start();

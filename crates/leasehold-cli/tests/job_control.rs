@@ -21,7 +21,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// The program leads a session of its own, as after a login without a shell: nobody continues what is stopped.
+    /// The program leads a session of its own, as after a login without a shell: no shell continues stopped jobs.
     fn start(place: &Place, program: &[&str]) -> Self {
         let OpenptyResult { master, slave } = openpty(None, None).expect("a terminal");
         let end = || Stdio::from(slave.try_clone().expect("its other end"));
@@ -35,7 +35,7 @@ impl Terminal {
         let (mut screen, to) = (File::from(master.try_clone().expect("its near end")), shown.clone());
         thread::spawn(move || {
             let mut bytes = [0; 1024];
-            // It fails once nobody has the other end any more.
+            // Reading fails once the other end is closed.
             while let Ok(count @ 1..) = screen.read(&mut bytes) {
                 to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
             }
@@ -119,7 +119,7 @@ fn command_stopped_for_longer_than_its_lease_is_killed() {
     shell.until_shows("on\r\n");
     shell.types(CTRL_Z);
     shell.until_shows("Stopped");
-    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0, "somebody else's turn");
+    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0, "the lock is free for another command");
     shell.types("fg\n");
     shell.until_shows("the command gets KILL");
     shell.types("echo $?-code\n");

@@ -45,7 +45,7 @@ fn sentinel_address_is_diagnosed() {
 }
 
 #[test]
-fn a_cluster() {
+fn cluster_is_diagnosed() {
     let cluster = Cluster::start();
     is_used_as_any_other(&cluster.url());
 }

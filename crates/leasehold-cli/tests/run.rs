@@ -57,7 +57,7 @@ fn held_lock_is_a_conflict() {
     assert!(began.elapsed() >= Duration::from_millis(250));
     assert_eq!(place.code(&["run", "-n", "-E", "42", "a", "--", "true"]).0, 42);
     assert_eq!(place.code(&["run", "-w", "0", "-E", "0", "a", "--", "false"]).0, 0);
-    assert_eq!(place.code(&["run", "-n", "b", "--", "true"]).0, 0, "another name is another lock");
+    assert_eq!(place.code(&["run", "-n", "b", "--", "true"]).0, 0, "a different name is a different lock");
     place.until_waiting("a", 0);
     holder.signal("TERM");
     assert_eq!(holder.end(), 128 + 15);
@@ -191,12 +191,12 @@ fn concurrent_first_uses_create_one_store() {
 fn min_hold_retains_the_lock_after_the_program_has_ended() {
     let place = Place::new();
     let began = Instant::now();
-    assert_eq!(place.code(&["run", "--min-hold", "1.5", "a", "--", "true"]).0, 0);
-    assert!(began.elapsed() < Duration::from_millis(1_400), "the program does not wait for it");
+    assert_eq!(place.code(&["run", "--min-hold", "6", "a", "--", "true"]).0, 0);
+    assert!(began.elapsed() < Duration::from_secs(5), "the program ends before the minimum hold");
     assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 1);
     assert_eq!(place.show("a")["holders"][0]["retained"], true);
     assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0);
-    assert!(began.elapsed() >= Duration::from_millis(1_480), "the next one waited for it");
+    assert!(began.elapsed() >= Duration::from_millis(5_980), "the next program waits for the minimum hold");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn force_release_sends_term_and_then_kill() {
     assert!(is_alive(command), "it goes on, as was asked");
     send("TERM", command);
     assert_eq!(ignored.end(), 124);
-    assert_eq!(place.code(&["release", "--force", "a"]).0, 1, "nobody holds it");
+    assert_eq!(place.code(&["release", "--force", "a"]).0, 1, "the lock is free");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn leasehold_stopped_past_its_lease_kills_its_command() {
     ]);
     let command: u32 = holder.line().parse().unwrap();
     holder.signal("STOP");
-    // Somebody else gets the lock meanwhile: the command, which goes on, is told apart by its token.
+    // Another client acquires the lock meanwhile. The token distinguishes the command, which continues.
     assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
     holder.signal("CONT");
     assert_eq!(holder.end(), 124);
@@ -337,15 +337,15 @@ fn wait_limit_includes_the_connection() {
             place.code(&[&["run", "--store", &server.url()], limit, &["a", "--", "true"]].concat());
         assert_eq!(code, 125, "{limit:?} said {said}");
         assert!(said.contains(&server.url()) && said.contains("no connection within 1s"), "{said}");
-        assert!(began.elapsed() < Duration::from_secs(4), "{limit:?} took {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{limit:?} took {:?}", began.elapsed());
     }
     let mut waiting = place.start(&["run", "--store", &server.url(), "a", "--", "true"]);
-    // Until then the signal would end it by default.
+    // Until it handles the signal, the default action would end it.
     until(|| catches(waiting.0.id(), 15).then_some(()));
     let began = Instant::now();
     waiting.signal("TERM");
     assert_eq!(waiting.end(), 128 + 15);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     server.signal("CONT");
     assert_eq!(place.code(&["run", "--store", &server.url(), "-n", "a", "--", "true"]).0, 0);
 }
@@ -523,7 +523,7 @@ fn memory_store_warns_that_it_excludes_nobody() {
         assert!(
             code == 0
                 && said.starts_with("leasehold: warning: memory: ")
-                && said.contains("nobody is excluded")
+                && said.contains("so it excludes none")
         );
     }
     assert_eq!(place.code(&["show", "a"]), (0, String::new()));

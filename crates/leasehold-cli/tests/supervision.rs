@@ -186,7 +186,7 @@ fn signals_blocked_at_start_are_handled_and_blocked_in_the_command() {
     assert_eq!(waiter.end(), 128 + 15);
 }
 
-/// A shell that is marked as having rights of its own. Its group is the user's, so that everybody can make it.
+/// A shell that is marked as having rights of its own. Its group is the user's, so that any user can create it.
 #[cfg(target_os = "linux")]
 fn privileged_shell(place: &Place) -> String {
     use std::os::unix::fs::PermissionsExt as _;

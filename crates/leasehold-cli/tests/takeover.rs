@@ -1,5 +1,5 @@
-//! A holder and the first waiter gone at the same time: the next one has the lock within a bounded time, on every store that
-//! processes share.
+//! The holder and the first waiter die together: the next waiter is granted within a bounded time, on every store that processes
+//! share.
 
 #![allow(missing_docs, reason = "a test")]
 
@@ -12,13 +12,13 @@ use leasehold_testkit::{Cluster, Flavor, Sentinels, Server};
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// What is promised for each frozen process before the first live one, and once more.
+/// Promised delay for each frozen process before the first live one, and once more.
 const STEP: Duration = Duration::from_secs(5);
 
-/// Starting a command on a busy machine.
+/// Tolerance for starting a command on a busy machine.
 const NOISE: Duration = Duration::from_secs(3);
 
-/// The holder and the first waiter get this signal. How long the second waiter then waits.
+/// Sends this signal to the holder and the first waiter. Returns how long the second waiter then waits.
 fn after(signal: &str, place: &Place, kind: &[&str]) -> Duration {
     let name = format!("nightly{}{signal}", kind.concat());
     let start = |command: &str| {
@@ -41,52 +41,52 @@ fn after(signal: &str, place: &Place, kind: &[&str]) -> Duration {
     took
 }
 
-fn is_bounded(place: &Place, kind: &[&str]) {
+fn assert_bounded(place: &Place, kind: &[&str]) {
     let took = after("KILL", place, kind);
-    assert!(took < TTL + STEP + NOISE, "both were killed, and it took {took:?}");
+    assert!(took < TTL + STEP + NOISE, "both killed: granted after {took:?}");
     let took = after("STOP", place, kind);
-    assert!(took < TTL + 2 * STEP + NOISE, "both were stopped, and it took {took:?}");
+    assert!(took < TTL + 2 * STEP + NOISE, "both stopped: granted after {took:?}");
 }
 
 #[test]
-fn in_a_file() {
-    is_bounded(&Place::new(), &[]);
+fn takeover_is_bounded_in_a_file() {
+    assert_bounded(&Place::new(), &[]);
 }
 
 #[test]
-fn on_a_server() {
+fn takeover_is_bounded_on_a_server() {
     let server = Server::on_port();
-    is_bounded(&Place::on(&server.url()), &[]);
+    assert_bounded(&Place::on(&server.url()), &[]);
 }
 
 #[test]
-fn on_a_server_for_other_kinds() {
+fn takeover_is_bounded_for_other_kinds() {
     let server = Server::on_socket();
     for kind in [&["-x"][..], &["--semaphore", "1"]] {
         let took = after("KILL", &Place::on(&server.socket_url()), kind);
-        assert!(took < TTL + STEP + NOISE, "{kind:?}: it took {took:?}");
+        assert!(took < TTL + STEP + NOISE, "{kind:?}: granted after {took:?}");
     }
 }
 
 #[test]
-fn on_servers_of_other_versions() {
+fn takeover_is_bounded_on_other_servers() {
     for flavor in [Flavor::Redis62, Flavor::Valkey9] {
         let server = Server::builder().flavor(flavor).start();
         let took = after("KILL", &Place::on(&server.url()), &[]);
-        assert!(took < TTL + STEP + NOISE, "{flavor:?}: it took {took:?}");
+        assert!(took < TTL + STEP + NOISE, "{flavor:?}: granted after {took:?}");
     }
 }
 
 #[test]
-fn behind_sentinels() {
+fn takeover_is_bounded_with_sentinels() {
     let sentinels = Sentinels::start();
     let took = after("KILL", &Place::on(&sentinels.url(Sentinels::SERVICE)), &[]);
-    assert!(took < TTL + STEP + NOISE, "it took {took:?}");
+    assert!(took < TTL + STEP + NOISE, "granted after {took:?}");
 }
 
 #[test]
-fn in_a_cluster() {
+fn takeover_is_bounded_in_a_cluster() {
     let cluster = Cluster::start();
     let took = after("KILL", &Place::on(&cluster.url()), &[]);
-    assert!(took < TTL + STEP + NOISE, "it took {took:?}");
+    assert!(took < TTL + STEP + NOISE, "granted after {took:?}");
 }

@@ -21,6 +21,7 @@ mod command;
 mod id;
 pub mod model;
 mod name;
+mod now;
 mod time;
 mod token;
 pub mod weight;
@@ -35,5 +36,6 @@ pub use command::{
 };
 pub use id::{Acquisition, ClientId, Owner};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
-pub use time::{LocalTime, Now, StoreTime, drift_margin};
+pub use now::Now;
+pub use time::{LocalTime, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};

@@ -53,7 +53,8 @@ use core::time::Duration;
 
 use crate::command::{Answer, Command, Grant, HeadHint, Push, PushKind};
 use crate::id::{Acquisition, ClientId, Owner};
-use crate::time::{Now, StoreTime};
+use crate::now::Now;
+use crate::time::StoreTime;
 use crate::token::TokenRange;
 
 pub use acquire_all::apply_all;

@@ -6,8 +6,6 @@ use core::fmt;
 use core::ops::Add;
 use core::time::Duration;
 
-use crate::token::Token;
-
 macro_rules! microseconds {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -74,29 +72,6 @@ microseconds! {
 
 fn whole_micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// What the store's clocks say at the moment of one command.
-///
-/// On Redis both are the server's `TIME`. The embedded stores run their leases on the boot clock,
-/// which no administrator can step, and their tokens on the wall clock, which outlives a reboot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Now {
-    /// The clock of expiries.
-    pub time: StoreTime,
-    /// The clock of tokens: microseconds since 1970.
-    pub wall: StoreTime,
-    /// Where several stores vote: what the others may have given. No token below it is given, and a renewal raises the
-    /// lease's own and the last one to it.
-    pub floor: Option<Token>,
-}
-
-impl Now {
-    /// A store that has one clock for both.
-    #[must_use]
-    pub const fn same(time: StoreTime) -> Self {
-        Self { time, wall: time, floor: None }
-    }
 }
 
 /// How much of `span` a client gives away because its clock and the store's run at different

@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// The holder renews at a third of its ttl, for this long, and everybody else waits.
+    /// The holder renews at a third of its ttl, for this long, and all others wait.
     fn hold_for(&mut self, span: Duration, ttl: Duration) {
         let end = self.now + micros(span);
         while self.now < end {
@@ -335,7 +335,7 @@ fn commands_per_second(clients: u32, places: u64) -> u64 {
 }
 
 #[test]
-fn a_thousand_waiters_send_fewer_than_fifty_commands_a_second() {
+fn thousand_waiters_send_fewer_than_fifty_commands_a_second() {
     for (clients, places) in [(1_000, 1), (500, 2), (30, 33), (1, 1_000)] {
         let per_second = commands_per_second(clients, places);
         assert!(per_second < 50, "{clients} clients with {places} places: {per_second} commands a second");

@@ -9,8 +9,9 @@ use std::time::Duration;
 use redis::aio::ConnectionLike;
 use tokio::runtime;
 
-use crate::client::{Client, ClientOptions};
+use crate::client::Client;
 use crate::error::{Error, ErrorKind};
+use crate::handle::ClientOptions;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
 use crate::store;

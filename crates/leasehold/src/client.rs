@@ -14,22 +14,21 @@ use tokio::sync::oneshot;
 
 use crate::builder::{ClientBuilder, Store};
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::engine::driver;
+use crate::engine::manual::ManualClock;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::handle::{Handle, resource_of};
+use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
 use crate::locks::latch::Latch;
-use crate::locks::lock::{DEFAULT_MAX_WAITERS, DEFAULT_TTL};
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::metadata::HolderMetadata;
 use crate::store::{self, Inbox};
 use crate::url::StoreUrl;
 
@@ -175,6 +174,19 @@ impl Client {
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
+    /// A client of a clock that a test moves. It has no thread.
+    pub(crate) fn with_manual_clock(
+        clock: &Arc<ManualClock>,
+        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
+    ) -> Result<Self, Error> {
+        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
+        let inbox: Arc<dyn Inbox> = session.clone();
+        let store = open(session.id, Arc::downgrade(&inbox));
+        driver::start_manual(clock, session.clone(), store.clone());
+        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
     #[cfg(test)]
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
@@ -193,7 +205,7 @@ impl Client {
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
-        let session = Arc::new(Session::new(random_id()?));
+        let session = Arc::new(Session::new(random_id()?, Clock::System));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
@@ -212,8 +224,7 @@ impl Client {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        let encoded_metadata = options.metadata.encode();
-        Ok(Self { handle: Arc::new(Handle { session, store, url, options, encoded_metadata }) })
+        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
     }
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
@@ -432,7 +443,7 @@ impl Client {
         if let Some(limit) = self.handle.options.close_timeout {
             return self.close_timeout(limit).await;
         }
-        self.handle.session.close(clock::local());
+        self.handle.session.close(self.handle.now());
         self.closed().await
     }
 
@@ -455,8 +466,8 @@ impl Client {
     /// As [`Self::close`].
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         let session = &self.handle.session;
-        session.close(clock::local());
-        let mut limit = pin!(Sleep::until(session, clock::local() + limit));
+        session.close(session.now());
+        let mut limit = pin!(Sleep::until(session, session.now() + limit));
         let mut closed = pin!(self.closed());
         poll_fn(|context| match closed.as_mut().poll(context) {
             Poll::Ready(closed) => Poll::Ready(closed),
@@ -489,31 +500,6 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
-    }
-}
-
-/// The settings of a client, and of its locks unless they set their own.
-#[derive(Clone, Debug)]
-pub(crate) struct ClientOptions {
-    pub(crate) ttl: Duration,
-    pub(crate) max_waiters: u32,
-    pub(crate) replicas: u32,
-    /// What holders and waiters publish about themselves.
-    pub(crate) metadata: HolderMetadata,
-    pub(crate) connect_timeout: Option<Duration>,
-    pub(crate) close_timeout: Option<Duration>,
-}
-
-impl Default for ClientOptions {
-    fn default() -> Self {
-        Self {
-            ttl: DEFAULT_TTL,
-            max_waiters: DEFAULT_MAX_WAITERS,
-            replicas: 0,
-            metadata: HolderMetadata::this_process(),
-            connect_timeout: None,
-            close_timeout: None,
-        }
     }
 }
 

@@ -1,18 +1,24 @@
 //! What keeps one client's attempts and leases alive: the table of both, and the thread that drives it.
 //!
-//! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses.
+//! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses. It reaches the clock through
+//! [`clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
 
 pub(crate) mod clock;
 pub(crate) mod driver;
 mod entry;
+mod leases;
 mod local_queue;
+mod local_wait;
+pub(crate) mod manual;
+mod request;
 mod session;
 mod sleep;
 mod table;
 mod timer;
 mod watch;
 
-pub(crate) use entry::{ReleaseOutcome, RenewalError};
+pub(crate) use entry::{AttemptEnd, ReleaseOutcome, RenewalError, Transmit};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, Ticket, WaitOutcome};
-pub(crate) use session::{AttemptEnd, Closed, Request, Session};
+pub(crate) use request::{End, Request, Response, release_dropped};
+pub(crate) use session::{Closed, Session};
 pub(crate) use sleep::Sleep;

@@ -6,10 +6,7 @@ use std::sync::Arc;
 
 use leasehold_core::NameError;
 
-use crate::store::StoreError;
-
-/// The error of a driver or of the system.
-pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
+use crate::store::{Cause, StoreError};
 
 /// An error: what happened, to which lock, on which store, and what to do.
 ///
@@ -295,6 +292,16 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
+}
+
+/// An error about what this build leaves out.
+pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
+}
+
+/// An error about what the caller has passed.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, message)
 }
 
 #[cfg(test)]

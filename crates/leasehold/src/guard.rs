@@ -9,12 +9,10 @@ use std::time::Duration;
 
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::engine::clock;
-use crate::engine::{ReleaseOutcome, RenewalError, Request, Sleep};
+use crate::engine::{End, ReleaseOutcome, RenewalError, Response, Sleep, Transmit};
 use crate::error::{Error, ErrorKind};
-use crate::handle::{Handle, missing_response};
-use crate::locks::lock::MAX_TTL;
-use crate::store::{BoxFuture, CallResult};
+use crate::handle::Handle;
+use crate::options::MAX_TTL;
 
 /// A held lease. It is renewed while the guard lives, and released when [`release`](Self::release) is called or the guard is
 /// dropped.
@@ -63,7 +61,7 @@ impl Guard {
     fn try_hand_off(&mut self) -> bool {
         let queue = self.local_queue.take();
         let is_handed_off =
-            queue.is_some_and(|queue| self.handle.session.hand_off(queue, self.sequence, clock::local()));
+            queue.is_some_and(|queue| self.handle.session.hand_off(queue, self.sequence, self.handle.now()));
         self.is_over |= is_handed_off;
         is_handed_off
     }
@@ -74,7 +72,7 @@ impl Guard {
 
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
-        self.handle.session.mark_replaced(self.sequence, clock::local());
+        self.handle.session.mark_replaced(self.sequence, self.handle.now());
         self.is_over = true;
     }
 
@@ -98,12 +96,12 @@ impl Guard {
     ///
     /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Then nothing was changed.
     pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
-        let longest = self.handle.store.max_ttl().map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
+        let longest = self.handle.capabilities.max_ttl.map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
         if min_hold > longest {
             let what = format!("a minimum hold is at most {longest:?}, not {min_hold:?}");
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
         }
-        self.handle.session.set_min_hold(self.sequence, min_hold, clock::local());
+        self.handle.session.set_min_hold(self.sequence, min_hold, self.handle.now());
         Ok(())
     }
 
@@ -150,7 +148,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.handle.session.remaining(self.sequence, clock::local()).unwrap_or(Duration::ZERO)
+        self.handle.session.remaining(self.sequence, self.handle.now()).unwrap_or(Duration::ZERO)
     }
 
     /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated when
@@ -217,7 +215,7 @@ impl Guard {
                 return;
             }
             // A renewal only moves this later, so checking again then is soon enough.
-            let mut sleep = self.sleep_until(clock::local() + (remaining - left));
+            let mut sleep = self.sleep_until(self.handle.now() + (remaining - left));
             let ended = poll_fn(|context| match lost.as_mut().poll(context) {
                 Poll::Ready(_) => Poll::Ready(true),
                 Poll::Pending => Pin::new(&mut sleep).poll(context).map(|()| false),
@@ -252,22 +250,15 @@ impl Guard {
     /// If the future is dropped early, the renewal may or may not have taken effect, and the client retries it in the
     /// background.
     pub async fn renew(&self) -> Result<(), Error> {
-        let (session, store) = (&self.handle.session, &self.handle.store);
-        if let Some(request) = session.begin_renewal(self.sequence, clock::local()) {
-            let answered = match store.try_call_inline(&self.resource, &request.command) {
-                Some(answered) => answered,
-                None => {
-                    let abandon_on_drop = RenewalGuard(self);
-                    let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let mut answers = store.call_replicated(batch, request.replicas).await;
-                    std::mem::forget(abandon_on_drop);
-                    answers.pop().unwrap_or_else(missing_response)
-                }
-            };
-            session.handle_response(&request, clock::local(), &answered);
-        }
+        let session = &self.handle.session;
+        let mut request =
+            self.handle.send(&self.resource, session.begin_renewal(self.sequence, self.handle.now()));
         let mut watch = session.watch(self.sequence);
-        match poll_fn(|context| session.poll_renewed(&mut watch, context)).await {
+        let renewed = poll_fn(|context| {
+            request.poll_response(context);
+            session.poll_renewed(&mut watch, context)
+        });
+        match renewed.await {
             Ok(()) => Ok(()),
             Err(RenewalError::Lost(loss)) => Err(self.lost_error(loss)),
             Err(RenewalError::Failed(error)) => Err(self.handle.store_error(&self.resource, &error)),
@@ -351,15 +342,16 @@ impl Guard {
     ///
     /// As [`Self::release`].
     pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
-        self.release_until(Some(clock::local() + limit)).await
+        let deadline = self.handle.now() + limit;
+        self.release_until(Some(deadline)).await
     }
 
     async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
         if self.try_hand_off() {
             return Ok(());
         }
-        let (request, loss) = self.handle.session.begin_release(self.sequence, clock::local());
-        let given = self.send_release(request, deadline).await?;
+        let (transmit, loss) = self.handle.session.begin_release(self.sequence, self.handle.now());
+        let given = self.send_release(transmit, deadline).await?;
         self.is_over = true;
         match (loss, given) {
             (Some(loss), _) => Err(self.lost_error(loss)),
@@ -374,36 +366,19 @@ impl Guard {
     /// Sends the release, and waits for its outcome or the deadline. The driver sends the retries.
     async fn send_release(
         &self,
-        request: Option<Request>,
+        transmit: Option<Transmit>,
         deadline: Option<LocalTime>,
     ) -> Result<ReleaseOutcome, Error> {
-        let (session, store) = (&self.handle.session, &self.handle.store);
-        let mut call: Option<(Request, BoxFuture<Vec<CallResult>>)> = None;
-        let mut error = None;
-        if let Some(request) = request {
-            match store.try_call_inline(&self.resource, &request.command) {
-                Some(answered) => match session.handle_release_response(&request, &answered) {
-                    Some(given) => return Ok(given),
-                    None => error = answered.err(),
-                },
-                None => {
-                    let sent = store.call(vec![(self.resource.clone(), request.command.clone())]);
-                    call = Some((request, sent));
-                }
-            }
-        }
+        let session = &self.handle.session;
+        let mut request = self.handle.send(&self.resource, transmit);
         let mut watch = session.watch(self.sequence);
         let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
+        let mut error = None;
         poll_fn(|context: &mut Context<'_>| {
-            if let Some((request, sent)) = &mut call
-                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
-            {
-                let answered = answers.pop().unwrap_or_else(missing_response);
-                if let Some(given) = session.handle_release_response(request, &answered) {
-                    return Poll::Ready(Ok(given));
-                }
-                error = answered.err();
-                call = None;
+            match request.poll_response(context) {
+                Some(Response { end: Some(End::Release(given)), .. }) => return Poll::Ready(Ok(given)),
+                Some(response) => error = response.error,
+                None => {}
             }
             if let Poll::Ready(given) = session.poll_released(&mut watch, context) {
                 return Poll::Ready(Ok(given));
@@ -421,7 +396,7 @@ impl Guard {
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.handle.session.remaining(self.sequence, clock::local()).err()
+        self.handle.session.remaining(self.sequence, self.handle.now()).err()
     }
 
     pub(crate) fn lost_error(&self, loss: Loss) -> Error {
@@ -429,7 +404,7 @@ impl Guard {
     }
 
     pub(crate) fn sleep(&self, span: Duration) -> Sleep {
-        self.sleep_until(clock::local() + span)
+        self.sleep_until(self.handle.now() + span)
     }
 
     fn sleep_until(&self, until: LocalTime) -> Sleep {
@@ -437,31 +412,10 @@ impl Guard {
     }
 }
 
-/// A renewal that a future awaits. Dropping it lets the driver retry the renewal.
-struct RenewalGuard<'a>(&'a Guard);
-
-impl Drop for RenewalGuard<'_> {
-    fn drop(&mut self) {
-        self.0.handle.session.abandon_renewal(self.0.sequence, clock::local());
-    }
-}
-
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.is_over && !self.try_hand_off() {
             self.handle.abandon(&self.resource, self.sequence);
-        }
-    }
-}
-
-impl Handle {
-    /// Releases an entry that no future or guard refers to: at once if the store can be called without waiting, otherwise
-    /// through the driver.
-    pub(crate) fn abandon(&self, resource: &Resource, sequence: u64) {
-        let Some(request) = self.session.release_dropped(sequence, clock::local()) else { return };
-        match self.store.try_call_inline(resource, &request.command) {
-            Some(answered) => drop(self.session.handle_release_response(&request, &answered)),
-            None => self.session.defer_release(sequence, clock::local()),
         }
     }
 }

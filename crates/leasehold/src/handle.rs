@@ -2,19 +2,49 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Kind, Loss, Name, NameError, Reply, Resource};
+use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource};
 
-use crate::client::ClientOptions;
-use crate::engine::Session;
+use crate::engine::{Request, Session, Transmit, release_dropped};
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::store::{self, Store, StoreError};
+use crate::metadata::HolderMetadata;
+use crate::store::{Capabilities, Store, StoreError};
+
+const DEFAULT_TTL: Duration = Duration::from_secs(10);
+const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// The settings of a client, and of its locks unless they set their own.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) max_waiters: u32,
+    pub(crate) replicas: u32,
+    /// What holders and waiters publish about themselves.
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) close_timeout: Option<Duration>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            ttl: DEFAULT_TTL,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            replicas: 0,
+            metadata: HolderMetadata::this_process(),
+            connect_timeout: None,
+            close_timeout: None,
+        }
+    }
+}
 
 /// The session and the store of one client, shared by its locks and guards.
 pub(crate) struct Handle {
     pub(crate) session: Arc<Session>,
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) capabilities: Capabilities,
     /// The store's address without secrets.
     pub(crate) url: String,
     pub(crate) options: ClientOptions,
@@ -29,17 +59,38 @@ impl Drop for Handle {
 }
 
 impl Handle {
+    pub(crate) fn new(
+        session: Arc<Session>,
+        store: Arc<dyn Store>,
+        url: String,
+        options: ClientOptions,
+    ) -> Self {
+        let encoded_metadata = options.metadata.encode();
+        let capabilities = store.capabilities();
+        Self { session, store, capabilities, url, options, encoded_metadata }
+    }
+
+    /// The time by the client's clock.
+    pub(crate) fn now(&self) -> LocalTime {
+        self.session.now()
+    }
+
+    /// Sends a command for an entry of the table.
+    pub(crate) fn send(&self, resource: &Arc<Resource>, transmit: Option<Transmit>) -> Request<'_> {
+        Request::send(&self.session, &*self.store, resource, transmit)
+    }
+
+    /// Releases an entry that no future or guard refers to.
+    pub(crate) fn abandon(&self, resource: &Resource, sequence: u64) {
+        release_dropped(&self.session, &*self.store, resource, sequence);
+    }
+
     /// Runs a command that concerns no attempt or lease of this client.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
         let resource = Arc::new(resource);
         let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
-            None => self
-                .store
-                .call(vec![(resource.clone(), command)])
-                .await
-                .pop()
-                .unwrap_or_else(missing_response),
+            None => self.store.call(resource.clone(), command, 0).await,
         };
         answered.map_err(|error| self.store_error(&resource, &error))
     }
@@ -93,12 +144,6 @@ impl Handle {
     pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
         self.unavailable(resource, &format!("the store sent an unexpected reply: {reply:?}"))
     }
-}
-
-/// The result of a command that the store left out of its response, which violates the `Store` contract.
-pub(crate) fn missing_response() -> store::CallResult {
-    let message = "the store sent no response".to_owned();
-    Err(StoreError::new(leasehold_core::Failure::Unknown, message))
 }
 
 /// The resource of this kind and name, if the name is valid.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use leasehold_core::weight::{UPGRADABLE, WRITER};
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
-use crate::locks::barrier;
-use crate::locks::rw::mode_of;
+use crate::locks::barrier::{parties, passed_rounds};
 use crate::metadata::HolderMetadata;
 
 /// The holders and waiters of a lock at one moment of the store's clock. Returned by [`Mutex::inspect`](crate::Mutex::inspect) and
@@ -181,24 +181,28 @@ pub enum Mode {
 
 impl Mode {
     fn of(kind: Kind, weight: u32) -> Option<Self> {
-        (kind == Kind::ReadWrite).then(|| mode_of(weight))
+        (kind == Kind::ReadWrite).then_some(match weight {
+            WRITER => Self::Write,
+            UPGRADABLE => Self::UpgradableRead,
+            _ => Self::Read,
+        })
     }
 }
 
 /// The weight in the unit of the kind.
 fn shown_weight(kind: Kind, weight: u32) -> u32 {
-    if kind == Kind::Barrier { barrier::parties(weight) } else { weight }
+    if kind == Kind::Barrier { parties(weight) } else { weight }
 }
 
 /// Whether the row marks a barrier round as passed, and is no waiting party.
 fn is_mark(kind: Kind, holder: &Holder) -> bool {
-    kind == Kind::Barrier && barrier::parties(holder.weight) == 0
+    kind == Kind::Barrier && parties(holder.weight) == 0
 }
 
 impl LockInfo {
     pub(crate) fn new(resource: &Resource, view: View, at: StoreTime, requester: ClientId) -> Self {
         let waiters = view.waiters.into_iter().enumerate();
-        let rounds = if resource.kind == Kind::Barrier { barrier::passed_rounds(&view.holders) } else { 0 };
+        let rounds = if resource.kind == Kind::Barrier { passed_rounds(&view.holders) } else { 0 };
         Self {
             kind: resource.kind,
             name: resource.name.as_str().to_owned(),

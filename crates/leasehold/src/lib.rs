@@ -92,6 +92,7 @@ mod options;
 #[cfg(feature = "redlock")]
 mod redlock;
 mod store;
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod url;

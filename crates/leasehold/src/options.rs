@@ -2,6 +2,29 @@
 //!
 //! They are macros because each kind is a type of its own, and its methods must appear in its own documentation.
 
+use std::time::Duration;
+
+/// The minimum ttl, 100 ms. Below it a failed renewal could not be retried in time.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").ttl(leasehold::MIN_TTL / 2);
+/// assert!(orders.lock().await.unwrap_err().is_invalid());
+/// # Ok(()) });
+/// ```
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// The maximum ttl, 30 days, and the maximum time for which a released lock can be retained.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let orders = client.mutex("orders:42").ttl(leasehold::MAX_TTL * 2);
+/// assert!(orders.lock().await.unwrap_err().is_invalid());
+/// # Ok(()) });
+/// ```
+pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// All options: those of a lease, and the minimum hold. `$new` is the call of the client that examples make the lock with.
 macro_rules! settings {
     ($kind:ident, $new:literal) => {

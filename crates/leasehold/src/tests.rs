@@ -1,4 +1,4 @@
-//! Futures dropped at every await point, over a store that does its worst, after which nothing may be left.
+//! Futures dropped at every await point, over a store with injected faults, must leave nothing in the store.
 
 mod leases;
 mod locks;
@@ -20,29 +20,31 @@ use pollster::block_on;
 use crate::client::Client;
 use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
-use crate::store::{BoxFuture, CallResult, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store, StoreError};
+use crate::store::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, only,
+};
 use crate::{Error, Guard};
 
-/// What becomes of one command.
+/// The fault injected into one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Answered inline.
     Now,
     /// Answered at the second poll.
     Later,
-    /// It takes effect, and the answer is lost.
+    /// Executed; the answer is lost, which is reported.
     AnswerLost,
-    /// It is lost, and nobody knows.
+    /// Not executed; reported as lost, with an unknown outcome.
     CommandLost,
-    /// It is known not to have left.
+    /// Not sent, which is reported.
     NotSent,
-    /// It takes effect, and nothing is ever heard.
+    /// Executed, and never answered.
     NeverAnswered,
-    /// It never takes effect, and nothing is ever heard.
+    /// Not executed, and never answered.
     NeverDone,
-    /// It takes effect much later, when nobody expects it any more.
+    /// Never answered, and executed much later.
     Delayed,
-    /// It is known not to have left, because others were in the way.
+    /// Not sent because the store is busy, which is reported.
     Busy,
 }
 
@@ -57,15 +59,15 @@ const FATES: [Fate; 8] = [
     Fate::Delayed,
 ];
 
-/// What takes effect much later.
+/// A delayed command.
 type Delayed = Box<dyn FnOnce(&Memory) + Send>;
 
-/// A memory store between which and its client things happen.
+/// A memory store with faults injected between it and its client.
 struct Scripted {
     inner: Arc<Memory>,
-    /// What becomes of the next commands.
+    /// Faults of the next commands.
     script: Mutex<VecDeque<Fate>>,
-    /// What becomes of later ones: they are answered inline where nothing is said.
+    /// Fault of the commands after those. None: answered inline.
     later: Mutex<Option<Fate>>,
     delayed: Mutex<Vec<Delayed>>,
 }
@@ -75,8 +77,8 @@ impl Scripted {
         self.inner.try_call_inline(resource, command).expect("memory answers at once")
     }
 
-    /// What is sent meets its fate.
-    fn meet(
+    /// Runs a command with its fault.
+    fn run_with_fault(
         &self,
         count: usize,
         work: impl FnOnce(&Memory) -> Vec<CallResult> + Send + 'static,
@@ -135,8 +137,17 @@ impl Store for Scripted {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
-        self.meet(batch.len(), move |memory| {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS)
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![(resource, command)], replicas);
+        Box::pin(async { only(answers.await) })
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        self.run_with_fault(batch.len(), move |memory| {
             let run = |(resource, command): &(Arc<Resource>, Command)| {
                 memory.try_call_inline(resource, command).expect("memory answers at once")
             };
@@ -147,17 +158,13 @@ impl Store for Scripted {
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         let attempts = attempts.to_vec();
         let count = attempts.len();
-        Some(self.meet(count, move |memory| {
-            block_on(memory.acquire_all(&attempts).expect("memory takes any together"))
+        Some(self.run_with_fault(count, move |memory| {
+            block_on(memory.acquire_all(&attempts).expect("the memory store supports acquire_all"))
         }))
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.inner.list()
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        EMBEDDED_POLL_INTERVALS
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
@@ -177,7 +184,7 @@ async fn yield_once() {
     .await;
 }
 
-/// A client over a scripted store, and somebody else who uses the same lock.
+/// A client of a scripted store, and another client of the same lock.
 struct Stage {
     resource: Resource,
     store: Arc<Scripted>,
@@ -209,7 +216,7 @@ impl Stage {
         Self { resource, store, client }
     }
 
-    /// Another client of the same leases, to which nothing happens.
+    /// Another client of the same leases, without faults.
     fn other_client(&self) -> Client {
         let store = self.store.inner.clone();
         let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
@@ -219,7 +226,7 @@ impl Stage {
         block_on(Client::with_store("memory:".to_owned(), open)).unwrap()
     }
 
-    /// Its releases are sent again after half a ttl.
+    /// A short ttl, so that lost releases are retried soon.
     fn mutex(&self) -> crate::Mutex {
         self.client.mutex("a").ttl(Duration::from_secs(2))
     }
@@ -228,7 +235,7 @@ impl Stage {
         *self.store.script.lock().unwrap() = fates.iter().copied().collect();
     }
 
-    /// What becomes of all commands, until it is said otherwise.
+    /// Injects a fault into all commands until `answers_again`.
     fn becomes(&self, fate: Fate) {
         *self.store.later.lock().unwrap() = Some(fate);
     }
@@ -268,17 +275,16 @@ impl Stage {
         view.waiters.is_empty() && view.holders.iter().all(|holder| holder.acquisition.client == OTHER)
     }
 
-    /// Once the client has nothing under way any more, nothing of it is left in the store, and it stays so when what
-    /// was delayed arrives.
+    /// Asserts that the settled client has left nothing in the store, also after the delayed commands have arrived.
     fn assert_nothing_is_left(&self, case: &str) {
         let give_up = Instant::now() + Duration::from_secs(20);
         while !self.client.is_settled() {
-            assert!(Instant::now() < give_up, "{case}: it never settled; {:?}", self.view());
+            assert!(Instant::now() < give_up, "{case}: the client does not settle; {:?}", self.view());
             thread::sleep(Duration::from_millis(5));
         }
         assert!(self.is_clean(), "{case}: {:?} was left", self.view());
         self.store.deliver_delayed();
-        assert!(self.is_clean(), "{case}: {:?} came late", self.view());
+        assert!(self.is_clean(), "{case}: {:?} was left by a delayed command", self.view());
     }
 }
 
@@ -289,19 +295,19 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
 #[derive(Clone, Copy, Debug)]
 enum Scene {
     Free,
-    /// Somebody holds it, and we only try.
+    /// Another client holds the lock; the attempt is a `try_lock`.
     Busy,
-    /// Somebody holds it for good.
+    /// Another client keeps the lock.
     Held,
-    /// Somebody holds it and gives it back while we wait.
+    /// Another client releases the lock during the wait.
     HandedOver,
-    /// The queue takes nobody.
+    /// The queue is full.
     QueueFull,
 }
 
 const SCENES: [Scene; 5] = [Scene::Free, Scene::Busy, Scene::Held, Scene::HandedOver, Scene::QueueFull];
 
-/// Polls `lock` this often and drops it, with whatever it has come to.
+/// Polls `lock` this often, and drops the future or its result.
 fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
     let stage = Stage::new();
     if !matches!(scene, Scene::Free) {
@@ -330,10 +336,9 @@ fn drop_lock(scene: Scene, fates: [Fate; 2], polls: u32) {
     stage.assert_nothing_is_left(&format!("{scene:?}, {fates:?}, dropped after {polls} polls"));
 }
 
-/// Two stand in a line, of whom the first is polled this often and dropped, with whatever it has come to. The second one
-/// is not held up by that.
+/// Two tasks wait in a local queue. Polls the first this often, and drops the future or its result: the second must not be blocked.
 fn drop_first_in_queue(scene: Scene, fates: [Fate; 2], polls: u32) {
-    let case = format!("{scene:?}, {fates:?}, first of the line dropped after {polls} polls");
+    let case = format!("{scene:?}, {fates:?}, first task dropped after {polls} polls");
     let stage = Stage::new();
     if !matches!(scene, Scene::Free) {
         stage.other_takes_it();
@@ -361,9 +366,9 @@ fn drop_first_in_queue(scene: Scene, fates: [Fate; 2], polls: u32) {
     if matches!(scene, Scene::HandedOver) {
         stage.other_gives_it_back();
     }
-    // Where the store could not be asked it may hear of that instead.
+    // If the store did not answer, the error is the outcome.
     let ended = ended.unwrap_or_else(|| block_on(second));
-    assert!(!matches!(ended, Ok(None)), "{case}: the second one was forgotten");
+    assert!(!matches!(ended, Ok(None)), "{case}: the second task was forgotten");
     drop(ended);
     stage.assert_nothing_is_left(&case);
 }
@@ -392,7 +397,7 @@ fn every_pair() -> impl Iterator<Item = [Fate; 2]> {
     FATES.into_iter().flat_map(|first| FATES.into_iter().map(move |second| [first, second]))
 }
 
-/// Most of the time of a case is waiting, so many of them wait together.
+/// A case mostly waits, so many run concurrently.
 fn run_together<C: Copy + Send + Sync>(cases: &[C], run: impl Fn(C) + Sync) {
     let run = &run;
     for some in cases.chunks(128) {
@@ -468,7 +473,7 @@ fn upgrade_future_dropped_at_any_await_point_leaves_nothing() {
 
 #[test]
 fn client_that_forgets_a_cancelled_attempt_fails_the_check() {
-    // The broken specimen of the two tests above: a place in the queue that nobody withdraws.
+    // Shows that the check can fail: the queue entry is never cancelled.
     let stage = Stage::new();
     stage.other_takes_it();
     let mutex = stage.mutex();
@@ -479,7 +484,7 @@ fn client_that_forgets_a_cancelled_attempt_fails_the_check() {
     assert!(!stage.is_clean());
 }
 
-/// Counts how many of its clones live.
+/// A waker whose clones are counted.
 struct Counted {
     _alive: Arc<()>,
 }
@@ -501,5 +506,5 @@ fn dropped_future_drops_its_waker() {
         let mut expires = pin!(guard.wait_until_expiring(Duration::ZERO));
         assert!(expires.as_mut().poll(&mut context).is_pending());
     }
-    assert_eq!(Arc::strong_count(&alive), 1, "nobody holds a waker of a future that is gone");
+    assert_eq!(Arc::strong_count(&alive), 1, "no waker of a dropped future is kept");
 }

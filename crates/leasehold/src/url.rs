@@ -9,7 +9,7 @@ use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, invalid, needs_feature};
 
 #[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
@@ -98,10 +98,6 @@ impl From<RedlockUrl> for StoreUrl {
     }
 }
 
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Invalid, message)
-}
-
 /// The error for an address that this build has no store for.
 fn disabled(scheme: &str) -> Error {
     let feature = match scheme {
@@ -114,10 +110,6 @@ fn disabled(scheme: &str) -> Error {
         _ => "redis",
     };
     needs_feature(&format!("{scheme}:…"), feature)
-}
-
-pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
 }
 
 fn is_scheme(word: &str) -> bool {

@@ -32,6 +32,7 @@ examples! {
     reentrant: "../examples/reentrant.rs"
     semaphore: "../examples/semaphore.rs"
     several: "../examples/several.rs"
+    testing: "../examples/testing.rs"
 }
 
 #[test]

@@ -121,7 +121,7 @@ async fn documented_rights_suffice_for_sentinels() {
     }
     for sentinel in &sentinels.sentinels {
         sentinel.run(&with_password(rule("+sentinel|get-master-addr-by-name")));
-        // So that nobody else's rights do.
+        // Only this user's rights count.
         sentinel.run(&["ACL", "SETUSER", "default", "resetpass", ">another"]);
     }
     let url = sentinels.url(Sentinels::SERVICE).replace("//", &format!("//locks:{PASSWORD}@"));
@@ -172,7 +172,7 @@ async fn missing_right_is_reported() {
             server.run(&["ACL", "DELUSER", "locks"]);
             server.run(&all.iter().copied().filter(|word| *word != left_out).collect::<Vec<_>>());
             let client = match Client::connect(&url(&server)).await {
-                // Nobody hears anything without a channel.
+                // Without a channel no push arrives.
                 Err(error) => {
                     assert!(["+subscribe", "&leasehold:*"].contains(&left_out), "{left_out}: {error}");
                     assert!(error.to_string().contains("docs/operations.md"), "{error}");

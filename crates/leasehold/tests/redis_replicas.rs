@@ -1,4 +1,4 @@
-//! Locks that count only when replicas have them: with a replica that freezes.
+//! Locks that count only when replicas have them, with a frozen replica.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A master and its replica, which has caught up.
+/// A master and its synchronized replica.
 async fn master_and_replica() -> (Server, Server) {
     let master = Server::builder().setting("repl-diskless-sync-delay", "0").start();
     let replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
@@ -16,7 +16,7 @@ async fn master_and_replica() -> (Server, Server) {
     (master, replica)
 }
 
-/// Whether the lease is in what the replica would go on with.
+/// Whether the replica has the lease.
 fn has_it(replica: &Server) -> bool {
     replica.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len() == 1
 }
@@ -32,7 +32,7 @@ async fn lease_counts_once_the_replica_has_it() {
     assert!(guard.remaining() > Duration::from_secs(5), "for its full ttl");
     guard.renew().await.unwrap();
     assert!(other.mutex("a").replicas(1).try_lock().await.unwrap().is_none());
-    // Also one that was waited for.
+    // The same for a waiter.
     let waiting = other.mutex("a").replicas(1);
     let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
     until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
@@ -57,17 +57,17 @@ async fn missing_replica_releases_the_lease_and_voids_renewals() {
     until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
 
     replica.signal("STOP");
-    // The master renews it, but a failover would not know of that.
+    // The master renews it, but a failover would lose the renewal.
     assert!(guard.remaining() <= ttl);
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
     drop(guard);
-    // Handed over by the master alone, it does not count either.
+    // A grant that only the master has does not count either.
     let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("only 0 of the 1 replicas"), "{error}");
     let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
     assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
     until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
-    // Whoever does not ask for replicas does not need them.
+    // An attempt without `replicas` does not need them.
     one.mutex("a").lock().await.unwrap().release().await.unwrap();
 
     replica.signal("CONT");
@@ -81,7 +81,7 @@ async fn store_without_replicas_refuses_wait_for_replicas() {
     assert!(error.is_unsupported(), "{error}");
 }
 
-/// The connection on which replicas are waited for is made when it is first needed.
+/// The replica connection is opened on first use.
 #[tokio::test]
 async fn attempts_at_a_hung_server_time_out_together() {
     let (master, _replica) = master_and_replica().await;

@@ -36,7 +36,7 @@ async fn holder_and_waiter_follow_a_planned_failover() {
         channels.len()
     };
     until(async || heard(new) == 2).await;
-    // Whatever the old master tells from now on is not believed: nobody listens there.
+    // Pushes of the old master are ignored from now on: the client is not subscribed there.
     until(async || heard(&sentinels.servers[old]) == 0).await;
     guard.renew().await.unwrap();
     let token = guard.token();
@@ -109,7 +109,7 @@ async fn contended_lock_continues_after_a_frozen_master_is_replaced() {
     let new = sentinels.freeze_master();
     assert_ne!(old, new);
     sentinels.servers[old].signal("CONT");
-    // A lease that was not given back in time delays the next one by its ttl. Waiters that nobody tells look after 25 s.
+    // An unreleased lease delays the next one by its ttl. A waiter without a push re-polls after 25 s.
     let before = grants.load(Ordering::SeqCst);
     let go_on = until(async || grants.load(Ordering::SeqCst) >= before + 50);
     timeout(Duration::from_secs(15), go_on).await.expect("the lock is granted again and again");

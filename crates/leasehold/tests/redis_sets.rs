@@ -1,4 +1,4 @@
-//! Several mutexes at once on Redis: in how many commands, and what becomes of them when an answer is lost.
+//! Mutex sets on Redis: the number of commands, and lost answers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn set(client: &Client, names: &[&str]) -> MutexSet {
     MutexSet::new(names.iter().map(|name| client.mutex(name)))
 }
 
-/// How many scripts the server has run since this was last asked.
+/// Number of scripts that the server has run since the last call.
 fn scripts(server: &Server) -> u64 {
     let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
     server.run(&["CONFIG", "RESETSTAT"]);
@@ -22,7 +22,7 @@ fn scripts(server: &Server) -> u64 {
     stats.lines().filter_map(calls).sum()
 }
 
-/// Afterwards the server knows the scripts.
+/// Loads the scripts.
 async fn warm_up(client: &Client) {
     set(client, &["x", "y"]).lock().await.unwrap().release().await.unwrap();
 }
@@ -120,7 +120,7 @@ async fn lost_response_only_delays_the_set() {
     let guard = taking.await.unwrap().unwrap();
     for name in NAMES {
         let view = watcher.inspect(Kind::Mutex, name).await.unwrap();
-        assert_eq!(guard.token(name), Some(view.holders[0].token), "each has found its own grant");
+        assert_eq!(guard.token(name), Some(view.holders[0].token), "the retry finds each grant");
     }
     guard.release().await.unwrap();
     until_free(&watcher, &NAMES).await;
@@ -135,7 +135,7 @@ async fn missing_responses_leave_no_lease() {
     warm_up(&client).await;
     proxy.swallow_replies(true);
     let late = set(&client, &NAMES).lock_timeout(Duration::from_millis(20)).await;
-    assert!(late.is_err_and(|error| error.is_unavailable()), "nobody can say whether they are free");
+    assert!(late.is_err_and(|error| error.is_unavailable()), "it is unknown whether they are free");
     until_free(&watcher, &NAMES).await;
     let error = set(&client, &NAMES).try_lock().await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
@@ -186,7 +186,7 @@ async fn set_follows_its_hash_slot() {
     let slot = cluster.slot_of("{mutex:a}");
     let to = (cluster.owner_of(slot) + 1) % 3;
     cluster.migrate_begin(slot, to);
-    // Some of the keys are there and some can't be: whoever waits has it when the slot has arrived.
+    // Only some of the keys can be there yet. The waiter acquires the set once the slot has moved.
     let taking = {
         let near = near.clone();
         tokio::spawn(async move { near.lock().await })

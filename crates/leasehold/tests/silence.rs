@@ -1,14 +1,14 @@
-//! Real stores that do not answer: an attempt is *unavailable*, whatever its limit, and `None` only where the store says so.
+//! Real stores that do not answer: an attempt fails as *unavailable*, and returns `None` only if the store says so.
 
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, MutexSet, blocking};
 use leasehold_testkit::{Proxy, Server, until};
 
-/// How much later than its limit an attempt may end where the store is silent, on a machine that is busy.
-const LATE: Duration = Duration::from_secs(5);
+/// Tolerance for the end of an attempt at a silent store, on a busy machine. The documented time is 2 s.
+const LATE: Duration = Duration::from_secs(8);
 
-/// All kinds at once, each with this limit: whether it was granted.
+/// Attempts of all kinds at once, each with this limit. Returns whether each was granted.
 async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
     let (mutex, strict) = (client.mutex("a"), client.mutex("a").global_fifo());
     let (semaphore, rw) = (client.semaphore("a", 1), client.rw_lock("a"));
@@ -29,8 +29,8 @@ async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result
         ended.map(|guard| guard.is_some())
     }
     vec![
-        ("first of a line", granted(ended.0)),
-        ("second of a line", granted(ended.1)),
+        ("first of a local queue", granted(ended.0)),
+        ("second of a local queue", granted(ended.1)),
         ("strict mutex", granted(ended.2)),
         ("semaphore", granted(ended.3)),
         ("read", granted(ended.4)),
@@ -57,18 +57,18 @@ async fn free_lock_of_a_stopped_server_is_unavailable_within_the_documented_time
     let began = Instant::now();
     let parked = std::thread::spawn(move || parked.lock_timeout(limit).map(|guard| guard.is_some()));
     assert_all_unavailable(&attempts(&client, limit).await);
-    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    assert!(began.elapsed() < limit + LATE, "ended after {:?}", began.elapsed());
     assert_all_unavailable(&[("blocking", parked.join().unwrap())]);
     let began = Instant::now();
     assert_all_unavailable(&attempts(&client, Duration::ZERO).await);
     let started = client.once_per("e", Duration::from_secs(60)).start().await;
     assert_all_unavailable(&[("once per period", started.map(|started| started.is_some()))]);
-    assert!(began.elapsed() < LATE * 2, "it took {:?}", began.elapsed());
+    assert!(began.elapsed() < LATE * 2, "ended after {:?}", began.elapsed());
     server.signal("CONT");
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }
 
-/// Waiters of each kind, whose server is stopped or killed while they stand in the queue.
+/// Waiters of each kind, whose server is stopped or killed while they are queued.
 async fn waiters_of_a_server_that_ends(end: impl AsyncFnOnce(&mut Server)) {
     let mut server = Server::on_socket();
     let holder = Client::connect(&server.url()).await.unwrap();
@@ -81,7 +81,7 @@ async fn waiters_of_a_server_that_ends(end: impl AsyncFnOnce(&mut Server)) {
         holder.mutex("d").lock().await.unwrap(),
     );
     let client = Client::connect(&server.url()).await.unwrap();
-    let limit = Duration::from_secs(3);
+    let limit = Duration::from_secs(8);
     let began = Instant::now();
     let waiting = tokio::spawn(async move { attempts(&client, limit).await });
     let names = ["a", "b", "d"].map(|name| holder.mutex(name));
@@ -90,14 +90,14 @@ async fn waiters_of_a_server_that_ends(end: impl AsyncFnOnce(&mut Server)) {
         for mutex in &names {
             waiting += mutex.inspect().await.unwrap().waiters.len();
         }
-        // Of those at `a` two are one in the store's queue.
+        // Two of the waiters for `a` share one entry in the store's queue.
         waiting == 4 && holder.election("a").inspect().await.unwrap().waiters.len() == 1
     })
     .await;
-    assert!(began.elapsed() < limit, "they stand in the queue in time");
+    assert!(began.elapsed() < limit, "the waiters are queued in time");
     end(&mut server).await;
     assert_all_unavailable(&waiting.await.unwrap());
-    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    assert!(began.elapsed() < limit + LATE, "ended after {:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn quorum_waiter_when_most_servers(end: impl Fn(&mut Server)) {
     until(async || holder.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     servers[..2].iter_mut().for_each(end);
     assert_all_unavailable(&[("mutex", waiting.await.unwrap())]);
-    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    assert!(began.elapsed() < limit + LATE, "ended after {:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn timed_out_waiters_of_a_distant_server_get_none() {
     let _held = holder.mutex("a").lock().await.unwrap();
     let client = Client::connect(&proxy.url()).await.unwrap();
     proxy.delay_requests(Duration::from_millis(300));
-    // Shorter than the way to the server: the first answer is still under way.
+    // The first limit is shorter than a round trip.
     for limit in [Duration::from_millis(100), Duration::from_millis(900)] {
         let mutex = client.mutex("a");
         let (one, other) = tokio::join!(mutex.lock_timeout(limit), mutex.lock_timeout(limit));
@@ -166,7 +166,7 @@ async fn file_that_another_process_locks_is_unavailable() {
     let limit = Duration::from_millis(300);
     let began = Instant::now();
     assert_all_unavailable(&attempts(&client, limit).await);
-    assert!(began.elapsed() < limit + LATE, "it took {:?}", began.elapsed());
+    assert!(began.elapsed() < limit + LATE, "ended after {:?}", began.elapsed());
     busy.execute_batch("ROLLBACK").unwrap();
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }

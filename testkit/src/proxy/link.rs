@@ -1,6 +1,6 @@
 //! One client's connection through the proxy: for each direction a thread that reads and one that writes.
 //!
-//! Between the two is a queue in which every piece has its due time. A delay therefore applies to all pieces in parallel, not to one
+//! Between the two is a queue in which every piece has its due time, or is held until its release. A delay therefore applies to all pieces in parallel, not to one
 //! after the other.
 
 use std::io::{Read as _, Write as _};
@@ -17,6 +17,9 @@ use super::lock;
 /// Maximum size of a piece.
 const PIECE: usize = 16 * 1024;
 
+/// Interval at which a held piece checks for its release.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
 /// Capacity of the queue. A full queue blocks the sender, like a full socket buffer.
 const QUEUE: usize = 1024;
 
@@ -24,6 +27,10 @@ const QUEUE: usize = 1024;
 #[derive(Default)]
 pub(super) struct Direction {
     delay_ns: AtomicU64,
+    holds: AtomicBool,
+    /// Number of times that the held pieces were released.
+    releases: AtomicUsize,
+    held: AtomicUsize,
     swallows: AtomicBool,
     swallowed: AtomicUsize,
     /// Messages that contain these bytes are dropped.
@@ -33,6 +40,19 @@ pub(super) struct Direction {
 impl Direction {
     pub(super) fn set_delay(&self, delay: Duration) {
         self.delay_ns.store(u64::try_from(delay.as_nanos()).expect("a sane delay"), Ordering::SeqCst);
+    }
+
+    pub(super) fn set_holds(&self, holds: bool) {
+        self.holds.store(holds, Ordering::SeqCst);
+    }
+
+    pub(super) fn release_held(&self) {
+        self.held.store(0, Ordering::SeqCst);
+        self.releases.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.load(Ordering::SeqCst)
     }
 
     pub(super) fn set_swallows(&self, swallows: bool) {
@@ -60,9 +80,33 @@ impl Direction {
         passed
     }
 
-    fn due(&self) -> Instant {
-        Instant::now() + Duration::from_nanos(self.delay_ns.load(Ordering::SeqCst))
+    fn due(&self) -> Due {
+        if self.holds.load(Ordering::SeqCst) {
+            self.held.fetch_add(1, Ordering::SeqCst);
+            return Due::AfterReleases(self.releases.load(Ordering::SeqCst));
+        }
+        Due::At(Instant::now() + Duration::from_nanos(self.delay_ns.load(Ordering::SeqCst)))
     }
+
+    /// Time until the piece is due, or until it must be checked again. None: it is due.
+    fn remaining(&self, due: Due) -> Option<Duration> {
+        match due {
+            Due::At(time) => {
+                time.checked_duration_since(Instant::now()).filter(|remaining| !remaining.is_zero())
+            }
+            Due::AfterReleases(count) => {
+                (self.releases.load(Ordering::SeqCst) == count).then_some(CHECK_INTERVAL)
+            }
+        }
+    }
+}
+
+/// When a piece is forwarded.
+#[derive(Clone, Copy)]
+enum Due {
+    At(Instant),
+    /// Held until there were more releases than this.
+    AfterReleases(usize),
 }
 
 /// A client's connection and its connection to the server. Dropping it closes both.
@@ -87,9 +131,10 @@ impl Link {
             // Replies are small, so Nagle's algorithm would add a delay.
             to.set_nodelay(true).expect("a connection");
             let (pieces, queue) = sync_channel(QUEUE);
-            let (from, to, way, is_cut) = (clone(from), clone(to), Arc::clone(way), Arc::clone(&is_cut));
-            threads.push(thread::spawn(move || read(from, &way, frames, &pieces)));
-            threads.push(thread::spawn(move || write(to, &queue, &is_cut)));
+            let (from, to, is_cut) = (clone(from), clone(to), Arc::clone(&is_cut));
+            let (reads, writes) = (Arc::clone(way), Arc::clone(way));
+            threads.push(thread::spawn(move || read(from, &reads, frames, &pieces)));
+            threads.push(thread::spawn(move || write(to, &writes, &queue, &is_cut)));
         }
         Self { is_cut, streams: [clone(client), clone(server)], threads }
     }
@@ -119,7 +164,7 @@ fn clone(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a file descriptor")
 }
 
-fn read(mut from: TcpStream, way: &Direction, mut frames: Frames, pieces: &SyncSender<(Instant, Vec<u8>)>) {
+fn read(mut from: TcpStream, way: &Direction, mut frames: Frames, pieces: &SyncSender<(Due, Vec<u8>)>) {
     let mut buffer = vec![0; PIECE];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         let piece = way.filter(&mut frames, &buffer[..length]);
@@ -129,13 +174,13 @@ fn read(mut from: TcpStream, way: &Direction, mut frames: Frames, pieces: &SyncS
     }
 }
 
-fn write(mut to: TcpStream, queue: &Receiver<(Instant, Vec<u8>)>, is_cut: &AtomicBool) {
+fn write(mut to: TcpStream, way: &Direction, queue: &Receiver<(Due, Vec<u8>)>, is_cut: &AtomicBool) {
     for (due, piece) in queue {
-        while let Some(early) = due.checked_duration_since(Instant::now()).filter(|early| !early.is_zero()) {
+        while let Some(remaining) = way.remaining(due) {
             if is_cut.load(Ordering::SeqCst) {
                 return;
             }
-            thread::park_timeout(early);
+            thread::park_timeout(remaining);
         }
         if to.write_all(&piece).is_err() {
             break;

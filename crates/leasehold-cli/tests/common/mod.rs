@@ -1,4 +1,4 @@
-//! A store of one test's own, and the program that uses it.
+//! A store for one test, and the program that uses it.
 
 #![allow(dead_code, reason = "each test file uses some of it")]
 
@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Limit of each wait, for a debug build on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// A folder with a store in it.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
-    /// Where the folder's own store is not meant.
+    /// Set if the store is not in the folder.
     url: Option<String>,
 }
 
@@ -25,7 +26,7 @@ impl Place {
         Self { folder: tempfile::tempdir().expect("a temporary folder"), url: None }
     }
 
-    /// With a store that is elsewhere.
+    /// With a store elsewhere.
     pub(crate) fn on(url: &str) -> Self {
         Self { url: Some(url.to_owned()), ..Self::new() }
     }
@@ -38,7 +39,7 @@ impl Place {
         self.url.clone().unwrap_or_else(|| format!("sqlite:{}", self.path("locks.db").display()))
     }
 
-    /// The program with these arguments, its input and output closed or caught.
+    /// The program with these arguments, without stdin, and with captured output.
     pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
         let mut command = as_from_terminal(env!("CARGO_BIN_EXE_leasehold"));
         command.args(args).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
@@ -50,7 +51,7 @@ impl Place {
         self.leasehold(args).output().expect("the program starts")
     }
 
-    /// The exit code, and what was said on stderr.
+    /// The exit code and stderr.
     pub(crate) fn code(&self, args: &[&str]) -> (i32, String) {
         let output = self.output(args);
         (code(output.status), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -87,8 +88,8 @@ impl Place {
     }
 }
 
-/// A program as a terminal starts it: what was ignored stays so, and whoever runs the tests in the background or by `nohup` was
-/// told to ignore signals that they send.
+/// A program as a terminal starts it, with default signal handling. Ignored signals are inherited, and a background job or `nohup`
+/// ignores signals that the tests send.
 pub(crate) fn as_from_terminal(program: &str) -> Command {
     if cfg!(not(target_os = "linux")) {
         return Command::new(program);
@@ -106,7 +107,7 @@ impl Started {
         send(signal, self.0.id());
     }
 
-    /// Its exit code, in bounded time.
+    /// Waits for the exit code, in bounded time.
     pub(crate) fn end(&mut self) -> i32 {
         until(|| self.0.try_wait().expect("it can be waited for").map(code))
     }
@@ -147,14 +148,14 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// Waits for something, in bounded time.
+/// Waits until `look` returns a value, in bounded time.
 pub(crate) fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < give_up, "it did not come to be so");
+        assert!(Instant::now() < give_up, "the condition does not hold after {SOON:?}");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// How many sequences a property is checked with: `scripts/test --long` wants more.
+/// Number of random sequences per property; more with `scripts/test --long`.
 fn cases() -> u32 {
     if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 200_000 } else { 4_000 }
 }
@@ -54,7 +54,7 @@ pub(super) enum Op {
 
 fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
     let who = || (0..CLIENTS, 0..REPLACING);
-    // What took another's place is renewed, released and replaced too.
+    // A replacement is renewed, released and replaced too.
     let either = || (0..CLIENTS, 0..2 * REPLACING);
     let op = prop_oneof![
         8 => (who(), 1..=capacity, any::<bool>(), proptest::option::weighted(0.2, 0..2_u8)).prop_map(
@@ -102,7 +102,7 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
     })
 }
 
-/// Runs the sequence, and says which promise broke first.
+/// Runs the sequence. The error names the first broken promise.
 pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[Op]) -> Result<(), String> {
     let mut world = World::over(rows);
     let mut highest = 0_u64;
@@ -121,14 +121,14 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
         let pushes = world.pushes.clone();
         let after = world.view();
         weights_fit(&after, capacity)?;
-        nobody_overtakes(&world, &before, &after, &command)?;
+        no_waiter_is_overtaken(&world, &before, &after, &command)?;
         highest = tokens_rise(highest, &before, &after, &reply)?;
-        pushes_tell_the_truth(&after, &pushes)?;
-        a_release_keeps_no_longer_than_asked(&world, (&command, &reply), &after)?;
-        a_grant_lasts_no_longer_than_asked(&command, &reply)?;
+        pushes_match_the_table(&after, &pushes)?;
+        release_retains_at_most_min_hold(&world, (&command, &reply), &after)?;
+        grant_lasts_at_most_its_ttl(&command, &reply)?;
         let repeated = world.run(&command);
         let again = world.view();
-        a_repeat_changes_nothing(&command, (&reply, &after), (&repeated, &again))?;
+        repeat_is_idempotent(&command, (&reply, &after), (&repeated, &again))?;
         highest = highest.max(again.last_token.map_or(0, Token::get));
     }
     nothing_is_left(world)
@@ -150,7 +150,7 @@ fn weights_fit(view: &View, capacity: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Whose sign of life the command is.
+/// The client whose liveness the command proves.
 fn sender(command: &Command) -> Option<ClientId> {
     match command {
         Command::Acquire(acquire) => Some(acquire.acquisition.client),
@@ -159,8 +159,8 @@ fn sender(command: &Command) -> Option<ClientId> {
     }
 }
 
-/// A new holder had nobody before it that was there and ready, unless its owner held already.
-fn nobody_overtakes<R>(
+/// A new holder overtook no reachable waiter that could have been granted, unless its owner held the lock already.
+fn no_waiter_is_overtaken<R>(
     world: &World<R>,
     before: &View,
     after: &View,
@@ -170,7 +170,7 @@ fn nobody_overtakes<R>(
     for holder in &after.holders {
         let is_new = before.holders.iter().all(|old| old.acquisition != holder.acquisition);
         let shares = |other: &Holder| other.acquisition != holder.acquisition && other.token == holder.token;
-        // A holder that takes more is before all who wait.
+        // An upgrade goes before all waiters.
         let has_held = holder.acquisition.sequence >= REPLACING;
         if !is_new || has_held || after.holders.iter().any(shares) {
             continue;
@@ -206,8 +206,8 @@ fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Resu
     Ok(highest.max(held).max(after.last_token.map_or(0, Token::get)))
 }
 
-/// Whatever the clock says about the time of the grant: it may have been set back since.
-fn a_release_keeps_no_longer_than_asked<R>(
+/// Also if the clock was set back since the grant.
+fn release_retains_at_most_min_hold<R>(
     world: &World<R>,
     said: (&Command, &Reply),
     after: &View,
@@ -217,13 +217,13 @@ fn a_release_keeps_no_longer_than_asked<R>(
         after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.retained);
     match kept {
         Some(kept) if kept.expires_at > world.now + release.min_hold => {
-            Err(format!("{release:?} keeps it until {:?}, and it is {:?}", kept.expires_at, world.now))
+            Err(format!("{release:?} retains it until {:?}, and it is {:?}", kept.expires_at, world.now))
         }
         _ => Ok(()),
     }
 }
 
-fn a_grant_lasts_no_longer_than_asked(command: &Command, reply: &Reply) -> Result<(), String> {
+fn grant_lasts_at_most_its_ttl(command: &Command, reply: &Reply) -> Result<(), String> {
     match (command, reply) {
         (Command::Acquire(acquire), Reply::Granted(grant)) if grant.valid_for > acquire.ttl => {
             Err(format!("{acquire:?} was granted {grant:?}"))
@@ -232,7 +232,7 @@ fn a_grant_lasts_no_longer_than_asked(command: &Command, reply: &Reply) -> Resul
     }
 }
 
-fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
+fn pushes_match_the_table(after: &View, pushes: &[Push]) -> Result<(), String> {
     for push in pushes {
         let holds = after.holders.iter().any(|holder| holder.acquisition == push.acquisition);
         let waits = after.waiters.iter().any(|waiter| waiter.acquisition == push.acquisition);
@@ -243,24 +243,24 @@ fn pushes_tell_the_truth(after: &View, pushes: &[Push]) -> Result<(), String> {
             PushKind::Contended => holds && !after.waiters.is_empty(),
         };
         if !right {
-            return Err(format!("{push:?} is not so"));
+            return Err(format!("{push:?} contradicts the table"));
         }
     }
     Ok(())
 }
 
-fn a_repeat_changes_nothing(
+fn repeat_is_idempotent(
     command: &Command,
     (first, after): (&Reply, &View),
     (second, again): (&Reply, &View),
 ) -> Result<(), String> {
     let may_differ = match command {
-        // What is gone is gone: the second answer says so, and takes nothing else.
+        // A repeated release finds nothing.
         Command::Release(_) => matches!((first, second), (Reply::Released, Reply::NotHeld)),
         Command::ForceRelease => true,
-        // The range that was set aside is the first answer's, the lease is the same.
+        // The first answer has the reserved range; the lease is the same.
         Command::Renew(renew) => renew.reserve > 0,
-        // As below: a sign of life may bring another entry of the speaker's to the head, before this one.
+        // As below: proof of liveness may move another entry of the client to the head.
         Command::Acquire(_) => matches!((first, second), (Reply::Queued(_), Reply::Queued(_))),
         _ => false,
     };
@@ -270,11 +270,11 @@ fn a_repeat_changes_nothing(
     let (mut after, mut again) = (after.clone(), again.clone());
     match command {
         Command::Renew(renew) if renew.reserve > 0 => (after.last_token, again.last_token) = (None, None),
-        // Forcing again takes it from whoever was granted it by the first.
+        // The second one releases the holder that the first one granted.
         Command::ForceRelease => return Ok(()),
         _ => {}
     }
-    // Speaking again is a sign of life, which the speaker's other entries show.
+    // A repeat proves liveness, which shows in the client's other entries.
     if let Some(client) = sender(command) {
         for waiter in after.waiters.iter_mut().chain(&mut again.waiters) {
             waiter.skipped &= waiter.acquisition.client != client;
@@ -286,26 +286,25 @@ fn a_repeat_changes_nothing(
     Ok(())
 }
 
-/// When everybody has been silent for long enough, a newcomer is served at once, and in the end not a
-/// row is left.
+/// When all clients have been silent for long enough, a new one is granted at once, and finally no row is left.
 fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(), String> {
     let absent = (0..CLIENTS).map(ClientId::new);
     world.absent.extend(absent);
-    // A clock that was set back delays each end by as much, and by no more.
+    // A clock that was set back delays each expiry by as much, and by no more.
     world.pass(ENTRY_TTL.max(TTL) + world.stepped_back + Duration::from_secs(1));
     let view = world.view();
     if !view.holders.is_empty() || !view.waiters.is_empty() {
-        return Err(format!("the dead still hold or wait: {view:?}"));
+        return Err(format!("dead clients still hold or wait: {view:?}"));
     }
     let newcomer = id(99, 0);
     let reply = world.run(&acquire(newcomer, 7, 7, false));
     if !matches!(reply, Reply::Granted(_)) {
-        return Err(format!("a newcomer got {reply:?}"));
+        return Err(format!("a new client got {reply:?}"));
     }
     world.run(&release(newcomer));
     world.pass(Duration::from_secs(3_601) + world.stepped_back);
     if world.sweep() {
-        return Err(String::from("something is kept for ever"));
+        return Err(String::from("a row is never swept"));
     }
     Ok(())
 }

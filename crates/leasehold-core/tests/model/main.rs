@@ -1,11 +1,11 @@
-//! The lease table: its promises, and what breaks them.
+//! The promises of the lease table.
 //!
-//! Here is the world that a table is in. `checks.rs` has the promises, each checked after every step of random command
-//! sequences; `specimens.rs` the broken tables that those checks must catch; `stories.rs` single sequences that say more.
+//! This file has the table's environment. `checks.rs` checks the promises after every step of random command sequences,
+//! `broken_stores.rs` shows that each check can fail, and `sequences.rs` tests single command sequences.
 
+mod broken_stores;
 mod checks;
-mod specimens;
-mod stories;
+mod sequences;
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn acquire(acquisition: Acquisition, capacity: u32, weight: u32, wait: bool) -> 
     })
 }
 
-/// Added to the sequence number of a lease for the attempt that is to take its place.
+/// Added to the sequence number of a lease for the attempt that replaces it.
 const REPLACING: u64 = 6;
 
 fn replace(old: Acquisition, new: Acquisition, capacity: u32, weight: u32, wait: bool) -> Command {
@@ -50,11 +50,11 @@ fn renew(acquisition: Acquisition) -> Command {
     Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
 }
 
-/// A table with a clock and a list of who is there.
+/// A table with a clock and a list of unreachable clients.
 struct World<R> {
     rows: R,
     now: StoreTime,
-    /// By how much the clock was set back, all in all.
+    /// Total time by which the clock was set back.
     stepped_back: Duration,
     absent: Vec<ClientId>,
     pushes: Vec<Push>,
@@ -96,7 +96,7 @@ impl<R: Rows<Error = Infallible>> World<R> {
     fn view(&mut self) -> View {
         match self.run(&Command::Inspect) {
             Reply::View(view) => view,
-            other => panic!("inspecting answered {other:?}"),
+            other => panic!("inspect answered {other:?}"),
         }
     }
 

@@ -1,4 +1,7 @@
-//! The clocks of this machine.
+//! The clocks: this machine's, or one that a test moves.
+
+use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(not(unix))]
 mod portable;
@@ -8,6 +11,40 @@ use leasehold_core::{LocalTime, Now, StoreTime};
 use portable::{ClockId, Timespec, clock_gettime};
 #[cfg(unix)]
 use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use super::manual::ManualClock;
+
+/// The clock of a client, and of a store in memory.
+#[derive(Clone, Default)]
+pub(crate) enum Clock {
+    #[default]
+    System,
+    Manual(Arc<ManualClock>),
+}
+
+impl Clock {
+    /// The local clock, by which this process decides how long it may trust a lease.
+    pub(crate) fn local(&self) -> LocalTime {
+        match self {
+            Self::System => local(),
+            Self::Manual(clock) => clock.now(),
+        }
+    }
+
+    /// The clock of a store in this process's memory.
+    pub(crate) fn in_memory(&self) -> Now {
+        match self {
+            Self::System => in_memory(),
+            Self::Manual(clock) => {
+                let since_start = Duration::from_micros(clock.now().as_micros());
+                Now { time: StoreTime::ZERO + since_start, wall: MANUAL_EPOCH + since_start, floor: None }
+            }
+        }
+    }
+}
+
+/// The wall clock's time when a manual clock shows zero: some day in 2023, so that tokens look as usual.
+const MANUAL_EPOCH: StoreTime = StoreTime::from_micros(1_700_000_000_000_000);
 
 /// The clock that never steps and also counts suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -69,8 +106,6 @@ fn now_by(kernel: impl Kernel, wall: ClockId) -> Now {
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const AWAKE: Duration = Duration::from_secs(5);

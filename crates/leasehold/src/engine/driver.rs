@@ -9,14 +9,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use leasehold_core::{LocalTime, Resource};
 use tokio::runtime::Builder;
-
-use leasehold_core::Resource;
 use tokio::sync::Semaphore;
 
-use crate::engine::clock;
-use crate::engine::timer::Timer;
-use crate::engine::{Request, Session};
+use super::entry::Transmit;
+use super::manual::{Driven, ManualClock};
+use super::session::Session;
+use super::timer::Timer;
 use crate::store::Store;
 
 /// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
@@ -53,7 +55,7 @@ where
                 }
                 Ok((store, timer)) => {
                     if report(Ok(store.clone())) {
-                        drive(&session, store, timer).await;
+                        drive(&session, &*store, timer).await;
                     }
                     session.driver_gone();
                 }
@@ -64,30 +66,31 @@ where
     Ok(())
 }
 
-async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) {
+async fn drive(session: &Session, store: &dyn Store, mut timer: Timer) {
     // A cluster's nodes come and go, but they are few.
     let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
+    let mut in_flight = FuturesUnordered::new();
     loop {
-        let due = session.due(clock::local());
+        let due = session.due(session.now());
         if due.is_over {
             return;
         }
-        if !due.requests.is_empty() {
-            for ((shard, _), requests) in by_shard(&*store, due.requests) {
-                let permit = in_flight_limits
-                    .entry(shard)
-                    .or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT)))
-                    .clone();
-                tokio::spawn(send(session.clone(), store.clone(), permit, requests));
-            }
+        for ((shard, replicas), batch) in by_shard(store, due.transmits) {
+            let limit = in_flight_limits
+                .entry(shard)
+                .or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT)))
+                .clone();
+            in_flight.push(send(session, store, limit, batch, replicas));
         }
-        if due.next <= clock::local() {
+        if due.next <= session.now() {
             // More than one batch is due: let the first one be sent.
+            let _ = in_flight.next().now_or_never();
             tokio::task::yield_now().await;
             continue;
         }
         tokio::select! {
             () = session.alarm.notified() => {}
+            Some(()) = in_flight.next() => {}
             slept = timer.until(due.next) => if let Err(error) = slept {
                 // Leases are still lost on time, because guards read the clock themselves.
                 tracing::error!(%error, "the timer failed; retrying in 1 s");
@@ -97,32 +100,62 @@ async fn drive(session: &Arc<Session>, store: Arc<dyn Store>, mut timer: Timer) 
     }
 }
 
-type Requests = Vec<(Arc<Resource>, Request)>;
+type Transmits = Vec<(Arc<Resource>, Transmit)>;
 
-/// Groups requests by shard and by replica count, in the order of their deadlines.
-fn by_shard(store: &dyn Store, requests: Vec<(Arc<Resource>, Request)>) -> BTreeMap<(u64, u32), Requests> {
+/// Groups commands by shard and by replica count, in the order of their deadlines.
+fn by_shard(store: &dyn Store, transmits: Transmits) -> BTreeMap<(u64, u32), Transmits> {
     let mut shards = BTreeMap::<_, Vec<_>>::new();
-    for (resource, request) in requests {
-        let shard = store.shard(&resource, &request.command);
-        shards.entry((shard, request.replicas)).or_default().push((resource, request));
+    for (resource, transmit) in transmits {
+        let shard = store.shard(&resource, &transmit.command);
+        shards.entry((shard, transmit.replicas)).or_default().push((resource, transmit));
     }
     shards
 }
 
 async fn send(
+    session: &Session,
+    store: &dyn Store,
+    limit: Arc<Semaphore>,
+    transmits: Transmits,
+    replicas: u32,
+) {
+    let _permit = limit.acquire().await;
+    let batch =
+        transmits.iter().map(|(resource, transmit)| (resource.clone(), transmit.command.clone())).collect();
+    let answers = store.call_batch(batch, replicas).await;
+    debug_assert_eq!(answers.len(), transmits.len(), "a store returns one result per command");
+    let now = session.now();
+    for ((_, transmit), answered) in transmits.iter().zip(&answers) {
+        session.handle_response(transmit, now, answered);
+    }
+}
+
+/// Drives a client of a manual clock, whose store answers inline.
+pub(crate) fn start_manual(clock: &ManualClock, session: Arc<Session>, store: Arc<dyn Store>) {
+    clock.add(Arc::new(ManualDriver { session, store }));
+}
+
+struct ManualDriver {
     session: Arc<Session>,
     store: Arc<dyn Store>,
-    permit: Arc<Semaphore>,
-    requests: Vec<(Arc<Resource>, Request)>,
-) {
-    let _permit = permit.acquire().await;
-    let batch =
-        requests.iter().map(|(resource, request)| (resource.clone(), request.command.clone())).collect();
-    let answers =
-        store.call_replicated(batch, requests.first().map_or(0, |(_, request)| request.replicas)).await;
-    debug_assert_eq!(answers.len(), requests.len(), "a store returns one result per command");
-    let now = clock::local();
-    for ((_, request), answered) in requests.iter().zip(&answers) {
-        session.handle_response(request, now, answered);
+}
+
+impl Driven for ManualDriver {
+    fn run_due(&self, now: LocalTime) -> Option<LocalTime> {
+        loop {
+            let due = self.session.due(now);
+            if due.is_over {
+                self.session.driver_gone();
+                return None;
+            }
+            if due.transmits.is_empty() && due.next > now {
+                return Some(due.next);
+            }
+            for (resource, transmit) in due.transmits {
+                if let Some(answered) = self.store.try_call_inline(&resource, &transmit.command) {
+                    self.session.handle_response(&transmit, now, &answered);
+                }
+            }
+        }
     }
 }

@@ -10,7 +10,6 @@ use leasehold_core::{
     drift_margin,
 };
 
-use super::session::Request;
 use crate::store::{CallResult, StoreError};
 
 /// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
@@ -19,6 +18,19 @@ const RELEASE_RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// How long a closed client retries a release at least, if there is no lease or the lease ends sooner.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// A command for the store, its entry, and when it was issued.
+#[derive(Debug)]
+pub(crate) struct Transmit {
+    pub(crate) sequence: u64,
+    pub(crate) sent_at: LocalTime,
+    pub(crate) command: Command,
+    /// How many replicas must have the write before its response counts.
+    pub(crate) replicas: u32,
+}
+
+/// How an attempt ended, and the store's last error if there was one.
+pub(crate) type AttemptEnd = (Outcome, Option<StoreError>);
 
 /// How a release ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +172,7 @@ impl Entry {
 
     // --- What goes out ---------------------------------------------------------------------------
 
-    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Request> {
+    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
         self.end_attempt(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
@@ -177,7 +189,7 @@ impl Entry {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
             _ => 0,
         };
-        Some(Request { sequence, sent_at: now, command, replicas })
+        Some(Transmit { sequence, sent_at: now, command, replicas })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
@@ -191,14 +203,14 @@ impl Entry {
 
     // --- What comes in ---------------------------------------------------------------------------
 
-    pub(super) fn handle_response(&mut self, request: &Request, now: LocalTime, answered: &CallResult) {
+    pub(super) fn handle_response(&mut self, transmit: &Transmit, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
             self.last_error = Some(error.clone());
             self.is_changed = true;
         }
-        match (&mut self.stage, &request.command, answered) {
+        match (&mut self.stage, &transmit.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
-                machine.handle_answer(request.sent_at, now, answer);
+                machine.handle_answer(transmit.sent_at, now, answer);
             }
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
@@ -207,7 +219,7 @@ impl Entry {
                 *tombstone = *tombstone_once_answered;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
-                machine.handle_reply(now, request.sent_at, &answer.reply);
+                machine.handle_reply(now, transmit.sent_at, &answer.reply);
                 if matches!(machine.state(now), LeaseState::Held)
                     && std::mem::take(&mut self.is_failure_logged)
                 {

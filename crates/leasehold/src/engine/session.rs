@@ -13,47 +13,47 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, ClientId, Command, LeaseTerms, LocalTime, Loss, Outcome, Owner,
-    Push, Resource, Token, WaitPolicy,
+    Acquire, AcquireMachine, Acquisition, ClientId, LeaseTerms, LocalTime, Outcome, Push, Resource,
+    WaitPolicy,
 };
 use tokio::sync::Notify;
 
-use super::clock;
-use super::entry::{Entry, LogEvent, ReleaseOutcome, RenewalError};
+use super::clock::Clock;
+use super::entry::{Entry, LogEvent, ReleaseOutcome, Transmit};
 use super::table::{DueWork, Effects, Table};
-use super::watch::Watch;
-use crate::store::{CallResult, Inbox, StoreError};
+use crate::store::{CallResult, Inbox};
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
-    /// Wakes the driver before its own timer does.
-    pub(crate) alarm: Notify,
-}
-
-/// A command for the store, its entry, and when it was issued.
-#[derive(Debug)]
-pub(crate) struct Request {
-    pub(crate) sequence: u64,
-    pub(crate) sent_at: LocalTime,
-    pub(crate) command: Command,
-    /// How many replicas must have the write before its response counts.
-    pub(crate) replicas: u32,
+    clock: Clock,
+    /// Wakes the driver's thread before its own timer does.
+    pub(super) alarm: Notify,
 }
 
 /// The client was closed.
 pub(crate) struct Closed;
 
-/// How an attempt ended, and the store's last error if there was one.
-pub(crate) type AttemptEnd = (Outcome, Option<StoreError>);
-
 impl Session {
-    pub(crate) fn new(id: ClientId) -> Self {
+    pub(crate) fn new(id: ClientId, clock: Clock) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
         let table = Table::new(id, sequence.clone());
-        Self { id, table: Mutex::new(table), sequence, alarm: Notify::new() }
+        Self { id, table: Mutex::new(table), sequence, clock, alarm: Notify::new() }
+    }
+
+    /// The time by this client's clock.
+    pub(crate) fn now(&self) -> LocalTime {
+        self.clock.local()
+    }
+
+    /// Has the driver look at what is due.
+    fn wake_driver(&self) {
+        match &self.clock {
+            Clock::System => self.alarm.notify_one(),
+            Clock::Manual(clock) => clock.run_drivers(),
+        }
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
@@ -61,12 +61,23 @@ impl Session {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many entries there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.table().entries.len()
+    }
+
     pub(crate) fn next_acquisition(&self) -> Acquisition {
         Acquisition { client: self.id, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Steps one entry, reconciles the table, and applies the effects with the mutex free.
-    fn step<T>(&self, sequence: u64, now: LocalTime, act: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    pub(super) fn step<T>(
+        &self,
+        sequence: u64,
+        now: LocalTime,
+        act: impl FnOnce(&mut Entry) -> T,
+    ) -> Option<T> {
         let (result, effects) = {
             let mut table = self.table();
             let result = act(table.entries.get_mut(&sequence)?);
@@ -81,7 +92,7 @@ impl Session {
     pub(super) fn apply_effects(&self, effects: Effects) {
         effects.wakers.into_iter().for_each(Waker::wake);
         if effects.wake_driver {
-            self.alarm.notify_one();
+            self.wake_driver();
         }
         for (resource, event) in effects.log_events {
             match event {
@@ -112,36 +123,36 @@ impl Session {
         command: Acquire,
         patience: Option<WaitPolicy>,
         now: LocalTime,
-    ) -> Result<Option<Request>, Closed> {
+    ) -> Result<Option<Transmit>, Closed> {
         let sequence = command.acquisition.sequence;
         let owner = command.owner.clone();
         let machine = AcquireMachine::new(command, patience, now);
         let mut entry = Box::new(Entry::new(resource, owner, terms, min_hold, machine));
         let mut effects = Effects::default();
-        let request = {
+        let transmit = {
             let mut table = self.table();
             if table.is_closed {
                 return Err(Closed);
             }
-            let request = entry.poll_transmit(sequence, now);
+            let transmit = entry.poll_transmit(sequence, now);
             table.entries.insert(sequence, entry);
             table.unsettled += 1;
             table.reconcile(sequence, now, &mut effects);
-            request
+            transmit
         };
         self.apply_effects(effects);
-        Ok(request)
+        Ok(transmit)
     }
 
     /// Steps an entry with the response to its request. Returns the attempt's outcome, which saves the caller a second look.
     pub(crate) fn handle_response(
         &self,
-        request: &Request,
+        transmit: &Transmit,
         now: LocalTime,
         answered: &CallResult,
     ) -> Option<Outcome> {
-        self.step(request.sequence, now, |entry| {
-            entry.handle_response(request, now, answered);
+        self.step(transmit.sequence, now, |entry| {
+            entry.handle_response(transmit, now, answered);
             entry.outcome(now)
         })?
     }
@@ -149,178 +160,16 @@ impl Session {
     /// Steps an entry with the response to its release. Returns the outcome if the release is complete.
     pub(crate) fn handle_release_response(
         &self,
-        request: &Request,
+        transmit: &Transmit,
         answered: &CallResult,
     ) -> Option<ReleaseOutcome> {
         // Only a failed release uses the time.
-        let now = if answered.is_ok() { request.sent_at } else { clock::local() };
-        self.step(request.sequence, now, |entry| {
-            entry.handle_response(request, now, answered);
+        let now = if answered.is_ok() { transmit.sent_at } else { self.now() };
+        self.step(transmit.sequence, now, |entry| {
+            entry.handle_response(transmit, now, answered);
             entry.is_referenced = entry.release_outcome().is_none();
             entry.release_outcome()
         })?
-    }
-
-    /// Lets a future wait for changes of this entry.
-    pub(crate) fn watch(&self, sequence: u64) -> Watch<'_> {
-        Watch { session: self, sequence, key: None, retired: Vec::new() }
-    }
-
-    /// Ready once the attempt has ended.
-    pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<AttemptEnd> {
-        watch.retired.clear();
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
-            return Poll::Ready((Outcome::Cancelled, None));
-        };
-        match entry.outcome {
-            Some(outcome) => Poll::Ready((outcome, entry.last_error.take())),
-            None => {
-                watch.register(entry, context);
-                Poll::Pending
-            }
-        }
-    }
-
-    // --- Leases ----------------------------------------------------------------------------------
-
-    /// How much longer a held lease may be trusted, or why it was lost.
-    pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
-        self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
-    }
-
-    /// The loss of a lease of this owner that still has a guard. `granted`: a token of a later grant, which implies a loss.
-    pub(crate) fn loss_of_owner(
-        &self,
-        resource: &Resource,
-        owner: &Owner,
-        granted: Option<Token>,
-        now: LocalTime,
-    ) -> Option<Loss> {
-        // A scan of the table, which is only as long as one client's attempts and leases.
-        let table = self.table();
-        let mut theirs = table.entries.values().filter(|entry| {
-            entry.is_referenced && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
-        });
-        theirs.find_map(|entry| entry.loss(now, granted))
-    }
-
-    pub(crate) fn poll_lost(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Loss> {
-        watch.retired.clear();
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&watch.sequence) else { return Poll::Ready(Loss::Closed) };
-        match entry.remaining(clock::local()) {
-            Err(loss) => Poll::Ready(loss),
-            Ok(_) => {
-                watch.register(entry, context);
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Begins a renewal, unless one is in flight.
-    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Request> {
-        self.step(sequence, now, |entry| {
-            entry.renew_now(now);
-            entry.poll_transmit(sequence, now)
-        })?
-    }
-
-    /// The future that awaited the renewal's response was dropped.
-    pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.abandon_renewal(now));
-    }
-
-    /// Ready once no renewal is in flight, with the last renewal's error if it failed.
-    pub(crate) fn poll_renewed(
-        &self,
-        watch: &mut Watch<'_>,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), RenewalError>> {
-        watch.retired.clear();
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
-            return Poll::Ready(Err(RenewalError::Lost(Loss::Closed)));
-        };
-        match entry.renewal_result(clock::local()) {
-            Some(renewed) => Poll::Ready(renewed),
-            None => {
-                watch.register(entry, context);
-                Poll::Pending
-            }
-        }
-    }
-
-    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
-    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Request>, Option<Loss>) {
-        let began = self.step(sequence, now, |entry| {
-            let loss = entry.remaining(now).err();
-            entry.abandon(now);
-            (entry.poll_transmit(sequence, now), loss)
-        });
-        began.unwrap_or((None, Some(Loss::Closed)))
-    }
-
-    /// When the maximum hold of this lease ends; `NEVER` without one.
-    pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
-        self.table().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
-    }
-
-    /// Sets the end of the hold. An exchanged lease continues the hold of the lease before it.
-    pub(crate) fn limit_hold(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.limit_hold(ends_at));
-    }
-
-    /// Replaces the minimum hold, counted from the grant.
-    pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.min_hold = min_hold);
-    }
-
-    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
-    pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
-    }
-
-    /// Another lease has replaced this one, and no guard refers to it.
-    pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| {
-            entry.is_referenced = false;
-            entry.mark_replaced(now);
-        });
-    }
-
-    /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.
-    pub(crate) fn release_dropped(&self, sequence: u64, now: LocalTime) -> Option<Request> {
-        self.step(sequence, now, |entry| {
-            entry.is_referenced = false;
-            entry.abandon(now);
-            entry.poll_transmit(sequence, now)
-        })?
-    }
-
-    /// Lets the driver send this release.
-    pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.retry_release(now));
-    }
-
-    /// Ready once the store has confirmed the release, or the lease has expired in the store.
-    pub(crate) fn poll_released(
-        &self,
-        watch: &mut Watch<'_>,
-        context: &mut Context<'_>,
-    ) -> Poll<ReleaseOutcome> {
-        watch.retired.clear();
-        let mut table = self.table();
-        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
-            return Poll::Ready(ReleaseOutcome::Released);
-        };
-        match entry.release_outcome() {
-            Some(given) => Poll::Ready(given),
-            None => {
-                watch.register(entry, context);
-                Poll::Pending
-            }
-        }
     }
 
     // --- The whole -------------------------------------------------------------------------------
@@ -383,7 +232,7 @@ impl Session {
     /// The last handle was dropped: the driver ends once everything is released.
     pub(crate) fn on_handles_dropped(&self) {
         self.table().has_no_handles = true;
-        self.alarm.notify_one();
+        self.wake_driver();
     }
 
     /// What the driver must send now, and when it must ask again.
@@ -399,7 +248,7 @@ impl Session {
 
 impl Inbox for Session {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
-        let now = clock::local();
+        let now = self.now();
         let entries: Vec<(u64, Arc<Resource>)> = self
             .table()
             .entries
@@ -414,12 +263,12 @@ impl Inbox for Session {
     }
 
     fn shortest_ttl(&self) -> Option<Duration> {
-        let now = clock::local();
+        let now = self.now();
         self.table().entries.values().filter_map(|entry| entry.ttl_at_stake(now)).min()
     }
 
     fn deliver(&self, push: Push) {
-        let now = clock::local();
+        let now = self.now();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
     }
 }

@@ -9,7 +9,6 @@ use leasehold_core::LocalTime;
 
 use super::session::Session;
 use super::table::Effects;
-use crate::engine::clock;
 
 /// A future that ends when the local clock reaches a point, or when the driver ends.
 pub(crate) struct Sleep {
@@ -29,7 +28,7 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if clock::local() >= self.until {
+        if self.session.now() >= self.until {
             return Poll::Ready(());
         }
         let mut effects = Effects::default();

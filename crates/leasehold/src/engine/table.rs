@@ -6,15 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Command, LocalTime, Owner, Resource};
+use leasehold_core::{Acquisition, ClientId, Command, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
-use super::entry::{Entry, LogEvent, ReleaseOutcome};
-use super::local_queue::LocalQueues;
-use super::session::Request;
+use super::entry::{Entry, LogEvent, ReleaseOutcome, Transmit};
+use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, LocalQueues, QueueState, Ticket};
 
 /// The largest number of commands in one batch.
 const MAX_BATCH: usize = 512;
@@ -52,7 +51,7 @@ pub(super) struct Table {
 
 /// What the driver must do.
 pub(crate) struct DueWork {
-    pub(crate) requests: Vec<(Arc<Resource>, Request)>,
+    pub(crate) transmits: Vec<(Arc<Resource>, Transmit)>,
     /// When to ask again.
     pub(crate) next: LocalTime,
     /// The client has ended and nothing is left to release.
@@ -189,21 +188,21 @@ impl Table {
         {
             effects.wakers.push(sleeper.remove());
         }
-        let mut requests = Vec::new();
-        while requests.len() < MAX_BATCH
+        let mut transmits = Vec::new();
+        while transmits.len() < MAX_BATCH
             && let Some(&(time, sequence)) = self.timers.first()
             && time <= now
         {
-            requests.extend(self.fire(sequence, now, effects));
+            transmits.extend(self.fire(sequence, now, effects));
         }
-        if requests.iter().any(|(_, request)| matches!(request.command, Command::Renew(_))) {
-            self.renew_early(now, &mut requests, effects);
+        if transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_))) {
+            self.renew_early(now, &mut transmits, effects);
         }
         let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
         let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
         self.driver_wakes_at = timer.min(sleeper);
         let is_over = self.unsettled == 0 && (self.is_closed || self.has_no_handles);
-        DueWork { requests, next: self.driver_wakes_at, is_over }
+        DueWork { transmits, next: self.driver_wakes_at, is_over }
     }
 
     fn fire(
@@ -211,14 +210,14 @@ impl Table {
         sequence: u64,
         now: LocalTime,
         effects: &mut Effects,
-    ) -> Option<(Arc<Resource>, Request)> {
+    ) -> Option<(Arc<Resource>, Transmit)> {
         let entry = self.entries.get_mut(&sequence)?;
         if let Some(set) = entry.timer.take() {
             self.timers.remove(&(set, sequence));
         }
-        let request = entry.poll_transmit(sequence, now).map(|request| (entry.resource.clone(), request));
+        let transmit = entry.poll_transmit(sequence, now).map(|transmit| (entry.resource.clone(), transmit));
         self.reconcile(sequence, now, effects);
-        request
+        transmit
     }
 
     /// Sends renewals that are due soon together with those that are due now. Leases with equal ttls therefore come to be
@@ -226,7 +225,7 @@ impl Table {
     fn renew_early(
         &mut self,
         now: LocalTime,
-        requests: &mut Vec<(Arc<Resource>, Request)>,
+        transmits: &mut Vec<(Arc<Resource>, Transmit)>,
         effects: &mut Effects,
     ) {
         let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, u64::MAX));
@@ -235,13 +234,151 @@ impl Table {
             .filter(|sequence| {
                 self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
             })
-            .take(MAX_BATCH.saturating_sub(requests.len()))
+            .take(MAX_BATCH.saturating_sub(transmits.len()))
             .collect();
         for sequence in early {
             if let Some(entry) = self.entries.get_mut(&sequence) {
                 entry.renew_now(now);
             }
-            requests.extend(self.fire(sequence, now, effects));
+            transmits.extend(self.fire(sequence, now, effects));
+        }
+    }
+
+    // --- Local queues ----------------------------------------------------------------------------
+
+    pub(super) fn enqueue(
+        &mut self,
+        key: AcquireKey,
+        number: u64,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> Result<(Ticket, Option<Transmit>), EnqueueError> {
+        if self.is_closed {
+            return Err(EnqueueError::Closed);
+        }
+        let id = self.local_queues.find(&key).unwrap_or_else(|| {
+            self.local_queues.add(number, key);
+            number
+        });
+        let ticket = Ticket { queue: id, number };
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return Err(EnqueueError::Closed) };
+        let is_first = queue.entry().is_none();
+        if !is_first && queue.waiting.len() >= queue.key.wait.max_queue as usize {
+            return Err(EnqueueError::QueueFull);
+        }
+        queue.waiting.insert(number, None);
+        if !is_first {
+            return Ok((ticket, None));
+        }
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let mut entry = queue.start_attempt(id, Acquisition { client: self.id, sequence }, now);
+        let transmit = entry.poll_transmit(sequence, now);
+        self.insert(sequence, entry, now, effects);
+        Ok((ticket, transmit))
+    }
+
+    pub(super) fn cancel_wait(
+        &mut self,
+        ticket: Ticket,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> CancelledWait {
+        let Some(queue) = self.local_queues.by_id.get_mut(&ticket.queue) else {
+            return CancelledWait::AttemptContinues;
+        };
+        queue.ended.remove(&ticket.number);
+        let cancelled = match queue.state {
+            QueueState::Assigned { lease, number, .. } if number == ticket.number => {
+                let is_handed_off = self.hand_off(ticket.queue, lease, now, effects);
+                self.reconcile(lease, now, effects);
+                if is_handed_off {
+                    CancelledWait::LeaseInUse
+                } else {
+                    CancelledWait::LastWaiter { sequence: lease, may_be_in_store: true }
+                }
+            }
+            QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::LeaseInUse,
+            QueueState::Acquiring(sequence) | QueueState::AwaitingTokens(sequence)
+                if queue.waiting.is_empty() =>
+            {
+                queue.state = QueueState::Idle;
+                let may_be_in_store =
+                    self.entries.get(&sequence).is_some_and(|entry| entry.may_be_in_store());
+                CancelledWait::LastWaiter { sequence, may_be_in_store }
+            }
+            QueueState::Idle | QueueState::Acquiring(_) | QueueState::AwaitingTokens(_) => {
+                CancelledWait::AttemptContinues
+            }
+        };
+        self.local_queues.remove_if_empty(ticket.queue);
+        cancelled
+    }
+
+    fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
+        self.entries.insert(sequence, entry);
+        self.unsettled += 1;
+        self.reconcile(sequence, now, effects);
+    }
+
+    /// Gives a lease that its task no longer uses to the next task. Returns false if the lease must be released; if tasks
+    /// wait then, the queue has begun a new attempt for them.
+    pub(super) fn hand_off(&mut self, id: u64, lease: u64, now: LocalTime, effects: &mut Effects) -> bool {
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return false };
+        if queue.waiting.is_empty() {
+            queue.state = QueueState::Idle;
+            self.local_queues.remove_if_empty(id);
+            return false;
+        }
+        match self.entries.get_mut(&lease).map_or(HandoffDecision::Release, |entry| entry.hand_off(now)) {
+            HandoffDecision::Next(token) => queue.assign(lease, token, &mut effects.wakers),
+            HandoffDecision::AwaitTokens => queue.state = QueueState::AwaitingTokens(lease),
+            HandoffDecision::Release if self.is_closed => {
+                queue.end_waits(Outcome::Cancelled, None, &mut effects.wakers);
+                return false;
+            }
+            HandoffDecision::Release => {
+                let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+                let entry = queue.start_attempt(id, Acquisition { client: self.id, sequence }, now);
+                // The driver sends it.
+                self.insert(sequence, entry, now, effects);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Updates a queue after its entry, the attempt or the lease, has changed.
+    fn on_entry_changed(&mut self, id: u64, sequence: u64, now: LocalTime, effects: &mut Effects) {
+        let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return };
+        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+        if queue.entry() != Some(sequence) {
+            return;
+        }
+        if let QueueState::Acquiring(_) = queue.state {
+            match entry.outcome {
+                None => {}
+                Some(Outcome::Granted { grant, .. }) => {
+                    queue.assign(sequence, grant.tokens.first, &mut effects.wakers);
+                }
+                Some(outcome) => {
+                    entry.is_referenced = false;
+                    queue.end_waits(outcome, entry.last_error.as_ref(), &mut effects.wakers);
+                }
+            }
+            return;
+        }
+        let is_held = matches!(queue.state, QueueState::Held(_));
+        let is_free = matches!(queue.state, QueueState::AwaitingTokens(_)) || entry.remaining(now).is_err();
+        if is_free && !self.hand_off(id, sequence, now, effects) && !is_held {
+            self.abandon(sequence, now);
+        }
+    }
+
+    /// Releases a lease that no guard refers to. A guard would release it itself.
+    fn abandon(&mut self, sequence: u64, now: LocalTime) {
+        if let Some(entry) = self.entries.get_mut(&sequence) {
+            entry.is_referenced = false;
+            entry.abandon(now);
         }
     }
 }

@@ -1,9 +1,11 @@
-//! Wakes a future when an entry changes.
+//! Waiting for an entry to change: a future leaves its waker there, and looks again when it is woken.
 
 use std::sync::atomic::Ordering;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
-use super::entry::Entry;
+use leasehold_core::{Loss, Outcome};
+
+use super::entry::{AttemptEnd, Entry, ReleaseOutcome, RenewalError};
 use super::session::Session;
 
 /// A future's registration at an entry. Dropping it removes the future's waker.
@@ -15,6 +17,88 @@ pub(crate) struct Watch<'a> {
     /// Replaced wakers. Dropping a waker may drop its task, and with it a guard that takes the mutex: they are dropped with
     /// the mutex free.
     pub(super) retired: Vec<Waker>,
+}
+
+impl Session {
+    /// Lets a future wait for changes of this entry.
+    pub(crate) fn watch(&self, sequence: u64) -> Watch<'_> {
+        Watch { session: self, sequence, key: None, retired: Vec::new() }
+    }
+
+    /// Ready once the attempt has ended.
+    pub(crate) fn poll_ended(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<AttemptEnd> {
+        watch.retired.clear();
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
+            return Poll::Ready((Outcome::Cancelled, None));
+        };
+        match entry.outcome {
+            Some(outcome) => Poll::Ready((outcome, entry.last_error.take())),
+            None => {
+                watch.register(entry, context);
+                Poll::Pending
+            }
+        }
+    }
+
+    pub(crate) fn poll_lost(&self, watch: &mut Watch<'_>, context: &mut Context<'_>) -> Poll<Loss> {
+        watch.retired.clear();
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else { return Poll::Ready(Loss::Closed) };
+        match entry.remaining(self.now()) {
+            Err(loss) => Poll::Ready(loss),
+            Ok(_) => {
+                watch.register(entry, context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Ready once no renewal is in flight, with the last renewal's error if it failed.
+    pub(crate) fn poll_renewed(
+        &self,
+        watch: &mut Watch<'_>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), RenewalError>> {
+        watch.retired.clear();
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
+            return Poll::Ready(Err(RenewalError::Lost(Loss::Closed)));
+        };
+        match entry.renewal_result(self.now()) {
+            Some(renewed) => Poll::Ready(renewed),
+            None => {
+                watch.register(entry, context);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Ready once the store has confirmed the release, or the lease has expired in the store.
+    pub(crate) fn poll_released(
+        &self,
+        watch: &mut Watch<'_>,
+        context: &mut Context<'_>,
+    ) -> Poll<ReleaseOutcome> {
+        watch.retired.clear();
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&watch.sequence) else {
+            return Poll::Ready(ReleaseOutcome::Released);
+        };
+        match entry.release_outcome() {
+            Some(given) => {
+                // The future was told, and no one else refers to the entry. Wakers are dropped with the mutex free.
+                let told = table.entries.remove(&watch.sequence);
+                drop(table);
+                drop(told);
+                Poll::Ready(given)
+            }
+            None => {
+                watch.register(entry, context);
+                Poll::Pending
+            }
+        }
+    }
 }
 
 impl Watch<'_> {

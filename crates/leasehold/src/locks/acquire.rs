@@ -12,10 +12,10 @@ use leasehold_core::{
 use tracing::Instrument as _;
 
 use super::lock::{Lock, WaitMode, unit};
-use crate::engine::{AttemptEnd, Closed, ReleaseOutcome, Request, Sleep, clock};
+use crate::engine::{AttemptEnd, Closed, End, ReleaseOutcome, Response, Sleep, Transmit};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::handle::{Handle, missing_response};
+use crate::handle::Handle;
 use crate::store::StoreError;
 
 /// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
@@ -33,12 +33,12 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        if self.handle.store.needs_admission_queue() && resource.kind != Kind::Admission {
+        if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
             return self.acquire_with_admission(weight, wait).instrument(span).await;
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
             let key = self.acquire_key(resource, hand_off);
-            if wait.deadline().is_some() {
+            if wait.deadline(self.handle.now()).is_some() {
                 return self.acquire_queued(resource, key, wait).instrument(span).await;
             }
             if self.handle.session.holds_lease(&key) {
@@ -56,8 +56,8 @@ impl Lock {
         replaces: Option<&Guard>,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
-        let (attempt, request) = self.begin(resource, weight, replaces, wait.deadline())?;
-        let (outcome, last_error) = attempt.finish(request).await;
+        let (attempt, transmit) = self.begin(resource, weight, replaces, wait.deadline(self.handle.now()))?;
+        let (outcome, last_error) = attempt.finish(transmit).await;
         if let Outcome::Granted { grant, .. } = outcome {
             let token = grant.tokens.first;
             tracing::debug!(%resource, %token, "lease granted");
@@ -65,7 +65,7 @@ impl Lock {
         }
         match outcome {
             Outcome::NotGranted | Outcome::TimedOut => {
-                let until = clock::local() + CANCEL_LIMIT;
+                let until = self.handle.now() + CANCEL_LIMIT;
                 let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
                 match (is_cancelled, replaces) {
                     (true, _) => Ok(None),
@@ -123,10 +123,10 @@ impl Lock {
         weight: u32,
         replaces: Option<&Guard>,
         deadline: Option<LocalTime>,
-    ) -> Result<(Attempt<'a>, Option<Request>), Error> {
+    ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
         let session = &self.handle.session;
-        let intervals = self.handle.store.poll_intervals();
-        let terms = self.terms(replaces, clock::local());
+        let intervals = self.handle.capabilities.poll_intervals;
+        let terms = self.terms(replaces, self.handle.now());
         let acquisition = session.next_acquisition();
         let command = Acquire {
             acquisition,
@@ -145,11 +145,12 @@ impl Lock {
             repoll_interval: intervals.repoll_interval,
             confirms_pushes,
         });
-        let began = session.begin(resource.clone(), terms, self.min_hold, command, patience, clock::local());
-        let request = began.map_err(|Closed| self.handle.closed())?;
+        let began =
+            session.begin(resource.clone(), terms, self.min_hold, command, patience, self.handle.now());
+        let transmit = began.map_err(|Closed| self.handle.closed())?;
         Ok((
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
-            request,
+            transmit,
         ))
     }
 
@@ -199,36 +200,18 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends the first request, and waits for the outcome. The driver sends the following requests.
-    pub(crate) async fn finish(&self, request: Option<Request>) -> AttemptEnd {
-        let (session, store) = (&self.handle.session, &self.handle.store);
-        let mut call = None;
-        if let Some(request) = request {
-            match store.try_call_inline(self.resource, &request.command) {
-                Some(answered) => {
-                    let outcome = session.handle_response(&request, clock::local(), &answered);
-                    if let Some(granted @ Outcome::Granted { .. }) = outcome {
-                        return (granted, None);
-                    }
-                }
-                None => {
-                    let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let sent = store.call_replicated(batch, request.replicas);
-                    call = Some((request, sent));
-                }
-            }
-        }
-        let mut watch = session.watch(self.sequence);
+    /// Sends the first command, and waits for the outcome. The driver sends the following commands.
+    pub(crate) async fn finish(&self, transmit: Option<Transmit>) -> AttemptEnd {
+        let mut request = self.handle.send(self.resource, transmit);
+        let mut watch = self.handle.session.watch(self.sequence);
         poll_fn(|context| {
-            if let Some((request, sent)) = &mut call
-                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
+            if let Some(Response { end: Some(End::Attempt(granted @ Outcome::Granted { .. })), .. }) =
+                request.poll_response(context)
             {
-                let answered = answers.pop().unwrap_or_else(missing_response);
-                session.handle_response(request, clock::local(), &answered);
-                call = None;
+                return Poll::Ready((granted, None));
             }
             // The deadline may come before the response.
-            session.poll_ended(&mut watch, context)
+            self.handle.session.poll_ended(&mut watch, context)
         })
         .await
     }
@@ -244,7 +227,7 @@ impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
             // The lease was never used, so its minimum hold does not apply.
-            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, clock::local());
+            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, self.handle.now());
             self.handle.abandon(self.resource, self.sequence);
         }
     }

@@ -11,8 +11,7 @@ use std::task::Poll;
 use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
 
-use crate::engine::clock;
-use crate::engine::{AttemptEnd, Request, Sleep};
+use crate::engine::{AttemptEnd, Sleep, Transmit};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -101,23 +100,23 @@ pub(crate) async fn with_deadline<T>(
 /// The attempts of one batch. Dropping it cancels them and releases the leases that were granted.
 struct BatchAcquire<'a> {
     handle: &'a Arc<Handle>,
-    attempts: Vec<(&'a Lock, Attempt<'a>, Request)>,
+    attempts: Vec<(&'a Lock, Attempt<'a>, Transmit)>,
 }
 
 impl<'a> BatchAcquire<'a> {
     fn begin(handle: &'a Arc<Handle>, locks: &[&'a Lock]) -> Result<Self, Error> {
         let mut attempts = Vec::with_capacity(locks.len());
         for lock in locks {
-            let (attempt, request) = lock.begin(lock.checked_resource()?, 1, None, None)?;
-            // A new attempt always has a request.
-            attempts.extend(request.map(|request| (*lock, attempt, request)));
+            let (attempt, transmit) = lock.begin(lock.checked_resource()?, 1, None, None)?;
+            // A new attempt always has a command to send.
+            attempts.extend(transmit.map(|transmit| (*lock, attempt, transmit)));
         }
         Ok(Self { handle, attempts })
     }
 
     /// None if the store does not support a batch of these locks.
     fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
-        let said = |(_, attempt, request): &(&Lock, Attempt<'_>, Request)| match &request.command {
+        let said = |(_, attempt, transmit): &(&Lock, Attempt<'_>, Transmit)| match &transmit.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
             _ => None,
         };
@@ -126,8 +125,8 @@ impl<'a> BatchAcquire<'a> {
         if sent.is_none() {
             let message = "the store does not support this batch".to_owned();
             let not_sent = Err(StoreError::new(Failure::NotSent, message));
-            for (_, _, request) in &self.attempts {
-                self.handle.session.handle_response(request, clock::local(), &not_sent);
+            for (_, _, transmit) in &self.attempts {
+                self.handle.session.handle_response(transmit, self.handle.now(), &not_sent);
             }
         }
         sent
@@ -135,9 +134,9 @@ impl<'a> BatchAcquire<'a> {
 
     /// Returns how each attempt ended. An attempt whose response was lost is retried on its own.
     async fn handle_response(&self, answers: &[CallResult]) -> Vec<AttemptEnd> {
-        let now = clock::local();
-        for ((_, _, request), answered) in self.attempts.iter().zip(answers) {
-            self.handle.session.handle_response(request, now, answered);
+        let now = self.handle.now();
+        for ((_, _, transmit), answered) in self.attempts.iter().zip(answers) {
+            self.handle.session.handle_response(transmit, now, answered);
         }
         join_all(self.attempts.iter().map(|(_, attempt, _)| attempt.finish(None))).await
     }
@@ -169,7 +168,7 @@ impl<'a> BatchAcquire<'a> {
         let Self { handle, attempts } = self;
         let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();
         drop(attempts);
-        let until = clock::local() + CANCEL_LIMIT;
+        let until = handle.now() + CANCEL_LIMIT;
         let given = sequences.into_iter().map(|sequence| await_cancellation(handle, sequence, until));
         join_all(given).await.into_iter().all(|is_cancelled| is_cancelled)
     }

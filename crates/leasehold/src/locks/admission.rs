@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use leasehold_core::{LocalTime, Resource};
 
-use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
@@ -28,7 +27,7 @@ impl Lock {
     ) -> Pin<Box<dyn Future<Output = Result<Option<Guard>, Error>> + Send + '_>> {
         Box::pin(async move {
             let resource = self.check(weight)?;
-            let deadline = wait.deadline();
+            let deadline = wait.deadline(self.handle.now());
             // A client that has just met contention here does not overtake the admission queue.
             let queues_first = deadline.is_some() && self.handle.store.is_contended(resource);
             let has_queue = if queues_first {
@@ -46,7 +45,7 @@ impl Lock {
                 }
             };
             let waited = self.acquire_after_admission(resource, weight, deadline, has_queue).await;
-            let is_over = || deadline.is_some_and(|deadline| clock::local() >= deadline);
+            let is_over = || deadline.is_some_and(|deadline| self.handle.now() >= deadline);
             match waited {
                 // The queue is at one node, and the last responses of the others may be old. `None` needs a fresh vote.
                 Ok(None) => self.attempt(resource, weight, None, WaitMode::NoWait).await,
@@ -68,14 +67,14 @@ impl Lock {
         let turn = if has_queue { self.turn(resource) } else { None };
         let turn = match turn {
             None => None,
-            Some(turn) => match turn.acquire(1, None, WaitMode::until(deadline)).await {
+            Some(turn) => match turn.acquire(1, None, WaitMode::until(deadline, self.handle.now())).await {
                 Ok(None) => return Ok(None),
                 Ok(turn) => turn,
                 Err(error) if error.is_unavailable() => None,
                 Err(error) => return Err(error),
             },
         };
-        let guard = self.attempt(resource, weight, None, WaitMode::until(deadline)).await;
+        let guard = self.attempt(resource, weight, None, WaitMode::until(deadline, self.handle.now())).await;
         // Admits the next client.
         drop(turn);
         guard
@@ -89,7 +88,7 @@ impl Lock {
         turn.max_waiters = self.max_waiters.saturating_sub(1);
         // No lease may exceed the quorum's `max_ttl`.
         turn.terms.ttl =
-            self.handle.store.max_ttl().map_or(ADMISSION_TTL, |longest| longest.min(ADMISSION_TTL));
+            self.handle.capabilities.max_ttl.map_or(ADMISSION_TTL, |longest| longest.min(ADMISSION_TTL));
         turn.metadata = self.metadata.clone();
         Some(turn)
     }

@@ -23,27 +23,14 @@ use std::time::Duration;
 use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
 use crate::engine::Sleep;
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
-use round::Round;
+use round::{ARRIVAL, CLAIM, DEPARTURE, MARK, RETURNED, Round};
 
 pub(crate) use round::{parties, passed_rounds};
-
-/// The weight of a party that has arrived and waits.
-const ARRIVAL: u32 = 1 << 16;
-
-/// As an arrival, after a claim that was not confirmed.
-const RETURNED: u32 = ARRIVAL + 1;
-
-const CLAIM: u32 = ARRIVAL + 2;
-
-const DEPARTURE: u32 = ARRIVAL + 3;
-
-const MARK: u32 = 1;
 
 /// The maximum number of parties. The rest of the capacity is for marks.
 const MAX_PARTIES: u32 = u32::MAX / ARRIVAL - 1;
@@ -97,17 +84,12 @@ impl Barrier {
     /// round, and `false` for the others. It polls every 100 ms, or every 1 ms × parties for more than 100 parties.
     ///
     /// ```
-    /// use leasehold::blocking::Client;
-    ///
-    /// # fn main() -> Result<(), leasehold::Error> {
-    /// let client = Client::connect("memory:")?;
-    /// let leaders = std::thread::scope(|scope| {
-    ///     let parties = [(); 2].map(|()| scope.spawn(|| client.barrier("loaded", 2).wait()));
-    ///     parties.map(|party| party.join().unwrap())
-    /// });
-    /// let [one, other] = leaders;
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let barrier = client.barrier("loaded", 2);
+    /// let (one, other) = futures_util::future::join(barrier.wait(), barrier.wait()).await;
     /// assert_ne!(one?, other?); // one leader
-    /// # Ok(()) }
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
@@ -152,13 +134,14 @@ impl Barrier {
 
     async fn wait_within(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         self.check()?;
-        let deadline = wait.deadline();
+        let deadline = wait.deadline(self.0.handle.now());
         // This loop renews the lease instead of the driver: a party whose future is no longer polled must not count for a later
         // round.
         let mut lock = self.0.clone();
         lock.terms.renews = false;
         let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
-        let mut party = Party { barrier: self, lock, token: guard.token(), guard, arrived: clock::local() };
+        let mut party =
+            Party { barrier: self, lock, token: guard.token(), guard, arrived: self.0.handle.now() };
         let mut has_seen_all = false;
         loop {
             let view = self.view().await?;
@@ -166,7 +149,7 @@ impl Barrier {
             if let Some(round) = Round::passed(&view, party.token) {
                 return Ok(Some(party.pass(&round).await));
             }
-            let is_late = deadline.is_none_or(|deadline| clock::local() >= deadline);
+            let is_late = deadline.is_none_or(|deadline| self.0.handle.now() >= deadline);
             let all = Round::present(&view, party.token, self.1);
             // One claim is enough, so the other parties leave it to the leader for one poll.
             if let Some(round) = &all
@@ -186,7 +169,7 @@ impl Barrier {
             if self.0.terms.renews && party.guard.remaining() < self.0.terms.ttl / 3 * 2 {
                 party.guard.renew().await?;
             }
-            let next = clock::local() + self.poll_interval().min(self.0.terms.ttl / 4);
+            let next = self.0.handle.now() + self.poll_interval().min(self.0.terms.ttl / 4);
             let next = deadline.map_or(next, |deadline| deadline.min(next));
             party.guard.run(Sleep::until(&self.0.handle.session, next)).await?;
         }
@@ -251,7 +234,7 @@ impl Party<'_> {
     /// A mark's minimum hold is counted from its party's arrival and is at most `MAX_TTL`. The party that arrived last can always
     /// claim.
     fn may_claim(&self) -> bool {
-        clock::local().since(self.arrived) + MARK_RETENTION < MAX_TTL
+        self.barrier.0.handle.now().since(self.arrived) + MARK_RETENTION < MAX_TTL
     }
 
     /// Replaces the party's lease in one step. Returns whether the store had capacity for the new one.
@@ -289,7 +272,8 @@ impl Party<'_> {
 
     /// Records in the store that the round has passed. Returns whether this party is its leader.
     async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
-        self.lock.min_hold = self.barrier.mark_min_hold(view, clock::local().since(self.arrived));
+        self.lock.min_hold =
+            self.barrier.mark_min_hold(view, self.barrier.0.handle.now().since(self.arrived));
         self.step_down(MARK, round.mark()).await?;
         self.guard.release().await?;
         Ok(round.first == self.token)
@@ -326,7 +310,7 @@ impl Party<'_> {
             if let Some(round) = Round::passed(&view, self.token) {
                 return Ok(Some(self.pass(&round).await));
             }
-            self.guard.run(Sleep::until(session, clock::local() + self.barrier.poll_interval())).await?;
+            self.guard.run(Sleep::until(session, session.now() + self.barrier.poll_interval())).await?;
         }
         let departed = self.guard.token();
         loop {
@@ -343,7 +327,7 @@ impl Party<'_> {
                 }
                 return Ok(None);
             }
-            Sleep::until(session, clock::local() + DECISION_POLL_INTERVAL).await;
+            Sleep::until(session, session.now() + DECISION_POLL_INTERVAL).await;
         }
     }
 }

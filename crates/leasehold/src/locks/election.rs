@@ -11,7 +11,6 @@ use futures_core::Stream;
 use leasehold_core::{Acquisition, Kind};
 
 use crate::engine::Sleep;
-use crate::engine::clock;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -155,7 +154,7 @@ impl Election {
             if seen != Some(leader.as_ref().map(|leader| leader.acquisition)) {
                 return Ok(leader);
             }
-            Sleep::until(&handle.session, clock::local() + every).await;
+            Sleep::until(&handle.session, handle.now() + every).await;
         }
     }
 

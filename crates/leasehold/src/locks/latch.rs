@@ -9,7 +9,6 @@ use std::time::Duration;
 use leasehold_core::{Kind, Owner};
 
 use crate::engine::Sleep;
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::inspect::{HolderInfo, LockInfo};
@@ -136,7 +135,7 @@ impl Latch {
             if has_counted || remaining == 0 {
                 return Ok(remaining);
             }
-            Sleep::until(&self.0.handle.session, clock::local() + POLL_INTERVAL).await;
+            Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
     }
 
@@ -223,7 +222,7 @@ impl Latch {
     /// Cancel safe: it changes nothing.
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
-        let deadline = clock::local() + limit;
+        let deadline = session.now() + limit;
         loop {
             if session.is_closed() {
                 return Err(self.0.handle.closed());
@@ -231,7 +230,7 @@ impl Latch {
             if self.remaining().await? == 0 {
                 return Ok(true);
             }
-            let now = clock::local();
+            let now = session.now();
             if now >= deadline {
                 return Ok(false);
             }

@@ -7,17 +7,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use leasehold_core::{Failure, HandoffLimits, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
+use leasehold_core::{HandoffLimits, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
 
-use crate::engine::clock;
 use crate::engine::{AcquireKey, CancelledWait, EnqueueError, Request, Sleep, Ticket, WaitOutcome};
 use crate::error::Error;
 use crate::guard::Guard;
-use crate::handle::{Handle, missing_response};
+use crate::handle::Handle;
 use crate::locks::acquire::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::acquire_all::with_deadline;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::store::{BoxFuture, CallResult, StoreError};
 
 impl Lock {
     /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.
@@ -34,7 +32,7 @@ impl Lock {
     }
 
     pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> AcquireKey {
-        let intervals = self.handle.store.poll_intervals();
+        let intervals = self.handle.capabilities.poll_intervals;
         AcquireKey {
             resource: resource.clone(),
             terms: self.terms,
@@ -57,14 +55,15 @@ impl Lock {
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let handle = &self.handle;
-        let deadline = wait.deadline().unwrap_or(LocalTime::NEVER);
-        let (ticket, request) =
-            handle.session.enqueue(key, clock::local()).map_err(|refused| match refused {
+        let deadline = wait.deadline(handle.now()).unwrap_or(LocalTime::NEVER);
+        let (ticket, transmit) =
+            handle.session.enqueue(key, handle.now()).map_err(|refused| match refused {
                 EnqueueError::Closed => handle.closed(),
                 EnqueueError::QueueFull => self.failed(resource, Outcome::QueueFull, None),
             })?;
-        let mut waiting = QueuedTask { handle, resource, ticket, call: None, is_over: false };
-        match waiting.wait(request, deadline).await {
+        let mut waiting =
+            QueuedTask { handle, resource, ticket, request: handle.send(resource, transmit), is_over: false };
+        match waiting.wait(deadline).await {
             Some(WaitOutcome::Granted(lease, token)) => {
                 waiting.is_over = true;
                 tracing::debug!(%resource, %token, "lease granted");
@@ -91,7 +90,7 @@ impl Lock {
         mut waiting: QueuedTask<'_>,
     ) -> Result<Option<Guard>, Error> {
         let unknown = || Err(self.failed(resource, Outcome::TimedOut, None));
-        let until = clock::local() + CANCEL_LIMIT;
+        let until = self.handle.now() + CANCEL_LIMIT;
         match waiting.cancel() {
             CancelledWait::LeaseInUse => Ok(None),
             CancelledWait::LastWaiter { sequence, may_be_in_store } => {
@@ -116,34 +115,18 @@ struct QueuedTask<'a> {
     handle: &'a Arc<Handle>,
     resource: &'a Arc<Resource>,
     ticket: Ticket,
-    /// The request that the first task of a queue sends for all of them.
-    call: Option<(Request, BoxFuture<Vec<CallResult>>)>,
+    /// The first task of a queue sends it for all of them.
+    request: Request<'a>,
     is_over: bool,
 }
 
 impl QueuedTask<'_> {
     /// Waits for an assignment; `None` at the deadline.
-    async fn wait(&mut self, request: Option<Request>, deadline: LocalTime) -> Option<WaitOutcome> {
-        let (session, store) = (&self.handle.session, &self.handle.store);
-        if let Some(request) = request {
-            match store.try_call_inline(self.resource, &request.command) {
-                Some(answered) => drop(session.handle_response(&request, clock::local(), &answered)),
-                None => {
-                    let batch = vec![(self.resource.clone(), request.command.clone())];
-                    let sent = store.call_replicated(batch, request.replicas);
-                    self.call = Some((request, sent));
-                }
-            }
-        }
+    async fn wait(&mut self, deadline: LocalTime) -> Option<WaitOutcome> {
+        let session = &self.handle.session;
         let mut limit = (deadline != LocalTime::NEVER).then(|| Sleep::until(session, deadline));
         poll_fn(|context| {
-            if let Some((request, sent)) = &mut self.call
-                && let Poll::Ready(mut answers) = sent.as_mut().poll(context)
-            {
-                let answered = answers.pop().unwrap_or_else(missing_response);
-                session.handle_response(request, clock::local(), &answered);
-                self.call = None;
-            }
+            self.request.poll_response(context);
             if let Poll::Ready(outcome) = session.poll_wait(self.ticket, context) {
                 return Poll::Ready(Some(outcome));
             }
@@ -157,16 +140,11 @@ impl QueuedTask<'_> {
 
     fn cancel(&mut self) -> CancelledWait {
         self.is_over = true;
-        let cancelled = self.handle.session.cancel_wait(self.ticket, clock::local());
-        match (&cancelled, self.call.take()) {
-            (CancelledWait::LastWaiter { sequence, .. }, _) => self.handle.abandon(self.resource, *sequence),
-            (CancelledWait::LeaseInUse | CancelledWait::AttemptContinues, Some((request, _))) => {
-                // The other tasks need the response, which this task no longer polls for: the driver asks again.
-                let message = "the task that sent the request was cancelled".to_owned();
-                let lost = Err(StoreError::new(Failure::Unknown, message));
-                self.handle.session.handle_response(&request, clock::local(), &lost);
-            }
-            (CancelledWait::LeaseInUse | CancelledWait::AttemptContinues, None) => {}
+        let cancelled = self.handle.session.cancel_wait(self.ticket, self.handle.now());
+        match &cancelled {
+            CancelledWait::LastWaiter { sequence, .. } => self.handle.abandon(self.resource, *sequence),
+            // The other tasks need the response, which this task no longer polls for.
+            CancelledWait::LeaseInUse | CancelledWait::AttemptContinues => self.request.abandon(),
         }
         cancelled
     }

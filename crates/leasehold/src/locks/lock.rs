@@ -10,37 +10,12 @@ use leasehold_core::{
     HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
-use crate::client::ClientOptions;
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::handle::{Handle, resource_of};
+use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
-
-/// The minimum ttl, 100 ms. Below it a failed renewal could not be retried in time.
-///
-/// ```
-/// # leasehold::doc_test(async {
-/// # let client = leasehold::Client::connect("memory:").await?;
-/// let orders = client.mutex("orders:42").ttl(leasehold::MIN_TTL / 2);
-/// assert!(orders.lock().await.unwrap_err().is_invalid());
-/// # Ok(()) });
-/// ```
-pub const MIN_TTL: Duration = Duration::from_millis(100);
-/// The maximum ttl, 30 days, and the maximum time for which a released lock can be retained.
-///
-/// ```
-/// # leasehold::doc_test(async {
-/// # let client = leasehold::Client::connect("memory:").await?;
-/// let orders = client.mutex("orders:42").ttl(leasehold::MAX_TTL * 2);
-/// assert!(orders.lock().await.unwrap_err().is_invalid());
-/// # Ok(()) });
-/// ```
-pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
-
-pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
-pub(crate) const DEFAULT_MAX_WAITERS: u32 = 100_000;
+pub use crate::options::{MAX_TTL, MIN_TTL};
 
 /// A resource, and the options of its leases.
 #[derive(Clone)]
@@ -75,16 +50,16 @@ pub(crate) enum WaitMode {
 
 impl WaitMode {
     /// Waits until the deadline; not at all without one, or if it has passed.
-    pub(crate) fn until(deadline: Option<LocalTime>) -> Self {
-        deadline.map_or(Self::NoWait, |deadline| Self::AtMost(deadline.since(clock::local())))
+    pub(crate) fn until(deadline: Option<LocalTime>, now: LocalTime) -> Self {
+        deadline.map_or(Self::NoWait, |deadline| Self::AtMost(deadline.since(now)))
     }
 
-    pub(crate) fn deadline(self) -> Option<LocalTime> {
+    pub(crate) fn deadline(self, now: LocalTime) -> Option<LocalTime> {
         match self {
             Self::NoWait => None,
             // Below the clock's resolution.
             Self::AtMost(limit) if limit < Duration::from_micros(1) => None,
-            Self::AtMost(limit) => Some(clock::local() + limit),
+            Self::AtMost(limit) => Some(now + limit),
             Self::Forever => Some(LocalTime::NEVER),
         }
     }
@@ -140,13 +115,13 @@ impl Lock {
             return Err(self.handle.lost(self.checked_resource()?, loss));
         }
         let session = &self.handle.session;
-        session.set_replacing(held.sequence(), true, clock::local());
+        session.set_replacing(held.sequence(), true, session.now());
         let ends_at = session.ends_at(held.sequence());
         let taken = self.acquire(weight, Some(held), wait).await;
         match &taken {
             // The exchange continues the hold, even if the attempt has waited.
-            Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, clock::local()),
-            _ => session.set_replacing(held.sequence(), false, clock::local()),
+            Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, session.now()),
+            _ => session.set_replacing(held.sequence(), false, session.now()),
         }
         if let Ok(None) = taken {
             // A grant that was in flight when the attempt timed out has ended `held`. A renewal finds out.
@@ -196,13 +171,13 @@ impl Lock {
                 self.handle.error(ErrorKind::Invalid, resource, what)
             })?;
         }
-        let store = &self.handle.store;
-        if !store.supports(resource.kind, self.owner.is_some()) {
+        let capabilities = &self.handle.capabilities;
+        if !capabilities.supports(resource.kind, self.owner.is_some()) {
             let what = "a quorum supports only mutexes and elections";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         let ttl = self.terms.ttl.max(self.terms.min_lifetime).max(self.min_hold);
-        if let Some(longest) = store.max_ttl()
+        if let Some(longest) = capabilities.max_ttl
             && ttl > longest
         {
             return invalid(format!("a lease of up to {ttl:?} exceeds max_ttl, {longest:?}"));
@@ -216,7 +191,7 @@ impl Lock {
         {
             return invalid(format!("a maximum hold is at least {MIN_TTL:?}, not {hold:?}"));
         }
-        if self.terms.replicas > 0 && !self.handle.store.has_replicas() {
+        if self.terms.replicas > 0 && !capabilities.has_replicas {
             let what = "this store has no replicas to wait for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }

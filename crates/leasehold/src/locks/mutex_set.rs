@@ -13,7 +13,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -152,11 +151,12 @@ impl MutexSet {
 
     async fn acquire(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
-        let deadline = wait.deadline();
+        let handle = &order.first().ok_or_else(empty_set)?.0.handle;
+        let deadline = wait.deadline(handle.now());
         let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
         match acquire_all(&locks, deadline).await? {
             BatchOutcome::Granted(guards) => Ok(Some(self.sorted(guards))),
-            BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= clock::local()) => Ok(None),
+            BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= handle.now()) => Ok(None),
             BatchOutcome::Contended | BatchOutcome::Unsupported => {
                 self.acquire_in_order(order, deadline).await
             }
@@ -386,7 +386,7 @@ impl SetGuard {
             // A lease with a minimum hold is not handed off between the client's tasks.
             lock.hand_off = None;
         }
-        let next = lock.acquire(1, None, WaitMode::until(deadline));
+        let next = lock.acquire(1, None, WaitMode::until(deadline, lock.handle.now()));
         if self.guards.is_empty() { next.await } else { self.run(next).await? }
     }
 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 use leasehold_core::Kind;
 
 use crate::engine::Sleep;
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -124,7 +123,7 @@ impl OncePer {
             if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
                 return Ok(());
             }
-            Sleep::until(&self.0.handle.session, clock::local() + POLL_INTERVAL).await;
+            Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use leasehold_core::{Command, Holder, Kind, Owner, Push, PushKind, Release, Reply, Resource, Token};
 
-use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -205,7 +204,7 @@ impl ReentrantMutex {
         let handle = &self.0.handle;
         let owner = self.0.owner.as_ref();
         let loss =
-            owner.and_then(|owner| handle.session.loss_of_owner(resource, owner, granted, clock::local()));
+            owner.and_then(|owner| handle.session.loss_of_owner(resource, owner, granted, handle.now()));
         loss.map_or(Ok(()), |loss| Err(handle.lost(resource, loss)))
     }
 

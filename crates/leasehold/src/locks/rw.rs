@@ -13,18 +13,8 @@ use leasehold_core::weight::{READER, UPGRADABLE, WRITER};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::Mode;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
-
-/// The mode of a holder with this weight.
-pub(crate) fn mode_of(weight: u32) -> Mode {
-    match weight {
-        WRITER => Mode::Write,
-        UPGRADABLE => Mode::UpgradableRead,
-        _ => Mode::Read,
-    }
-}
 
 /// A lock with many readers or one writer. Created by [`Client::rw_lock`](crate::Client::rw_lock).
 ///

@@ -1,4 +1,4 @@
-//! Random histories, which go to the model and to a store: both must say the same.
+//! Random histories for the model and a store, whose answers must be equal.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Owner, Release, Renew, WaitFor};
 use proptest::prelude::*;
 
-/// How many clients take part.
+/// Number of clients.
 pub(super) const CLIENTS: u128 = 4;
 
 /// Each bit of an id counts somewhere: in the order of rows, in the name of an inbox, in when a waiter looks again.
@@ -18,15 +18,15 @@ pub(super) const fn client_id(number: u128) -> ClientId {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Do(Command),
-    /// Whoever sweeps by itself does it now.
+    /// The store sweeps, unless its server does so without a command.
     Sweep,
     /// Milliseconds.
     Pass(u64),
     /// The store's clock is set back by so many milliseconds.
     SetBack(u64),
-    /// From here on no token may be lower than the time so many milliseconds later.
+    /// Raises the token floor to this many milliseconds after the present time.
     Raise(u64),
-    /// This client is not there to hear.
+    /// This client becomes unreachable.
     Leave(u128),
     Return(u128),
 }
@@ -57,7 +57,7 @@ pub(super) enum Joint {
     Renewals(Vec<(usize, Renew)>),
 }
 
-/// How many resources such a history is about.
+/// Number of resources of such a history.
 pub(super) const RESOURCES: usize = 3;
 
 /// Any commands about several resources, some of which are taken together.
@@ -185,7 +185,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
                 (60..).zip(&others).map(|(number, other)| Step::Do(ask(client + other, number, 1, None))),
             );
             steps.push(Step::Do(ask(client, 51, more, Some(50))));
-            // Somebody may come to stand behind it.
+            // A waiter behind it.
             steps.push(Step::Do(ask(client + 1, 70, 1, None)));
             if let Some((at, pass)) = back {
                 let (at, sequence) = if at == 0 { (0, 50) } else { (1, 60) };
@@ -197,7 +197,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     )
 }
 
-/// An owner who waits twice, with somebody in between, and comes to hold once.
+/// An owner with two waiters, and another waiter between them.
 fn waits_twice(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let (half, rest) = ((capacity / 2).max(1), (capacity - capacity / 2).max(1));
     let between = prop_oneof![3 => Just((capacity - 1).max(1)), 1 => 1..=capacity];

@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
-use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
 use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::engine::clock;
+use crate::engine::clock::{self, Clock};
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;
@@ -51,6 +51,7 @@ impl Named {
 /// Lease tables shared by clients of one process.
 #[derive(Default)]
 pub(crate) struct Memory {
+    clock: Clock,
     inner: Mutex<Inner>,
     /// Lower bound of new tokens: above those of earlier stores of the same name.
     floor: Option<Token>,
@@ -83,6 +84,7 @@ impl Memory {
         }
         let last_token = known.map(|known| known.last_token.clone()).unwrap_or_default();
         let store = Arc::new(Self {
+            clock: Clock::System,
             floor: Token::new(last_token.load(Ordering::Relaxed) + 1),
             inner: Mutex::new(Inner { last_token: last_token.clone(), ..Inner::default() }),
         });
@@ -90,11 +92,21 @@ impl Memory {
         store
     }
 
+    /// A separate store that lives by this clock.
+    pub(crate) fn with_clock(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     /// Registers a client's inbox for pushes.
     pub(crate) fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
         let mut inner = self.inner();
         inner.inboxes.retain(|_, inbox| inbox.strong_count() > 0);
         inner.inboxes.insert(client, inbox);
+    }
+
+    /// Runs a command, which never has to wait here.
+    pub(crate) fn call_inline(&self, resource: &Resource, command: &Command) -> CallResult {
+        Ok(self.run(self.now(), resource, command))
     }
 
     fn in_use(&self) -> Vec<Resource> {
@@ -114,7 +126,7 @@ impl Memory {
     }
 
     fn now(&self) -> Now {
-        Now { floor: self.floor, ..clock::in_memory() }
+        Now { floor: self.floor, ..self.clock.in_memory() }
     }
 
     /// Runs `step` with exclusive access, then delivers its pushes without the lock.
@@ -226,11 +238,19 @@ fn never_fails<T>(result: Result<T, Infallible>) -> T {
 }
 
 impl Store for Memory {
-    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
-        Some(Ok(self.run(self.now(), resource, command)))
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS)
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
+        Some(self.call_inline(resource, command))
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        Box::pin(std::future::ready(Ok(self.run(self.now(), &resource, &command))))
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let answers: Vec<_> =
             batch.iter().map(|(resource, command)| Ok(self.run(self.now(), resource, command))).collect();
         Box::pin(std::future::ready(answers))
@@ -244,10 +264,6 @@ impl Store for Memory {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         Box::pin(std::future::ready(Ok(self.in_use())))
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        super::EMBEDDED_POLL_INTERVALS
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {

@@ -19,6 +19,8 @@ mod endpoint;
 mod error;
 mod exec;
 mod handshake;
+mod limits;
+mod nodes;
 mod replicas;
 mod sentinel;
 mod wire;
@@ -30,14 +32,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, ClientId, Command, Failure, Resource, Token};
+use leasehold_core::{Acquire, ClientId, Command, Resource, Token};
 pub(crate) use leasehold_redis_protocol::slot_of;
 use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{BoxFuture, CallResult, Inbox, ListResult, PollIntervals, Store, StoreError};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, Inbox, ListResult, Store, StoreError, only,
+};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
@@ -45,31 +49,17 @@ use caller_conn::CallerRuntime;
 use cluster::Cluster;
 use connect::Credentials;
 use doctor::Address;
-#[cfg(feature = "redlock")]
-pub(crate) use doctor::diagnose_voters;
 use endpoint::{Endpoint, EndpointConfig, Target};
+pub(crate) use error::runtime_ended;
+use error::slot_unassigned;
+use limits::{
+    ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_INTERVAL, REFRESH_PAUSE,
+};
+use nodes::Nodes;
+pub(crate) use nodes::Voting;
 use sentinel::Sentinels;
 pub(crate) use wire::SharedConnection;
 use wire::Wire;
-
-/// How long an answer may take. Whether a command that is not answered took effect is unknown.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long connecting may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a cluster is left to itself before its slots are asked for again.
-const REFRESH_PAUSE: Duration = Duration::from_millis(200);
-
-/// The same while nobody answers.
-const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
-
-/// How often they are asked for without a reason, where nodes don't tell whoever waits that they have lost a slot.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Looking again costs a server something, and pushes are seldom lost.
-const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
@@ -98,28 +88,6 @@ impl Caller {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         here == Some(self.id) && self.runtime.is_usable()
     }
-}
-
-/// What one of several servers that vote does besides what all do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Voting {
-    /// It abstains for this long, the longest ttl there is, after it may have forgotten what it granted.
-    pub(crate) abstains_for: Option<Duration>,
-}
-
-/// Where commands go.
-enum Nodes {
-    Server {
-        endpoint: Endpoint,
-        /// Where several vote, and this is one of them.
-        voting: Option<Voting>,
-    },
-    Cluster {
-        cluster: Arc<Cluster>,
-        variant: ScriptVariant,
-        client: ClientId,
-        runtime: Handle,
-    },
 }
 
 impl Redis {
@@ -258,6 +226,13 @@ impl Redis {
     }
 }
 
+/// Looks at several servers that vote, and whether they are independent of each other.
+#[cfg(feature = "redlock")]
+pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
+    let voters: Vec<_> = voters.iter().map(|(name, voter)| (*name, &*voter.address, &*voter.nodes)).collect();
+    doctor::diagnose_voters(&voters, abstains_for).await
+}
+
 /// Where a server is that is one of its own, or the master of some.
 fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
     Ok(match &url.place {
@@ -364,19 +339,17 @@ impl Opening {
 }
 
 impl Store for Redis {
-    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
-        None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
-        self.call_replicated(batch, 0)
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let nodes = self.nodes.clone();
+        let work = async move { only(nodes.run(&[(resource, command)], replicas, None).await) };
+        self.run_on_runtime(work, || Err(runtime_ended()))
     }
 
-    fn call_replicated(
-        &self,
-        batch: Vec<(Arc<Resource>, Command)>,
-        replicas: u32,
-    ) -> BoxFuture<Vec<CallResult>> {
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run(&batch, replicas, None).await };
         self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect())
@@ -399,10 +372,6 @@ impl Store for Redis {
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
-    fn has_replicas(&self) -> bool {
-        true
-    }
-
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
         self.run_on_runtime(async move { nodes.list().await }, || Err(runtime_ended()))
@@ -411,10 +380,6 @@ impl Store for Redis {
     fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
         let nodes = self.nodes.clone();
         Some(self.run_on_runtime(async move { nodes.inspect_all().await }, || Err(runtime_ended())))
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        POLL_INTERVALS
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {
@@ -440,17 +405,6 @@ impl Drop for Redis {
             task.abort();
         }
     }
-}
-
-fn runtime_ended() -> StoreError {
-    StoreError::new(Failure::Unknown, "the runtime that the command was sent from has ended")
-}
-
-fn slot_unassigned() -> StoreError {
-    StoreError::new(
-        Failure::NotSent,
-        "no node has the lock's hash slot: the cluster is down, or not all of it is there yet",
-    )
 }
 
 #[cfg(test)]

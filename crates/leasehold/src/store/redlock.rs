@@ -13,9 +13,11 @@
 
 mod acquire;
 mod admission_queue;
+mod admission_state;
 mod attempts;
 mod doctor;
 mod inspect;
+mod limits;
 mod node;
 mod release;
 mod renew;
@@ -26,47 +28,25 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, Failure, Kind, LocalTime, Push, PushKind, Reply, Resource,
-    StoreTime, quorum_of,
+    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::redis::{Redis, Voting, slot_of};
-use super::{BoxFuture, CallResult, Inbox, PollIntervals, Store, StoreError};
+use super::redis::{Redis, Voting, runtime_ended, slot_of};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, missing_response, only};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
-use admission_queue::{AdmissionNodes, ContendedLocks, is_admission_queue};
+use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
+use limits::{
+    GATHER_WINDOW, MAX_NODE_TIMEOUT, MIN_NODE_TIMEOUT, POLL_INTERVALS, RELEASE_RETRY_INTERVAL, SHARDS,
+    SLOW_ROUND_TRIPS, STRAGGLER_GRACE,
+};
 use node::Node;
-
-/// The shortest time that a node is given to answer.
-const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// The longest, as long as nothing else is known of it.
-const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A node that takes this many of its usual round trips is slow.
-const SLOW_ROUND_TRIPS: u32 = 8;
-
-/// How long after the first node's grant push to wait for the others'.
-const GATHER_WINDOW: Duration = Duration::from_millis(20);
-
-/// Extra time for stragglers: longer than the gap between two answers on one connection.
-const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
-
-/// Interval between retries of unanswered releases.
-const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Number of batches over which attempts at different locks are spread.
-const SHARDS: u64 = 64;
-
-/// A waiter in a node's admission queue that is not its head re-checks when the node asks for it.
-const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };
 
 /// A quorum store.
 pub(crate) struct Redlock {
@@ -290,7 +270,7 @@ impl Quorum {
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
             answers[at] = Some(answer);
         }
-        answers.into_iter().map(|answer| answer.unwrap_or_else(crate::handle::missing_response)).collect()
+        answers.into_iter().map(|answer| answer.unwrap_or_else(missing_response)).collect()
     }
 
     async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> CallResult {
@@ -299,11 +279,7 @@ impl Quorum {
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => self
-                .renew(vec![(resource, command)])
-                .await
-                .pop()
-                .unwrap_or_else(crate::handle::missing_response),
+            Command::Renew(_) => only(self.renew(vec![(resource, command)]).await),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -347,36 +323,41 @@ impl Inbox for NodeInbox {
     }
 }
 
+impl Redlock {
+    /// Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
+    fn node_on_caller(&self) -> &Redis {
+        let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
+        &first.unwrap_or(&self.quorum.nodes[0]).store
+    }
+}
+
 impl Store for Redlock {
-    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
-        None
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task,
+            // another one may not.
+            is_exclusive_only: true,
+            needs_admission_queue: true,
+            max_ttl: self.quorum.max_ttl,
+            ..Capabilities::new(POLL_INTERVALS)
+        }
     }
 
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>) -> BoxFuture<Vec<CallResult>> {
-        let (quorum, count) = (self.quorum.clone(), batch.len());
-        let ended = move || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            vec![Err(StoreError::new(Failure::Unknown, message)); count]
-        };
-        // Each node has a connection of the caller's, or soon will; any of them says whether its runtime can be used.
-        let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
-        first.unwrap_or(&self.quorum.nodes[0]).store.run_on_runtime(quorum.run(batch), ended)
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let quorum = self.quorum.clone();
+        self.node_on_caller()
+            .run_on_runtime(async move { quorum.run_one(resource, command).await }, || Err(runtime_ended()))
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let count = batch.len();
+        let ended = move || vec![Err(runtime_ended()); count];
+        self.node_on_caller().run_on_runtime(self.quorum.clone().run(batch), ended)
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError::new(Failure::Unknown, message))
-        })
-    }
-
-    fn poll_intervals(&self) -> PollIntervals {
-        POLL_INTERVALS
-    }
-
-    fn needs_admission_queue(&self) -> bool {
-        true
+        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {
@@ -385,16 +366,6 @@ impl Store for Redlock {
 
     fn in_restart_grace(&self) -> bool {
         self.quorum.restart_grace_until.load(Ordering::Relaxed) > clock::local().as_micros()
-    }
-
-    fn supports(&self, kind: Kind, is_owned: bool) -> bool {
-        // Two permits over three nodes could have three holders, and what a reader knows, or an owner's other task, another
-        // one may not.
-        matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
-    }
-
-    fn max_ttl(&self) -> Option<Duration> {
-        self.quorum.max_ttl
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {
@@ -408,10 +379,9 @@ impl Store for Redlock {
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { Ok(quorum.diagnose().await) }, || {
-            let message = "the runtime that the command was sent from has ended".to_owned();
-            Err(StoreError::new(Failure::Unknown, message))
-        })
+        self.quorum.nodes[0]
+            .store
+            .run_on_runtime(async move { Ok(quorum.diagnose().await) }, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {

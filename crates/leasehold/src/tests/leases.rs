@@ -1,4 +1,4 @@
-//! What becomes of leases: of those that are not renewed, of those that are kept, and when their client is closed.
+//! Leases without renewal, leases with a minimum hold, and closing the client.
 
 use super::*;
 use crate::MutexSet;
@@ -6,8 +6,8 @@ use crate::guard::Guard;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The connection is lost and made again, again and again, for this long.
-fn flap(client: &Client, span: Duration) {
+/// Reports reconnects to the client for this long.
+fn reconnect_repeatedly(client: &Client, span: Duration) {
     let end = Instant::now() + span;
     while Instant::now() < end {
         client.handle.session.reconnected(&|_| true);
@@ -18,29 +18,28 @@ fn flap(client: &Client, span: Duration) {
 #[test]
 fn reconnects_do_not_extend_a_lease_without_renewal() {
     let stage = Stage::new();
-    let ttl = Duration::from_secs(1);
+    let ttl = Duration::from_secs(3);
     let mutex = stage.client.mutex("a").ttl(ttl).auto_renew(false);
     let began = Instant::now();
     let guard = block_on(mutex.lock()).unwrap();
-    flap(&stage.client, ttl * 2);
+    reconnect_repeatedly(&stage.client, ttl * 3 / 2);
     assert!(!guard.is_held(), "it is still held after {:?}", began.elapsed());
     assert!(stage.view().holders.is_empty(), "the store still has it: {:?}", stage.view());
-    // By hand it goes on as before.
+    // Manual renewal extends it.
     let guard = block_on(mutex.lock()).unwrap();
-    flap(&stage.client, ttl / 2);
+    reconnect_repeatedly(&stage.client, ttl / 4);
     block_on(guard.renew()).unwrap();
-    assert!(guard.remaining() > ttl / 4 * 3, "it was renewed by hand: {:?}", guard.remaining());
+    assert!(guard.remaining() > ttl / 4 * 3, "after a manual renewal: {:?}", guard.remaining());
 }
 
-/// One task waits in the local queue behind this guard. Once the guard is released, says whether the task gets the lock; otherwise
-/// the lock is kept.
+/// Releases the guard while a task waits in the local queue. Returns whether the task is granted; otherwise the lock is retained.
 fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
     let mutex = stage.client.mutex("a");
     let mut next = Box::pin(mutex.lock());
     assert!(poll_once(next.as_mut()).is_pending());
     block_on(guard.release()).unwrap();
     let mut is_handed_on = false;
-    until("it is handed on or kept", || {
+    until("the lease is handed on or retained", || {
         is_handed_on = poll_once(next.as_mut()).is_ready();
         is_handed_on || stage.view().holders.iter().any(|holder| holder.retained)
     });
@@ -49,23 +48,23 @@ fn is_handed_on(stage: &Stage, guard: Guard) -> bool {
 
 #[test]
 fn mutex_set_with_min_hold_is_not_handed_off_within_the_client() {
-    for who_had_it in ["nobody", "another client", "another task"] {
+    for holder in ["none", "another client", "another task"] {
         let stage = Stage::new();
         let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).min_hold(HOUR)));
         let (client, other) = (stage.client.clone(), stage.other_client());
-        let held = match who_had_it {
-            "nobody" => None,
+        let held = match holder {
+            "none" => None,
             "another client" => Some(block_on(other.mutex("a").lock()).unwrap()),
             _ => Some(block_on(client.mutex("a").lock()).unwrap()),
         };
         let mut taking = Box::pin(set.lock());
         if let Some(held) = held {
-            // So they are taken one after the other, in the way of single mutexes.
+            // The mutexes of the set are then acquired one by one.
             assert!(poll_once(taking.as_mut()).is_pending());
             block_on(held.release()).unwrap();
         }
         let mut guards = block_on(taking).unwrap().into_guards();
-        assert!(!is_handed_on(&stage, guards.remove(0)), "{who_had_it} had it before");
+        assert!(!is_handed_on(&stage, guards.remove(0)), "held before by: {holder}");
     }
 }
 
@@ -98,7 +97,7 @@ fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
 
 // --- Closing -------------------------------------------------------------------------------------
 
-/// A client with a lease, a waiter and a task in a line, whose store then does this with all commands.
+/// Closes a client with a lease, two local waiters and a queued waiter, over a store with this fault.
 fn close_over(
     fate: Fate,
     close: impl FnOnce(Client) -> Result<(), Error> + Send,
@@ -117,19 +116,19 @@ fn close_over(
     let mut overdue = Box::pin(strict.lock_timeout(limit));
     assert!(poll_once(overdue.as_mut()).is_pending());
     stage.becomes(fate);
-    // From then on that one waits for the store's word.
+    // From then on that attempt waits for the store's answer.
     thread::sleep(limit);
     let began = Instant::now();
     let closed = thread::scope(|scope| {
         let closed = scope.spawn(|| close(client));
-        until("it is closed", || stage.client.handle.session.is_closed());
+        until("the client is closed", || stage.client.handle.session.is_closed());
         let began = Instant::now();
         for waiting in waiting {
             assert!(block_on(waiting).unwrap_err().is_closed());
         }
         assert!(block_on(overdue).unwrap_err().is_closed());
         assert!(!guard.is_held());
-        assert!(began.elapsed() < Duration::from_secs(1), "what waits ends at once: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(2), "the waits ended after {:?}", began.elapsed());
         closed.join().unwrap()
     });
     (closed, began.elapsed())
@@ -170,7 +169,7 @@ fn close_ignores_releases_that_failed_before_it() {
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(100)).lock()).unwrap();
     stage.becomes(Fate::NeverDone);
     drop(guard);
-    until("it was left to run out", || stage.client.is_settled());
+    until("the release was given up", || stage.client.is_settled());
     stage.answers_again();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     block_on(stage.client.clone().close()).unwrap();

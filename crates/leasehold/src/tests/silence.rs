@@ -1,14 +1,14 @@
-//! A store that does not answer: an attempt ends with an error, and with `None` only on the store's word.
+//! A store that does not answer: an attempt ends with an error, and with `None` only if the store says so.
 
 use super::*;
 use crate::MutexSet;
 
-/// Long enough to be queued before, short enough for a test.
+/// Wait limit of the attempts.
 const LIMIT: Duration = Duration::from_millis(300);
 
 type Attempt = Pin<Box<dyn Future<Output = Result<bool, Error>> + Send>>;
 
-/// Attempts of every kind at the same name, each with this limit. They say whether they were granted.
+/// Attempts of every kind at the same name, each with this limit. Each returns whether it was granted.
 fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Attempt)> {
     fn attempt<T: Send + 'static>(
         taken: impl Future<Output = Result<Option<T>, Error>> + Send + 'static,
@@ -42,10 +42,10 @@ fn assert_unavailable(case: &str, ended: &Result<bool, Error>) {
     assert!(is_unavailable, "{case}: {ended:?}");
 }
 
-/// How much later than its limit an attempt may end.
+/// Asserts that an attempt ends soon after its limit.
 fn assert_in_time(case: &str, began: Instant, limit: Duration) {
     let late = began.elapsed().saturating_sub(limit);
-    assert!(late < Duration::from_secs(6), "{case}: it ended {late:?} after its limit");
+    assert!(late < Duration::from_secs(6), "{case}: ended {late:?} after its limit");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn try_lock_on_a_failing_store_is_unavailable() {
     }
 }
 
-/// Of each kind one waits behind somebody else when the store goes silent.
+/// One attempt of each kind waits behind a holder when the store stops responding.
 #[test]
 fn waiter_is_unavailable_at_its_deadline_when_the_store_stops_responding() {
     for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent, Fate::Busy] {
@@ -89,7 +89,7 @@ fn waiter_is_unavailable_at_its_deadline_when_the_store_stops_responding() {
             for index in 0..kinds {
                 scope.spawn(move || {
                     let stage = Stage::new();
-                    // Whoever holds it holds it for good.
+                    // The holder keeps its locks.
                     let holder = stage.other_client();
                     let _held = [
                         block_on(holder.mutex("a").lock()).unwrap(),
@@ -116,29 +116,32 @@ fn every_task_of_a_local_queue_gets_unavailable_from_an_unresponsive_store() {
         let stage = Stage::new();
         stage.other_takes_it();
         let mutex = stage.mutex();
-        let mut line: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
-        for task in &mut line {
+        let mut queue: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
+        for task in &mut queue {
             assert!(poll_once(task.as_mut()).is_pending());
         }
-        // It goes on waiting behind them.
+        // It keeps waiting behind them.
         let mut last = Box::pin(mutex.lock());
         assert!(poll_once(last.as_mut()).is_pending());
         stage.becomes(fate);
         let began = Instant::now();
-        let mut tasks = futures_util::future::join_all(line);
+        let mut tasks = futures_util::future::join_all(queue);
         let ended = block_on(poll_fn(|context| {
             assert!(last.as_mut().poll(context).is_pending());
             Pin::new(&mut tasks).poll(context)
         }));
         for ended in ended {
             let ended = ended.map(|guard| guard.is_some());
-            assert_unavailable(&format!("a task of a line over a store that becomes {fate:?}"), &ended);
+            assert_unavailable(
+                &format!("a task of a local queue over a store that becomes {fate:?}"),
+                &ended,
+            );
         }
-        assert_in_time("a line", began, LIMIT);
+        assert_in_time("a local queue", began, LIMIT);
         stage.answers_again();
         stage.other_gives_it_back();
-        drop(block_on(last).expect("the line goes on"));
-        stage.assert_nothing_is_left("a line over a store that was silent for a time");
+        drop(block_on(last).expect("the local queue continues"));
+        stage.assert_nothing_is_left("a local queue over a store that was silent for a time");
     }
 }
 
@@ -149,7 +152,7 @@ fn try_lock_beside_a_local_waiter_is_unavailable_on_an_unresponsive_store() {
     let mutex = stage.mutex();
     let mut waits = Box::pin(mutex.lock());
     assert!(poll_once(waits.as_mut()).is_pending());
-    assert!(block_on(mutex.try_lock()).unwrap().is_none(), "the store says that somebody has it");
+    assert!(block_on(mutex.try_lock()).unwrap().is_none(), "the store reports a holder");
     stage.becomes(Fate::CommandLost);
     assert_unavailable("a task that tries", &block_on(mutex.try_lock()).map(|guard| guard.is_some()));
     let set = MutexSet::new(["a", "b"].map(|name| stage.client.mutex(name).ttl(Duration::from_secs(2))));
@@ -161,12 +164,12 @@ fn timed_out_tasks_get_none_and_leave_the_queue() {
     let stage = Stage::new();
     stage.other_takes_it();
     let mutex = stage.mutex();
-    let line: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
-    for ended in block_on(futures_util::future::join_all(line)) {
+    let queue: Vec<_> = (0..4).map(|_| Box::pin(mutex.lock_timeout(LIMIT))).collect();
+    for ended in block_on(futures_util::future::join_all(queue)) {
         assert!(ended.unwrap().is_none());
     }
     assert!(stage.is_clean(), "{:?} was left", stage.view());
-    stage.assert_nothing_is_left("a line that gave up");
+    stage.assert_nothing_is_left("a local queue whose tasks timed out");
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn task_behind_a_local_holder_times_out_without_asking_an_unresponsive_store() {
     let mutex = stage.client.mutex("a");
     let guard = block_on(mutex.lock()).unwrap();
     stage.becomes(Fate::CommandLost);
-    assert!(block_on(mutex.lock_timeout(LIMIT)).unwrap().is_none(), "the client itself has it");
+    assert!(block_on(mutex.lock_timeout(LIMIT)).unwrap().is_none(), "the client itself holds it");
     assert!(block_on(mutex.try_lock()).unwrap().is_none());
     assert!(guard.is_held());
 }

@@ -1,4 +1,4 @@
-//! A place where parties wait until all have come.
+//! Barriers: parties wait until all have arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,12 +11,12 @@ use super::{SOON, Store, pair, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how barrier $what:
-            nobody_passes_before_all_have_come_round_after_round
-            a_party_that_leaves_or_dies_has_not_come
-            who_comes_too_early_waits_for_the_next_round
-            a_party_that_was_taken_away_is_told_so
-            a_barrier_that_can_t_be_is_refused
-            the_blocking_face_waits_for_all
+            barrier_opens_only_when_all_parties_arrived_in_every_round
+            party_that_leaves_or_dies_does_not_count
+            early_party_waits_for_the_next_round
+            force_released_party_gets_an_error
+            invalid_barrier_is_refused
+            blocking_barrier_waits_for_all_parties
         }
     };
 }
@@ -24,21 +24,21 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Barrier;
 
-pub(crate) async fn nobody_passes_before_all_have_come_round_after_round(store: Store) {
+pub(crate) async fn barrier_opens_only_when_all_parties_arrived_in_every_round(store: Store) {
     const PARTIES: u32 = 4;
     const ROUNDS: u32 = 5;
-    let come = Arc::new(AtomicU32::new(0));
+    let arrived = Arc::new(AtomicU32::new(0));
     let leaders = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
     for _ in 0..PARTIES {
         let barrier = store.client().await.barrier("a", PARTIES);
-        let (come, leaders) = (come.clone(), leaders.clone());
+        let (arrived, leaders) = (arrived.clone(), leaders.clone());
         tasks.push(tokio::spawn(async move {
             for round in 1..=ROUNDS {
-                come.fetch_add(1, Ordering::SeqCst);
+                arrived.fetch_add(1, Ordering::SeqCst);
                 let is_leader = barrier.wait().await.unwrap();
-                let here = come.load(Ordering::SeqCst);
-                assert!(here >= round * PARTIES, "{here} have come in round {round}");
+                let count = arrived.load(Ordering::SeqCst);
+                assert!(count >= round * PARTIES, "{count} arrivals by the end of round {round}");
                 leaders.fetch_add(u32::from(is_leader), Ordering::SeqCst);
             }
         }));
@@ -49,16 +49,16 @@ pub(crate) async fn nobody_passes_before_all_have_come_round_after_round(store: 
     assert_eq!(leaders.load(Ordering::SeqCst), ROUNDS, "each round has one leader");
 }
 
-pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
+pub(crate) async fn party_that_leaves_or_dies_does_not_count(store: Store) {
     let (one, other) = pair(&store).await;
     let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
     assert!(gave_up.is_none());
     assert!(one.barrier("a", 2).wait_timeout(Duration::ZERO).await.unwrap().is_none());
-    let dies = one.barrier("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
+    let dies = one.barrier("a", 2).ttl(Duration::from_secs(3)).auto_renew(false);
     let waiting = tokio::spawn(async move { dies.wait().await });
     until(&other, KIND, "a", |view| view.holders.len() == 1).await;
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the loss is noticed").unwrap();
     assert!(ended.unwrap_err().is_lost());
     assert!(other.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap().is_none());
     let dropped = {
@@ -70,7 +70,7 @@ pub(crate) async fn a_party_that_leaves_or_dies_has_not_come(store: Store) {
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
+pub(crate) async fn early_party_waits_for_the_next_round(store: Store) {
     let (one, other) = pair(&store).await;
     let mut parties = Vec::new();
     for _ in 0..3 {
@@ -82,27 +82,27 @@ pub(crate) async fn who_comes_too_early_waits_for_the_next_round(store: Store) {
         assert!(std::time::Instant::now() < give_up, "two of them pass");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The third has come, and waits for a fourth.
+    // The third party has arrived, and waits for a fourth.
     let view = until(&other, KIND, "a", |view| view.waiters.is_empty() && view.holders.len() == 1).await;
     assert_eq!((view.capacity, view.in_use, view.rounds, view.holders[0].weight), (2, 1, 1, 1));
     assert_eq!(parties.iter().filter(|party| party.is_finished()).count(), 2);
-    tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("it passes").unwrap();
+    tokio::time::timeout(SOON, other.barrier("a", 2).wait()).await.expect("the fourth party passes").unwrap();
     for party in parties {
         tokio::time::timeout(SOON, party).await.expect("all pass").unwrap();
     }
 }
 
-pub(crate) async fn a_party_that_was_taken_away_is_told_so(store: Store) {
+pub(crate) async fn force_released_party_gets_an_error(store: Store) {
     let (one, other) = pair(&store).await;
     let barrier = one.barrier("a", 2);
     let waiting = tokio::spawn(async move { barrier.wait().await });
     until(&other, KIND, "a", |view| view.holders.len() == 1).await;
     assert_eq!(other.barrier("a", 2).force_release().await.unwrap().len(), 1);
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it notices").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the loss is noticed").unwrap();
     assert!(ended.unwrap_err().is_lost());
 }
 
-pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_barrier_is_refused(store: Store) {
     let (one, other) = pair(&store).await;
     for parties in [0, 1 << 16, u32::MAX] {
         let error = one.barrier("a", parties).wait().await.unwrap_err();
@@ -118,7 +118,7 @@ pub(crate) async fn a_barrier_that_can_t_be_is_refused(store: Store) {
     waiting.abort();
 }
 
-pub(crate) async fn the_blocking_face_waits_for_all(store: Store) {
+pub(crate) async fn blocking_barrier_waits_for_all_parties(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

@@ -1,4 +1,4 @@
-//! One leader at a time, whom everybody can know.
+//! Elections: at most one leader at a time, which any client can observe.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how election $what:
-            one_leads_and_the_next_follows_when_it_resigns
-            an_observer_is_told_each_leader_with_what_it_says_of_itself
-            an_observer_is_told_of_a_leader_that_died
-            an_observer_is_a_stream_that_ends_with_its_client
-            the_blocking_face_elects
+            resigned_leadership_goes_to_the_next_candidate
+            observer_reports_each_leader_with_its_label
+            observer_reports_the_end_of_a_dead_leader
+            observer_stream_ends_with_its_client
+            blocking_election_elects_and_observes
         }
     };
 }
@@ -22,10 +22,10 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Election;
 
-/// Often enough for a test.
-const OFTEN: Duration = Duration::from_millis(10);
+/// Poll interval of the observers.
+const INTERVAL: Duration = Duration::from_millis(10);
 
-pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store) {
+pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store) {
     let (one, other) = pair(&store).await;
     let first = one.election("a").campaign().await.unwrap();
     assert!(other.election("a").try_campaign().await.unwrap().is_none());
@@ -44,57 +44,77 @@ pub(crate) async fn one_leads_and_the_next_follows_when_it_resigns(store: Store)
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
 }
 
-pub(crate) async fn an_observer_is_told_each_leader_with_what_it_says_of_itself(store: Store) {
+pub(crate) async fn observer_reports_each_leader_with_its_label(store: Store) {
     let (one, other) = pair(&store).await;
-    let mut observer = other.election("a").observe().every(OFTEN);
-    assert!(observer.next().await.unwrap().is_none(), "nobody leads, and that is told at once");
+    let mut observer = other.election("a").observe().every(INTERVAL);
+    assert!(observer.next().await.unwrap().is_none(), "the observer reports at once that there is no leader");
     for address in ["10.0.0.7", "10.0.0.8"] {
         let leadership = one.election("a").label(address).campaign().await.unwrap();
-        let told = tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().unwrap();
+        let told = tokio::time::timeout(SOON, observer.next())
+            .await
+            .expect("the observer reports the change")
+            .unwrap()
+            .unwrap();
         assert_eq!((told.metadata.label.as_deref(), told.token), (Some(address), leadership.token()));
-        let again = tokio::time::timeout(OFTEN * 5, observer.next()).await;
+        let again = tokio::time::timeout(INTERVAL * 5, observer.next()).await;
         assert!(again.is_err(), "nothing has changed: {again:?}");
         leadership.release().await.unwrap();
-        assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+        assert!(
+            tokio::time::timeout(SOON, observer.next())
+                .await
+                .expect("the observer reports the change")
+                .unwrap()
+                .is_none()
+        );
     }
 }
 
-pub(crate) async fn an_observer_is_told_of_a_leader_that_died(store: Store) {
+pub(crate) async fn observer_reports_the_end_of_a_dead_leader(store: Store) {
     let (one, other) = pair(&store).await;
-    let mut observer = other.election("a").observe().every(OFTEN);
-    let election = one.election("a").ttl(Duration::from_secs(1)).auto_renew(false);
+    let mut observer = other.election("a").observe().every(INTERVAL);
+    let election = one.election("a").ttl(Duration::from_secs(3)).auto_renew(false);
     let leadership = election.campaign().await.unwrap();
     assert!(observer.next().await.unwrap().is_some());
-    assert!(tokio::time::timeout(SOON, observer.next()).await.expect("it is told").unwrap().is_none());
+    assert!(
+        tokio::time::timeout(SOON, observer.next())
+            .await
+            .expect("the observer reports the change")
+            .unwrap()
+            .is_none()
+    );
     assert!(!leadership.is_held());
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn an_observer_is_a_stream_that_ends_with_its_client(store: Store) {
+pub(crate) async fn observer_stream_ends_with_its_client(store: Store) {
     let (one, other) = pair(&store).await;
-    let leaders = other.election("a").observe().every(OFTEN);
+    let leaders = other.election("a").observe().every(INTERVAL);
     let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
-    assert_eq!(notes.try_next().await.unwrap(), Some(None), "nobody leads, and that is told at once");
+    assert_eq!(
+        notes.try_next().await.unwrap(),
+        Some(None),
+        "the observer reports at once that there is no leader"
+    );
     let leadership = one.election("a").label("here").campaign().await.unwrap();
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
     assert_eq!(told.unwrap(), Some(Some("here".to_owned())));
-    assert!(tokio::time::timeout(OFTEN * 5, notes.next()).await.is_err(), "nothing has changed");
+    assert!(tokio::time::timeout(INTERVAL * 5, notes.next()).await.is_err(), "nothing has changed");
     leadership.release().await.unwrap();
-    // It goes on with the look that was not awaited any more.
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("it is told");
+    // It continues the poll whose future was dropped.
+    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
     assert_eq!(told.unwrap(), Some(None));
     other.close().await.unwrap();
-    let end = tokio::time::timeout(SOON, notes.next()).await.expect("it ends");
+    let end = tokio::time::timeout(SOON, notes.next()).await.expect("the stream ends");
     assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_closed())));
     assert!(notes.next().await.is_none());
 }
 
-pub(crate) async fn the_blocking_face_elects(store: Store) {
+pub(crate) async fn blocking_election_elects_and_observes(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
         let election = client.election("a").label("here");
-        let mut observer = election.observe().every(OFTEN);
+        let mut observer = election.observe().every(INTERVAL);
         assert!(observer.next()?.is_none());
         let leadership = election.campaign()?;
         assert!(election.try_campaign()?.is_none());

@@ -1,4 +1,4 @@
-//! Waiting until something has happened a number of times.
+//! Latches: clients wait until an event has been counted a number of times.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{SOON, Store, pair, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how latch $what:
-            a_latch_opens_when_all_have_counted
-            whoever_counts_by_name_counts_once
-            counts_outlive_their_client_and_end_in_time
-            a_latch_that_can_t_be_is_refused
-            the_blocking_face_counts_down
+            latch_opens_at_its_count
+            named_count_counts_once
+            latch_counts_outlive_their_client_and_expire
+            invalid_latch_is_refused
+            blocking_latch_counts_down
         }
     };
 }
@@ -21,7 +21,7 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Latch;
 
-pub(crate) async fn a_latch_opens_when_all_have_counted(store: Store) {
+pub(crate) async fn latch_opens_at_its_count(store: Store) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.latch("a", 2), other.latch("a", 2));
     assert_eq!(here.remaining().await.unwrap(), 2);
@@ -33,14 +33,14 @@ pub(crate) async fn a_latch_opens_when_all_have_counted(store: Store) {
     assert_eq!(there.count_down().await.unwrap(), 1);
     assert!(!there.wait_timeout(Duration::from_millis(50)).await.unwrap() && !waiting.is_finished());
     assert_eq!(there.count_down().await.unwrap(), 0);
-    tokio::time::timeout(SOON, waiting).await.expect("it opens").unwrap().unwrap();
+    tokio::time::timeout(SOON, waiting).await.expect("the latch opens").unwrap().unwrap();
     assert_eq!(here.count_down().await.unwrap(), 0, "further counts change nothing");
     assert!(here.wait_timeout(SOON).await.unwrap());
     assert_eq!(here.force_release().await.unwrap().len(), 2);
-    assert_eq!(there.remaining().await.unwrap(), 2, "it begins anew");
+    assert_eq!(there.remaining().await.unwrap(), 2, "the latch starts again");
 }
 
-pub(crate) async fn whoever_counts_by_name_counts_once(store: Store) {
+pub(crate) async fn named_count_counts_once(store: Store) {
     let (one, other) = pair(&store).await;
     for client in [&one, &other, &one] {
         assert_eq!(client.latch("a", 2).count_down_as("worker-1").await.unwrap(), 1);
@@ -49,7 +49,7 @@ pub(crate) async fn whoever_counts_by_name_counts_once(store: Store) {
     assert_eq!(one.latch("a", 2).count_down_as("worker-1").await.unwrap(), 0);
 }
 
-pub(crate) async fn counts_outlive_their_client_and_end_in_time(store: Store) {
+pub(crate) async fn latch_counts_outlive_their_client_and_expire(store: Store) {
     let (one, other) = pair(&store).await;
     assert_eq!(one.latch("a", 2).retention(Duration::from_secs(2)).count_down().await.unwrap(), 1);
     assert_eq!(one.latch("b", 2).count_down().await.unwrap(), 1);
@@ -59,7 +59,7 @@ pub(crate) async fn counts_outlive_their_client_and_end_in_time(store: Store) {
     assert_eq!(other.latch("b", 2).count_down().await.unwrap(), 0);
 }
 
-pub(crate) async fn a_latch_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_latch_is_refused(store: Store) {
     let client = store.client().await;
     let latch = client.latch("a", 3);
     for error in [
@@ -83,7 +83,7 @@ pub(crate) async fn a_latch_that_can_t_be_is_refused(store: Store) {
     assert_eq!(latch.remaining().await.unwrap(), 2);
 }
 
-pub(crate) async fn the_blocking_face_counts_down(store: Store) {
+pub(crate) async fn blocking_latch_counts_down(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

@@ -1,4 +1,4 @@
-//! What every store must do, seen through the public library. One suite, run by every store.
+//! The promises of every store, tested through the public library. Every store runs the same suites.
 
 mod barrier;
 mod election;
@@ -21,14 +21,14 @@ use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockInfo};
 use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
 
-/// A place for leases that lives as long as one test, and that several clients can share.
+/// The store of one test, shared by several clients.
 struct Store {
     url: String,
-    place: Arc<Place>,
+    backend: Arc<Backend>,
 }
 
-/// What has to be there for as long as a store is used.
-struct Place {
+/// The servers and files of a store, which live as long as it is used.
+struct Backend {
     url: String,
     servers: Servers,
     _certificates: Option<Certificates>,
@@ -43,7 +43,7 @@ enum Servers {
     Cluster(Box<Cluster>),
 }
 
-impl Place {
+impl Backend {
     fn new(what: &str) -> Arc<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -74,7 +74,8 @@ impl Place {
             "redlock" => {
                 let servers: Vec<Server> = (0..3).map(|_| Server::on_socket()).collect();
                 let urls: Vec<String> = servers.iter().map(Server::socket_url).collect();
-                (format!("redlock:{}", urls.join(" ")), Servers::Voting(servers))
+                // On a busy machine a node may need longer than the default timeout.
+                (format!("redlock:{} ?node_timeout_ms=5000", urls.join(" ")), Servers::Voting(servers))
             }
             "redis-sentinel" => {
                 let sentinels = Sentinels::start();
@@ -93,7 +94,7 @@ impl Place {
         Arc::new(Self { url, servers, _certificates: certificates, _folder: folder })
     }
 
-    /// Forgets what the last test has left.
+    /// Removes the locks of the last test.
     fn clear(&self) {
         match &self.servers {
             Servers::None => {}
@@ -111,34 +112,35 @@ impl Place {
 
 impl Store {
     fn new(what: &str) -> Self {
-        Self::at(Place::new(what))
+        Self::at(Backend::new(what))
     }
 
-    fn at(place: Arc<Place>) -> Self {
-        Self { url: place.url.clone(), place }
+    fn at(backend: Arc<Backend>) -> Self {
+        Self { url: backend.url.clone(), backend }
     }
 
     async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("the store opens")
     }
 
-    /// It is so; over a quorum, of which a node may be late, soon.
-    async fn comes_to_it(&self, is_so: impl AsyncFn() -> bool) {
-        if matches!(self.place.servers, Servers::Voting(_)) {
+    /// Asserts the condition; over a quorum, waits for it, since a node may be late.
+    async fn eventually(&self, is_so: impl AsyncFn() -> bool) {
+        if matches!(self.backend.servers, Servers::Voting(_)) {
             leasehold_testkit::until(is_so).await;
         } else {
-            assert!(is_so().await, "it is not so");
+            assert!(is_so().await, "the condition does not hold");
         }
     }
 }
 
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Limit of a wait that must end, for a debug build on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) async fn pair(store: &Store) -> (Client, Client) {
     (store.client().await, store.client().await)
 }
 
-/// Looks until it is so.
+/// Inspects the lock until the condition holds.
 pub(crate) async fn until(
     client: &Client,
     kind: Kind,
@@ -148,7 +150,7 @@ pub(crate) async fn until(
     until_seen(async || client.inspect(kind, name).await, is_so).await
 }
 
-/// Looks in this way until it is so.
+/// Inspects with `look` until the condition holds.
 pub(crate) async fn until_seen(
     look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
     is_so: impl Fn(&LockInfo) -> bool,
@@ -159,12 +161,16 @@ pub(crate) async fn until_seen(
         if is_so(&view) {
             return view;
         }
-        assert!(Instant::now() < give_up, "it did not become so: {view:?}");
+        assert!(
+            Instant::now() < give_up,
+            "the condition does not hold after {SOON:?}: {:.4000}",
+            format!("{view:?}")
+        );
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// Starts this attempt, and says once it stands in the queue.
+/// Starts an attempt, and returns once it is queued.
 pub(crate) async fn queue<T: Send + 'static>(
     client: &Client,
     kind: Kind,
@@ -174,18 +180,18 @@ pub(crate) async fn queue<T: Send + 'static>(
     queue_seen(async || client.inspect(kind, name).await, attempt).await
 }
 
-/// Starts this attempt, and says once somebody who looks in this way sees it in the queue.
+/// Starts an attempt, and returns once `look` reports it in the queue.
 pub(crate) async fn queue_seen<T: Send + 'static>(
     look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
     attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
 ) -> tokio::task::JoinHandle<T> {
-    // It is told from those who are there already by how long they have waited, by clocks that tick. To count them is not
-    // enough: over a quorum somebody can still be seen for a moment after its turn.
+    // The time that a waiter has waited distinguishes it from earlier ones, to the precision of the clocks. A count does not
+    // suffice: a quorum may report a waiter for a moment after its grant.
     const TICK: Duration = Duration::from_millis(2);
     until_seen(&look, |view| view.waiters.iter().all(|waiter| waiter.waiting_for > 2 * TICK)).await;
     let began = Instant::now();
-    let task = tokio::spawn(async move { attempt.await.expect("it is granted") });
-    // Measured before each look: its answer may come late on a busy machine, when the others seem to be new as well.
+    let task = tokio::spawn(async move { attempt.await.expect("the attempt is granted") });
+    // Measured before each request: on a busy machine a late answer would make the other waiters look new.
     let asked = Cell::new(Duration::ZERO);
     let look = async || {
         asked.set(began.elapsed());
@@ -195,7 +201,7 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     task
 }
 
-/// Runs these tests of a suite: `each` on a store of its own, or all `together`, one after the other, where a store takes
+/// Runs the tests of a suite: `each` on a store of its own, or `together` on one store, one after the other, if the store takes
 /// seconds to start.
 macro_rules! on_store {
     (each $suite:ident $what:literal: $($test:ident)*) => {
@@ -207,12 +213,12 @@ macro_rules! on_store {
         )*
     };
     (together $suite:ident $what:literal: $($test:ident)*) => {
-        async fn $suite(place: &std::sync::Arc<$crate::Place>) {
+        async fn $suite(backend: &std::sync::Arc<$crate::Backend>) {
             $(
                 eprintln!("{} on {}", stringify!($test), $what);
                 let attempt = async || {
-                    place.clear();
-                    $crate::$suite::$test($crate::Store::at(place.clone())).await;
+                    backend.clear();
+                    $crate::$suite::$test($crate::Store::at(backend.clone())).await;
                 };
                 $crate::run(attempt).await;
             )*
@@ -221,25 +227,25 @@ macro_rules! on_store {
 }
 pub(crate) use on_store;
 
-/// Runs a test, again where the machine stood still for longer than its deadlines stand.
+/// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
 pub(crate) async fn run(attempt: impl AsyncFn()) {
     undisturbed(Duration::from_millis(250), async || {
         let ended = AssertUnwindSafe(tokio::time::timeout(LIMIT, attempt())).catch_unwind().await;
         match ended {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(format!("it did not end within {LIMIT:?}")),
+            Ok(Err(_)) => Err(format!("the test did not end within {LIMIT:?}")),
             Err(panic) => {
-                Err(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "it failed".to_owned()))
+                Err(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the test failed".to_owned()))
             }
         }
     })
     .await;
 }
 
-/// How long one test may take.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+/// Time limit of one test, for a debug build on a busy machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// The suites, which every store runs, or those of the kinds that it has.
+/// All suites, or those of the kinds that a store supports.
 macro_rules! suites {
     ($how:ident $what:literal) => {
         suites!($how $what: suite handoff semaphore rw reentrant election latch barrier once set);
@@ -252,8 +258,8 @@ macro_rules! suites {
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn every_suite() {
-            let place = $crate::Place::new($what);
-            $($suite(&place).await;)*
+            let backend = $crate::Backend::new($what);
+            $($suite(&backend).await;)*
         }
     };
 }
@@ -285,20 +291,20 @@ stores! {
     redlock: each "redlock" (suite election once set);
 }
 
-/// The kinds that have a suite, which every store runs.
+/// The kinds that have a suite.
 const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {
     for scheme in leasehold::SCHEMES {
-        assert!(STORES.contains(scheme), "{scheme}: runs no suite");
+        assert!(STORES.contains(scheme), "{scheme} runs no suite");
     }
     assert_eq!(KINDS, Kind::ALL);
 }
 
-/// What Redlock does not run it does not have.
+/// Redlock supports no kind whose suite it does not run.
 #[tokio::test]
-async fn the_kinds_that_a_store_has_no_suite_for_it_refuses() {
+async fn kinds_without_a_suite_are_unsupported() {
     let store = Store::new("redlock");
     let client = store.client().await;
     assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());

@@ -1,4 +1,4 @@
-//! Work that one of many starts in each period.
+//! `once_per`: one of many clients starts the work in each period.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use super::{SOON, Store, pair, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how once $what:
-            of_many_one_starts_in_each_period
-            a_host_that_dies_costs_the_period_where_it_is_at_most_once
-            a_host_that_dies_is_followed_by_another_where_it_is_at_least_once
-            work_that_takes_longer_than_its_period_is_not_started_twice
-            a_period_that_can_t_be_is_refused
-            the_blocking_face_starts_once
+            one_of_many_clients_starts_in_each_period
+            dead_host_costs_the_period_with_at_most_once
+            dead_host_is_replaced_with_at_least_once
+            work_longer_than_its_period_is_not_started_twice
+            invalid_period_is_refused
+            blocking_once_per_starts_once
         }
     };
 }
@@ -23,11 +23,10 @@ pub(crate) use tests;
 const KIND: Kind = Kind::Mutex;
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The promised distance of two starts, less what clocks that are read one after the other may differ by: far less than the
-/// tenth of the period that is promised.
+/// The promised distance of two starts, nine tenths of the period, less the difference of clocks that are read one after the other.
 const DISTANCE: Duration = Duration::from_millis(1_800 - 20);
 
-pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
+pub(crate) async fn one_of_many_clients_starts_in_each_period(store: Store) {
     let mut last = None;
     let observer = store.client().await;
     for _ in 0..2 {
@@ -40,14 +39,14 @@ pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
         for task in tasks {
             started.extend(task.await.unwrap());
         }
-        assert_eq!(started.len(), 1, "one of them");
+        assert_eq!(started.len(), 1, "exactly one starts");
         let guard = started.remove(0);
         // A token is the microsecond of its grant.
         let granted = Duration::from_micros(guard.token().get());
         let since = last.replace(granted).map(|last| granted - last);
         assert!(since.is_none_or(|since| since > DISTANCE), "{since:?}");
         guard.release().await.unwrap();
-        // On a slow machine the period may be over by now, and then another one starts.
+        // On a slow machine the period may be over by now, and the next one starts.
         if let Some(next) = observer.once_per("a", PERIOD).start().await.unwrap() {
             let started = Duration::from_micros(next.token().get());
             assert!(started - granted > DISTANCE, "started again within its period");
@@ -58,46 +57,47 @@ pub(crate) async fn of_many_one_starts_in_each_period(store: Store) {
     }
 }
 
-/// Starts, and is gone without a word.
+/// Starts the work, and neither renews nor releases.
 async fn start_and_die(lottery: leasehold::OncePer) {
     let guard = lottery.ttl(Duration::from_millis(300)).auto_renew(false).start().await.unwrap();
-    std::mem::forget(guard.expect("it is free"));
+    std::mem::forget(guard.expect("the lock is free"));
 }
 
-pub(crate) async fn a_host_that_dies_costs_the_period_where_it_is_at_most_once(store: Store) {
+pub(crate) async fn dead_host_costs_the_period_with_at_most_once(store: Store) {
     let (one, other) = pair(&store).await;
     let began = Instant::now();
     start_and_die(one.once_per("a", PERIOD)).await;
     let lottery = other.once_per("a", PERIOD);
     while lottery.start().await.unwrap().is_none() {
-        assert!(began.elapsed() < SOON, "the next period begins");
+        assert!(began.elapsed() < SOON, "the next period has begun");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(began.elapsed() > DISTANCE, "another started after {:?}", began.elapsed());
 }
 
-pub(crate) async fn a_host_that_dies_is_followed_by_another_where_it_is_at_least_once(store: Store) {
+pub(crate) async fn dead_host_is_replaced_with_at_least_once(store: Store) {
     let (one, other) = pair(&store).await;
     let period = PERIOD * 60;
     let began = Instant::now();
     start_and_die(one.once_per("a", period).at_least_once()).await;
     let report = other.once_per("a", period).at_least_once();
-    let second = tokio::time::timeout(SOON, report.start()).await.expect("it is its turn").unwrap().unwrap();
+    let second =
+        tokio::time::timeout(SOON, report.start()).await.expect("the waiter is granted").unwrap().unwrap();
     assert!(began.elapsed() < period / 2);
-    // Who waits while it is done is told that it was done.
+    // A client that waits meanwhile learns that the work was done.
     let third = {
         let report = one.once_per("a", period).at_least_once();
         tokio::spawn(async move { report.start().await.unwrap() })
     };
     until(&other, KIND, "a", |view| view.waiters.len() == 1).await;
     second.release().await.unwrap();
-    let third = tokio::time::timeout(SOON, third).await.expect("it is told").unwrap();
+    let third = tokio::time::timeout(SOON, third).await.expect("the wait ends").unwrap();
     assert!(third.is_none());
     until(&other, KIND, "a", |view| view.waiters.is_empty()).await;
     assert!(report.start().await.unwrap().is_none());
 }
 
-pub(crate) async fn work_that_takes_longer_than_its_period_is_not_started_twice(store: Store) {
+pub(crate) async fn work_longer_than_its_period_is_not_started_twice(store: Store) {
     let (one, other) = pair(&store).await;
     let began = Instant::now();
     let guard = one.once_per("a", PERIOD).ttl(PERIOD).start().await.unwrap().unwrap();
@@ -110,7 +110,7 @@ pub(crate) async fn work_that_takes_longer_than_its_period_is_not_started_twice(
     assert!(other.once_per("a", PERIOD).start().await.unwrap().is_some());
 }
 
-pub(crate) async fn a_period_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_period_is_refused(store: Store) {
     let client = store.client().await;
     for period in [Duration::ZERO, Duration::from_millis(900), Duration::MAX] {
         let error = client.once_per("a", period).start().await.unwrap_err();
@@ -120,11 +120,11 @@ pub(crate) async fn a_period_that_can_t_be_is_refused(store: Store) {
     assert!(client.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn the_blocking_face_starts_once(store: Store) {
+pub(crate) async fn blocking_once_per_starts_once(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;
-        client.once_per("a", PERIOD * 60).start()?.expect("it is free").release()?;
+        client.once_per("a", PERIOD * 60).start()?.expect("the lock is free").release()?;
         assert!(client.once_per("a", PERIOD * 60).at_least_once().start()?.is_none());
         client.close()
     };

@@ -1,4 +1,4 @@
-//! Permits that holders share.
+//! Semaphores: holders share permits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,15 +11,15 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how semaphore $what:
-            permits_are_shared_up_to_their_number
-            a_waiter_for_many_permits_is_not_overtaken_by_one_for_few
-            one_release_of_many_permits_starts_everybody_who_fits
-            permits_of_the_dead_come_back_one_by_one
-            numbers_of_permits_that_can_t_be_are_refused
-            two_that_disagree_about_the_number_of_permits_are_told_so
-            never_are_more_permits_out_than_there_are
-            permits_can_be_seen
-            the_blocking_face_takes_permits
+            permits_are_granted_up_to_the_limit
+            large_semaphore_request_is_not_overtaken_by_a_small_one
+            release_of_permits_grants_all_waiters_that_fit
+            permits_of_dead_holders_expire_separately
+            invalid_permit_counts_are_refused
+            different_semaphore_limits_are_an_error
+            granted_permits_never_exceed_the_limit
+            inspect_reports_permits
+            blocking_semaphore_acquires_permits
         }
     };
 }
@@ -27,7 +27,7 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::Semaphore;
 
-pub(crate) async fn permits_are_shared_up_to_their_number(store: Store) {
+pub(crate) async fn permits_are_granted_up_to_the_limit(store: Store) {
     let (one, other) = pair(&store).await;
     let (mine, theirs) = (one.semaphore("a", 3), other.semaphore("a", 3));
     let two = mine.acquire(2).await.unwrap();
@@ -41,13 +41,13 @@ pub(crate) async fn permits_are_shared_up_to_their_number(store: Store) {
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
 }
 
-pub(crate) async fn a_waiter_for_many_permits_is_not_overtaken_by_one_for_few(store: Store) {
+pub(crate) async fn large_semaphore_request_is_not_overtaken_by_a_small_one(store: Store) {
     let (one, other) = pair(&store).await;
     let semaphore = one.semaphore("a", 2);
     let held = semaphore.acquire(1).await.unwrap();
     let both = other.semaphore("a", 2);
     let waiting = queue(&one, KIND, "a", async move { both.acquire(2).await }).await;
-    assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "one permit is free, and not its turn");
+    assert!(semaphore.try_acquire(1).await.unwrap().is_none(), "one permit is free, but the waiter is first");
     held.release().await.unwrap();
     let both = waiting.await.unwrap();
     assert!(semaphore.try_acquire(1).await.unwrap().is_none());
@@ -55,7 +55,7 @@ pub(crate) async fn a_waiter_for_many_permits_is_not_overtaken_by_one_for_few(st
     assert!(semaphore.try_acquire(1).await.unwrap().is_some());
 }
 
-pub(crate) async fn one_release_of_many_permits_starts_everybody_who_fits(store: Store) {
+pub(crate) async fn release_of_permits_grants_all_waiters_that_fit(store: Store) {
     let (one, other) = pair(&store).await;
     let all = one.semaphore("a", 3).acquire(3).await.unwrap();
     let mut waiting = Vec::new();
@@ -75,16 +75,16 @@ pub(crate) async fn one_release_of_many_permits_starts_everybody_who_fits(store:
     drop(fourth.await.unwrap());
 }
 
-pub(crate) async fn permits_of_the_dead_come_back_one_by_one(store: Store) {
+pub(crate) async fn permits_of_dead_holders_expire_separately(store: Store) {
     let (one, other) = pair(&store).await;
     let long = one.semaphore("a", 2).acquire(1).await.unwrap();
-    let short = one.semaphore("a", 2).ttl(Duration::from_millis(300)).auto_renew(false);
+    let short = one.semaphore("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
     let short = short.acquire(1).await.unwrap();
     let next = tokio::time::timeout(SOON, other.semaphore("a", 2).acquire(1)).await.unwrap().unwrap();
     assert!(!short.is_held() && long.is_held() && next.is_held());
 }
 
-pub(crate) async fn numbers_of_permits_that_can_t_be_are_refused(store: Store) {
+pub(crate) async fn invalid_permit_counts_are_refused(store: Store) {
     let client = store.client().await;
     let refused = async |semaphore: Semaphore, permits| {
         for error in [
@@ -103,7 +103,7 @@ pub(crate) async fn numbers_of_permits_that_can_t_be_are_refused(store: Store) {
     assert!(client.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn two_that_disagree_about_the_number_of_permits_are_told_so(store: Store) {
+pub(crate) async fn different_semaphore_limits_are_an_error(store: Store) {
     let (one, other) = pair(&store).await;
     let held = one.semaphore("a", 3).acquire(1).await.unwrap();
     let error = other.semaphore("a", 4).acquire(1).await.unwrap_err();
@@ -111,10 +111,10 @@ pub(crate) async fn two_that_disagree_about_the_number_of_permits_are_told_so(st
     let view = other.inspect(KIND, "a").await.unwrap();
     assert_eq!((view.capacity, view.holders.len(), view.waiters.len()), (3, 1, 0));
     held.release().await.unwrap();
-    assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "nobody uses it any more");
+    assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "the semaphore is unused");
 }
 
-pub(crate) async fn never_are_more_permits_out_than_there_are(store: Store) {
+pub(crate) async fn granted_permits_never_exceed_the_limit(store: Store) {
     const PERMITS: u32 = 5;
     let out = Arc::new(AtomicU32::new(0));
     let most = Arc::new(AtomicU32::new(0));
@@ -139,10 +139,10 @@ pub(crate) async fn never_are_more_permits_out_than_there_are(store: Store) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all of them were out at once, and never more");
+    assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all permits were granted at once, and never more");
 }
 
-pub(crate) async fn permits_can_be_seen(store: Store) {
+pub(crate) async fn inspect_reports_permits(store: Store) {
     let (one, other) = pair(&store).await;
     let _two = one.semaphore("a", 3).acquire(2).await.unwrap();
     let semaphore = other.semaphore("a", 3);
@@ -156,7 +156,7 @@ pub(crate) async fn permits_can_be_seen(store: Store) {
     assert_eq!(taken.len(), 1);
 }
 
-pub(crate) async fn the_blocking_face_takes_permits(store: Store) {
+pub(crate) async fn blocking_semaphore_acquires_permits(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

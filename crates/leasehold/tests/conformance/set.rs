@@ -1,4 +1,4 @@
-//! Several mutexes at once: all of them or none, and no deadlock.
+//! Mutex sets: all of the mutexes or none, without deadlock.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use super::{SOON, Store, pair, queue, until};
 macro_rules! tests {
     ($how:ident $what:literal) => {
         $crate::on_store! { $how set $what:
-            all_are_taken_together_and_each_has_its_token
-            what_can_t_be_had_as_a_whole_is_not_held_in_part
-            a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody
-            those_who_want_the_same_in_another_order_never_wait_for_each_other
-            a_set_that_can_t_be_is_refused
-            the_loss_of_one_ends_the_work_under_all
-            a_loss_while_waiting_for_the_next_one_ends_the_waiting
-            a_dropped_set_leaves_nothing
-            the_blocking_face_takes_sets
+            mutex_set_is_acquired_together_with_a_token_each
+            busy_mutex_set_holds_no_part
+            refused_mutex_set_leaves_nothing_and_overtakes_no_waiter
+            mutex_sets_in_different_orders_do_not_deadlock
+            invalid_mutex_set_is_refused
+            losing_one_mutex_of_a_set_ends_the_work
+            loss_during_acquisition_of_a_mutex_set_ends_the_wait
+            dropped_mutex_set_leaves_nothing
+            blocking_mutex_set_is_acquired
         }
     };
 }
@@ -35,11 +35,11 @@ async fn until_free(client: &Client, names: &[&str]) {
     }
 }
 
-pub(crate) async fn all_are_taken_together_and_each_has_its_token(store: Store) {
+pub(crate) async fn mutex_set_is_acquired_together_with_a_token_each(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["b", "c", "a"]).lock().await.unwrap();
     let names: Vec<_> = guard.guards().iter().map(leasehold::Guard::name).collect();
-    assert_eq!(names, ["b", "c", "a"], "in the order in which they were given");
+    assert_eq!(names, ["b", "c", "a"], "in the order of the set");
     for name in ["a", "b", "c"] {
         let view = other.inspect(KIND, name).await.unwrap();
         assert_eq!(guard.token(name), Some(view.holders[0].token));
@@ -55,20 +55,20 @@ pub(crate) async fn all_are_taken_together_and_each_has_its_token(store: Store) 
     }
 }
 
-pub(crate) async fn what_can_t_be_had_as_a_whole_is_not_held_in_part(store: Store) {
+pub(crate) async fn busy_mutex_set_holds_no_part(store: Store) {
     let (one, other) = pair(&store).await;
     let held = one.mutex("b").lock().await.unwrap();
     let both = set(&other, &["b", "a", "c"]);
     assert!(both.try_lock().await.unwrap().is_none());
     assert!(both.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
-    assert!(one.inspect(KIND, "a").await.unwrap().holders.is_empty(), "it was given back before the answer");
+    assert!(one.inspect(KIND, "a").await.unwrap().holders.is_empty(), "released before the answer");
     assert!(one.inspect(KIND, "c").await.unwrap().holders.is_empty());
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
     held.release().await.unwrap();
     assert!(both.lock_timeout(SOON).await.unwrap().is_some());
 }
 
-pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nobody(store: Store) {
+pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(store: Store) {
     let (one, other) = pair(&store).await;
     for taken in ["a", "b", "c"] {
         let held = one.mutex(taken).lock().await.unwrap();
@@ -76,7 +76,7 @@ pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nob
         let next = queue(&one, KIND, taken, async move { mutex.lock().await }).await;
         assert!(set(&other, &["b", "a", "c"]).try_lock().await.unwrap().is_none());
         let in_use: Vec<_> = one.list().await.unwrap().into_iter().map(|lock| lock.name).collect();
-        assert_eq!(in_use, [taken], "nothing is left of the others");
+        assert_eq!(in_use, [taken], "the others are released");
         let view = one.inspect(KIND, taken).await.unwrap();
         assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
         held.release().await.unwrap();
@@ -85,10 +85,10 @@ pub(crate) async fn a_set_of_which_one_is_taken_leaves_nothing_and_overtakes_nob
         next.release().await.unwrap();
     }
     let all = set(&other, &["b", "a", "c"]);
-    store.comes_to_it(async || all.try_lock().await.unwrap().is_some()).await;
+    store.eventually(async || all.try_lock().await.unwrap().is_some()).await;
 }
 
-pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each_other(store: Store) {
+pub(crate) async fn mutex_sets_in_different_orders_do_not_deadlock(store: Store) {
     let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["c", "a", "b"]];
     let mut tasks = Vec::new();
     for order in orders {
@@ -107,7 +107,7 @@ pub(crate) async fn those_who_want_the_same_in_another_order_never_wait_for_each
     until_free(&store.client().await, &["a", "b", "c"]).await;
 }
 
-pub(crate) async fn a_set_that_can_t_be_is_refused(store: Store) {
+pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
     let (one, other) = pair(&store).await;
     let mixed = MutexSet::new([one.mutex("a"), other.mutex("b")]);
     for (set, says) in [
@@ -122,10 +122,10 @@ pub(crate) async fn a_set_that_can_t_be_is_refused(store: Store) {
             assert!(error.is_invalid() && error.to_string().contains(says), "{error}");
         }
     }
-    assert!(one.list().await.unwrap().is_empty(), "nothing was taken");
+    assert!(one.list().await.unwrap().is_empty(), "nothing was acquired");
 }
 
-pub(crate) async fn the_loss_of_one_ends_the_work_under_all(store: Store) {
+pub(crate) async fn losing_one_mutex_of_a_set_ends_the_work(store: Store) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["a", "b"]).lock().await.unwrap();
     let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
@@ -139,19 +139,19 @@ pub(crate) async fn the_loss_of_one_ends_the_work_under_all(store: Store) {
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn a_loss_while_waiting_for_the_next_one_ends_the_waiting(store: Store) {
+pub(crate) async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: Store) {
     let (one, other) = pair(&store).await;
     let _held = other.mutex("b").lock().await.unwrap();
     let both = set(&one, &["a", "b"]);
     let waiting = tokio::spawn(async move { both.lock().await });
     until(&one, KIND, "b", |view| view.waiters.len() == 1).await;
     other.mutex("a").force_release().await.unwrap();
-    let ended = tokio::time::timeout(SOON, waiting).await.expect("it ends").unwrap();
+    let ended = tokio::time::timeout(SOON, waiting).await.expect("the wait ends").unwrap();
     assert!(ended.unwrap_err().is_lost());
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
+pub(crate) async fn dropped_mutex_set_leaves_nothing(store: Store) {
     let (one, other) = pair(&store).await;
     drop(set(&one, &["a", "b"]).lock().await.unwrap());
     until_free(&one, &["a", "b"]).await;
@@ -160,13 +160,13 @@ pub(crate) async fn a_dropped_set_leaves_nothing(store: Store) {
     let waiting = queue(&one, KIND, "b", async move { both.lock().await }).await;
     assert_eq!(one.inspect(KIND, "a").await.unwrap().holders.len(), 1);
     waiting.abort();
-    // It may be in the midst of a poll, which must not see the release.
-    assert!(waiting.await.is_err(), "it still waited");
+    // A poll may be in progress, which must not see the release.
+    assert!(waiting.await.is_err(), "the task was waiting");
     held.release().await.unwrap();
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn the_blocking_face_takes_sets(store: Store) {
+pub(crate) async fn blocking_mutex_set_is_acquired(store: Store) {
     let url = store.url.clone();
     let work = move || {
         let client = leasehold::blocking::Client::connect(&url)?;

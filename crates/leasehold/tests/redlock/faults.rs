@@ -1,4 +1,4 @@
-//! Any minority gone, frozen or slow; then more than that.
+//! Stopped, frozen or slow nodes: a minority, and a majority.
 
 use std::time::{Duration, Instant};
 
@@ -7,19 +7,20 @@ use leasehold_testkit::{Pauses, undisturbed, until};
 
 use crate::nodes::{Nodes, has_granted, has_queue, holds};
 
-/// Slow nodes take 2 s, and one that does not answer is given up after 1 s: whoever waits for either takes longer than this.
+/// An attempt that waits for a failing node takes longer: a slow node answers after 2 s, and a silent one times out after 1 s.
 const SOON: Duration = Duration::from_millis(800);
 
-/// Takes locks without waiting for those nodes that fail.
-async fn is_taken_at_once(client: &Client) {
+/// Asserts that locks are acquired and released without waiting for failing nodes.
+async fn assert_not_delayed(client: &Client) {
     undisturbed(SOON / 4, async || {
         for number in 0..5 {
             let began = Instant::now();
-            let guard = client.mutex(format!("a{number}")).try_lock().await.unwrap().expect("nobody has it");
+            let guard =
+                client.mutex(format!("a{number}")).try_lock().await.unwrap().expect("the lock is free");
             let took = began.elapsed();
             guard.release().await.unwrap();
             if began.elapsed() > SOON {
-                return Err(format!("taken in {took:?}, given back by {:?}", began.elapsed()));
+                return Err(format!("acquired after {took:?}, released after {:?}", began.elapsed()));
             }
         }
         Ok(())
@@ -31,10 +32,10 @@ async fn is_taken_at_once(client: &Client) {
 async fn lease_survives_two_of_five_nodes_restarting_empty() {
     let mut nodes = Nodes::start(5);
     let client = nodes.client().await;
-    is_taken_at_once(&client).await;
+    assert_not_delayed(&client).await;
     nodes.stop([1, 3]);
-    is_taken_at_once(&client).await;
-    is_taken_at_once(&nodes.client().await).await;
+    assert_not_delayed(&client).await;
+    assert_not_delayed(&nodes.client().await).await;
     let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
     let others = client.mutex("b").lock().await.unwrap();
     nodes.start_again([1, 3]);
@@ -44,7 +45,7 @@ async fn lease_survives_two_of_five_nodes_restarting_empty() {
     })
     .await;
     assert!(guard.is_held() && others.is_held());
-    // What comes to hold the lease knows its token.
+    // A node that gets the lease later knows its token.
     for server in &nodes.0 {
         let single = Client::connect(&server.url()).await.unwrap();
         assert!(single.mutex("a").inspect().await.unwrap().last_token.unwrap() >= guard.token());
@@ -63,8 +64,8 @@ async fn two_frozen_nodes_delay_nothing_and_get_missed_releases() {
     for node in [0, 4] {
         nodes.0[node].signal("STOP");
     }
-    is_taken_at_once(&client).await;
-    is_taken_at_once(&nodes.client().await).await;
+    assert_not_delayed(&client).await;
+    assert_not_delayed(&nodes.client().await).await;
     before.release().await.unwrap();
     let after = client.mutex("b").ttl(Duration::from_secs(600)).lock().await.unwrap();
     for node in [0, 4] {
@@ -84,16 +85,16 @@ async fn two_frozen_nodes_delay_nothing_and_get_missed_releases() {
 async fn two_slow_nodes_delay_nothing() {
     let nodes = Nodes::start(5);
     let (client, proxies) = nodes.client_through_proxies(3, "").await;
-    is_taken_at_once(&client).await;
+    assert_not_delayed(&client).await;
     for proxy in &proxies {
         proxy.delay_replies(Duration::from_secs(2));
     }
-    is_taken_at_once(&client).await;
+    assert_not_delayed(&client).await;
     for proxy in &proxies {
         proxy.delay_requests(Duration::from_secs(2));
         proxy.delay_replies(Duration::ZERO);
     }
-    is_taken_at_once(&client).await;
+    assert_not_delayed(&client).await;
     for proxy in &proxies {
         proxy.delay_requests(Duration::ZERO);
         proxy.cut();
@@ -125,18 +126,22 @@ async fn missing_quorum_reports_each_node_and_leaves_no_lease() {
             0 => mutex.try_lock().await.unwrap_err(),
             _ => mutex.lock().await.unwrap_err(),
         };
-        let said = error.to_string();
-        assert!(error.is_unavailable() && said.contains("no quorum: 2 of 5 nodes answered"), "{said}");
+        let message = error.to_string();
+        assert!(error.is_unavailable() && message.contains("no quorum: 2 of 5 nodes answered"), "{message}");
         for server in &nodes.0 {
-            assert!(said.contains(&server.port().to_string()), "{said} does not name {}", server.port());
+            assert!(
+                message.contains(&server.port().to_string()),
+                "{message} does not name {}",
+                server.port()
+            );
         }
     }
-    // Each within the time that a node is given to answer.
+    // Each attempt ends within the response timeout of a node.
     assert!(began.elapsed() < Duration::from_secs(20) + 8 * pauses.longest(), "{:?}", began.elapsed());
     for node in [3, 4] {
         until(async || !holds(&nodes.0[node], "a").await).await;
     }
-    // Nobody knows that it is lost, and nothing of it is given back.
+    // The loss is not certain, so the lease is not released.
     let error = held.renew().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("2 of 5 nodes renewed it"), "{error}");
     assert!(held.is_held() && holds(&nodes.0[3], "h").await);
@@ -147,7 +152,7 @@ async fn missing_quorum_reports_each_node_and_leaves_no_lease() {
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }
 
-/// Who has been granted a lock by one server alone.
+/// Acquires a lock at one server alone.
 async fn hold_at(server: &leasehold_testkit::Server, name: &str) -> leasehold::Guard {
     let client = Client::connect(&server.url()).await.unwrap();
     client.mutex(name).ttl(Duration::from_secs(600)).lock().await.unwrap()
@@ -162,10 +167,10 @@ async fn try_lock_is_busy_only_if_no_quorum_remains() {
         until(async || nodes.holding("a").await == 0).await;
         nodes.stop([count - 1]);
         let mut guards = vec![hold_at(&nodes.0[0], "a").await];
-        // One refuses and one is gone: the others are a quorum of three nodes or four with the one that is gone.
+        // One node refuses and one is stopped: with the stopped one, the others would be a quorum.
         let error = client.mutex("a").try_lock().await.unwrap_err();
-        let said = error.to_string();
-        assert!(error.is_unavailable() && said.contains("granted it and 1 refused it"), "{said}");
+        let message = error.to_string();
+        assert!(error.is_unavailable() && message.contains("granted it and 1 refused it"), "{message}");
         assert!(client.election("e").try_campaign().await.unwrap().is_some());
         guards.push(hold_at(&nodes.0[1], "a").await);
         assert!(client.mutex("a").try_lock().await.unwrap().is_none());
@@ -200,17 +205,17 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
         let client = client.clone();
         tokio::spawn(async move { client.mutex("a").lock_timeout(LIMIT).await })
     };
-    // Both learn that it is not free: one waits at all nodes then, and the other for its turn to do so.
+    // One waits at all nodes then, and the other in the admission queue.
     let waiting = [wait(), wait()];
     let seen = async || holder.mutex("a").inspect().await.unwrap().waiters.len();
     until(async || seen().await == 2).await;
-    // The node that has the queue of turns goes on answering.
+    // The node with the admission queue keeps answering.
     let queue = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
     for node in (0..3).filter(|node| *node != queue) {
         nodes.0[node].signal("STOP");
     }
     for waiter in waiting {
-        let error = waiter.await.unwrap().expect_err("the nodes that are silent may have it free");
+        let error = waiter.await.unwrap().expect_err("the lock may be free at the silent nodes");
         assert!(error.is_unavailable(), "{error}");
     }
     let once = client.once_per("p", Duration::from_secs(600));
@@ -219,10 +224,10 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     for node in (0..3).filter(|node| *node != queue) {
         nodes.0[node].signal("CONT");
     }
-    // With the nodes' word it is not to be had.
+    // All nodes answer again: the lock is held.
     assert!(client.mutex("a").lock_timeout(Duration::from_millis(300)).await.unwrap().is_none());
     guard.release().await.unwrap();
-    until(async || nodes.holding("a").await + nodes.in_turn("a") == 0).await;
+    until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
 }
 
 #[tokio::test]
@@ -242,17 +247,17 @@ async fn admission_is_released_at_the_node_that_granted_it() {
     let mut nodes = Nodes::start(3);
     let (holder, client) = (nodes.client().await, nodes.client().await);
     let guard = holder.mutex("a").lock().await.unwrap();
-    // At a bare quorum it would be over with one that has forgotten it.
+    // With a bare quorum, the restarted node would end the lease.
     until(async || nodes.holding("a").await == 3).await;
     let wait = || {
         let client = client.clone();
         tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await.unwrap() })
     };
     let waiter = wait();
-    until(async || nodes.in_turn("a") == 1).await;
+    until(async || nodes.admitting("a") == 1).await;
     let first = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
     waiter.abort();
-    until(async || nodes.in_turn("a") == 0).await;
+    until(async || nodes.admitting("a") == 0).await;
     nodes.stop([first]);
     until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
     let waiter = wait();
@@ -265,7 +270,7 @@ async fn admission_is_released_at_the_node_that_granted_it() {
     .await;
     guard.release().await.unwrap();
     waiter.await.unwrap();
-    until(async || nodes.in_turn("a") == 0).await;
+    until(async || nodes.admitting("a") == 0).await;
 }
 
 #[tokio::test]

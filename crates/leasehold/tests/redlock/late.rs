@@ -1,4 +1,4 @@
-//! Answers that come after the outcome is certain, and callers that don't wait for it.
+//! Responses after the outcome is certain, and callers that do not wait for it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::nodes::{Nodes, has_granted, holds};
 
-/// Later than the others, and soon enough to be heard.
+/// Later than the other nodes, within the node timeout.
 const LATE: Duration = Duration::from_millis(300);
 
 #[tokio::test]
@@ -22,14 +22,14 @@ async fn late_node_joins_the_lease_is_renewed_and_released() {
     undisturbed(Duration::from_secs(1), async || {
         let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
         until(async || holds(&nodes.0[2], "a").await || !guard.is_held()).await;
-        // For longer than what was granted.
+        // Longer than the ttl.
         until(async || {
             let view = single.mutex("a").inspect().await.unwrap();
             view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
         })
         .await;
         if !guard.is_held() || !holds(&nodes.0[2], "a").await {
-            return Err("it is not kept".to_owned());
+            return Err("the lease is not renewed".to_owned());
         }
         guard.release().await.unwrap();
         until(async || nodes.holding("a").await == 0).await;
@@ -49,9 +49,9 @@ async fn late_grant_of_a_failed_attempt_is_released() {
         singles.push(single.mutex(name).lock().await.unwrap());
     }
     let is_left = async |name: &str| {
-        // Long enough that it does not go by itself.
+        // Does not expire during the test.
         let mutex = client.mutex(name).ttl(Duration::from_secs(600));
-        // On a busy machine the node may not have been asked before it was certain.
+        // On a busy machine the outcome may be certain before the node is asked.
         until(async || {
             assert!(mutex.try_lock().await.unwrap().is_none());
             has_granted(&nodes.0[2], name).await
@@ -88,18 +88,18 @@ fn late_grant_is_released_after_the_caller_runtime_ended() {
             let mutex = client.mutex(name).ttl(Duration::from_secs(600));
             assert!(mutex.try_lock().await.unwrap().is_none());
         });
-        // The caller's runtime stands still meanwhile. On a busy machine the node may not have been asked by then.
+        // The caller's runtime does not run meanwhile. On a busy machine the outcome may be certain before the node is asked.
         let granted = until(async || has_granted(&nodes.0[2], name).await);
         other.block_on(async { timeout(Duration::from_secs(2), granted).await.is_ok() })
     };
     let names: Vec<String> = (0..10).map(|number| format!("a{number}")).collect();
-    let name = names.iter().find(|name| is_granted_late(name)).expect("it is granted late");
+    let name = names.iter().find(|name| is_granted_late(name)).expect("a late grant");
     drop(own);
     other.block_on(async { until(async || !holds(&nodes.0[2], name).await).await });
     drop(proxies);
 }
 
-/// A node that is not connected yet is not asked.
+/// An attempt skips a node that is not connected yet.
 async fn until_connected(client: &Client, node: &Server) {
     until(async || {
         client.mutex("connected").lock().await.unwrap().release().await.unwrap();
@@ -120,11 +120,11 @@ async fn dropped_futures_leave_nothing_at_any_node() {
     for number in 0..120_u64 {
         let client = if number % 2 == 0 { one.clone() } else { other.clone() };
         tasks.spawn(async move {
-            // Longer than the test waits: nothing goes by itself.
+            // Does not expire during the test.
             let name = NAMES[usize::try_from(number / 2 % 2).unwrap()];
             let mutex = client.mutex(name).ttl(Duration::from_secs(600));
-            let patience = Duration::from_micros(number * 397 % 40_000);
-            let _ = timeout(patience, async {
+            let limit = Duration::from_micros(number * 397 % 40_000);
+            let _ = timeout(limit, async {
                 let guard =
                     if number % 3 == 0 { mutex.try_lock().await } else { mutex.lock().await.map(Some) };
                 if let Ok(Some(guard)) = guard {
@@ -139,7 +139,7 @@ async fn dropped_futures_leave_nothing_at_any_node() {
     }
     while tasks.join_next().await.is_some() {}
     for name in NAMES {
-        until(async || nodes.holding(name).await + nodes.in_turn(name) == 0).await;
+        until(async || nodes.holding(name).await + nodes.admitting(name) == 0).await;
         other.mutex(name).lock().await.unwrap().release().await.unwrap();
     }
 }

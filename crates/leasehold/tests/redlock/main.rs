@@ -1,4 +1,4 @@
-//! Several servers that vote: what holds while any minority of them fails, and what is said when more do.
+//! A quorum of servers: what holds while a minority fails, and the errors when more fail.
 
 mod faults;
 mod late;
@@ -35,8 +35,8 @@ async fn released_lock_is_granted_to_the_waiter() {
     until(async || one.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
     let token = guard.token();
     guard.release().await.unwrap();
-    // Whoever is not told looks only every five seconds.
-    let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("it is told");
+    // Without a push the waiter re-polls every five seconds.
+    let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("the waiter is granted");
     assert!(next.unwrap().unwrap() > token);
 }
 
@@ -46,7 +46,7 @@ async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
     undisturbed(TTL / 2, async || {
-        // As if its client had died: it is neither renewed nor released.
+        // Like a dead client, it neither renews nor releases.
         let guard = one.mutex("a").ttl(TTL).auto_renew(false).lock().await.unwrap();
         let began = Instant::now();
         let next = other.mutex("a").lock().await.unwrap();
@@ -54,8 +54,8 @@ async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
         next.release().await.unwrap();
         drop(guard);
         until(async || nodes.holding("a").await == 0).await;
-        // Otherwise it looks every five seconds.
-        if took < 3 * TTL { Ok(()) } else { Err(format!("it had it after {took:?}")) }
+        // Its regular re-poll is due after five seconds.
+        if took < 4 * TTL { Ok(()) } else { Err(format!("granted after {took:?}")) }
     })
     .await;
 }
@@ -64,7 +64,7 @@ async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
 async fn queued_waiter_is_not_overtaken_by_new_attempts() {
     let nodes = Nodes::start(3);
     let (one, other, newcomer) = (nodes.client().await, nodes.client().await, nodes.client().await);
-    // What is given back late at one node may cost the waiter its place.
+    // A late release at one node may cost the waiter its position.
     undisturbed(Duration::from_millis(20), async || {
         let guard = one.mutex("a").lock().await.unwrap();
         let mutex = other.mutex("a");
@@ -90,7 +90,7 @@ async fn queued_waiter_is_not_overtaken_by_new_attempts() {
         let (released, first) = tokio::join!(guard.release(), trying);
         released.unwrap();
         let second = waiter.await.unwrap();
-        until(async || nodes.holding("a").await + nodes.in_turn("a") == 0).await;
+        until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
         if second < first { Ok(()) } else { Err(format!("{first} was granted before {second}")) }
     })
     .await;
@@ -122,7 +122,7 @@ async fn node_order_does_not_matter_for_exclusion_and_queueing() {
     let waiting: Vec<_> = [one, other]
         .map(|client| tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await }))
         .into();
-    until(async || nodes.in_turn("a") == 1).await;
+    until(async || nodes.admitting("a") == 1).await;
     assert_eq!(nodes.0.iter().map(|server| usize::from(nodes::has_queue(server, "a"))).sum::<usize>(), 1);
     guard.release().await.unwrap();
     for waiter in waiting {
@@ -137,7 +137,7 @@ async fn waiters_are_admitted_with_a_short_max_ttl() {
     let mutex = client.mutex("a").ttl(Duration::from_secs(2));
     let guard = mutex.lock().await.unwrap();
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
-    until(async || nodes.in_turn("a") == 1).await;
+    until(async || nodes.admitting("a") == 1).await;
     guard.release().await.unwrap();
     waiting.await.unwrap();
 }
@@ -150,7 +150,7 @@ async fn nested_locks_sets_elections_and_once_per_work() {
         tokio::spawn(async move {
             for _ in 0..5 {
                 let outer = client.mutex("a").lock().await.unwrap();
-                // The names of queues are nobody's but the queues'.
+                // The name of an admission queue, which is not reserved for it.
                 let inner = client.mutex("mutex:a").lock().await.unwrap();
                 let set = MutexSet::new([client.mutex("c"), client.mutex("b")]).lock().await.unwrap();
                 set.release().await.unwrap();
@@ -186,7 +186,7 @@ fn redlock_works_without_a_caller_runtime_and_after_one_ended() {
     drop(own);
     // The client's own thread renews it.
     let mut before = guard.remaining();
-    wait_until("it is renewed", || {
+    wait_until("the lease is renewed", || {
         let now = guard.remaining();
         now > std::mem::replace(&mut before, now)
     });
@@ -207,12 +207,12 @@ async fn closing_cancels_waiters_and_leaves_nothing() {
         let other = other.clone();
         tokio::spawn(async move { other.mutex("a").lock().await.map(drop) })
     };
-    until(async || nodes.in_turn("a") == 1).await;
+    until(async || nodes.admitting("a") == 1).await;
     other.close().await.unwrap();
     assert!(waiter.await.unwrap().is_err());
     assert_eq!(held.lost().await, Loss::Closed);
     guard.release().await.unwrap();
-    until(async || nodes.holding("a").await + nodes.holding("b").await + nodes.in_turn("a") == 0).await;
+    until(async || nodes.holding("a").await + nodes.holding("b").await + nodes.admitting("a") == 0).await;
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn force_released_lease_is_lost_and_released_at_all_nodes() {
     nodes.0[2].signal("STOP");
     assert_eq!(other.mutex("a").force_release().await.unwrap().len(), 1);
     assert_eq!(guard.lost().await, Loss::Gone);
-    assert!(other.mutex("a").inspect().await.unwrap().holders.is_empty(), "no quorum has granted it");
+    assert!(other.mutex("a").inspect().await.unwrap().holders.is_empty(), "the lease has no quorum");
     nodes.0[2].signal("CONT");
     assert!(holds(&nodes.0[2], "a").await);
     drop(guard);

@@ -1,12 +1,12 @@
-//! Servers that know nothing of each other, and what each of them has.
+//! Independent servers, and their state.
 
 use leasehold::Client;
 use leasehold_testkit::{Proxy, Server};
 
-/// Nobody is to fail because the machine stood still, and nobody waits for this long where the outcome is certain.
+/// Generous, so that a pause of the machine fails no test. An attempt with a certain outcome does not wait for it.
 const PATIENT: &str = "node_timeout_ms=5000";
 
-/// Servers that know nothing of each other.
+/// Independent servers.
 pub(crate) struct Nodes(pub(crate) Vec<Server>);
 
 impl Nodes {
@@ -30,7 +30,7 @@ impl Nodes {
         Client::connect(&url(&self.urls(), parameters)).await.unwrap()
     }
 
-    /// A client that reaches the nodes from this one on by way of proxies.
+    /// A client that reaches the nodes from this one on through proxies.
     pub(crate) async fn client_through_proxies(&self, from: usize, parameters: &str) -> (Client, Vec<Proxy>) {
         let proxies: Vec<Proxy> = self.0[from..].iter().map(Proxy::before).collect();
         let mut urls = self.urls();
@@ -39,7 +39,7 @@ impl Nodes {
         (Client::connect(&url(&urls, parameters)).await.unwrap(), proxies)
     }
 
-    /// How many of the servers have granted this lock to somebody. All of them run.
+    /// Number of servers at which the lock has a holder. All servers must run.
     pub(crate) async fn holding(&self, name: &str) -> usize {
         let mut count = 0;
         for server in &self.0 {
@@ -48,7 +48,7 @@ impl Nodes {
         count
     }
 
-    /// Who has been granted this lock, by server. All of them run.
+    /// The holders of the lock, by server. All servers must run.
     pub(crate) async fn holders(&self, name: &str) -> Vec<String> {
         let mut holders = Vec::new();
         for server in &self.0 {
@@ -59,8 +59,8 @@ impl Nodes {
         holders
     }
 
-    /// How many servers have a queue for a turn to take this lock.
-    pub(crate) fn in_turn(&self, name: &str) -> usize {
+    /// Number of servers with an admission queue for this lock.
+    pub(crate) fn admitting(&self, name: &str) -> usize {
         self.0.iter().filter(|server| has_queue(server, name)).count()
     }
 
@@ -78,23 +78,23 @@ pub(crate) fn url(nodes: &[String], parameters: &str) -> String {
     format!("redlock:{} ?{PATIENT}&{parameters}", nodes.join(" "))
 }
 
-/// Whether this server has granted the lock to somebody.
+/// Whether the lock has a holder at this server.
 pub(crate) async fn holds(server: &Server, name: &str) -> bool {
     let client = Client::connect(&server.url()).await.unwrap();
     !client.mutex(name).inspect().await.unwrap().holders.is_empty()
 }
 
-/// Whether this server has ever granted the lock to anybody, as far as it remembers.
+/// Whether this server remembers a grant of the lock.
 pub(crate) async fn has_granted(server: &Server, name: &str) -> bool {
     let client = Client::connect(&server.url()).await.unwrap();
     client.mutex(name).inspect().await.unwrap().last_token.is_some()
 }
 
-/// Whether somebody has the turn to take this lock, or waits for it, at this server.
+/// Whether the admission queue of the lock has a holder or waiter at this server.
 pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
     let key = format!("leasehold:2:{{queue:mutex:{name}}}:state");
     let state: Option<Vec<u8>> = server.query(&["GET", &key]).unwrap();
-    // As `acquire_fast.lua` writes it: nobody's, one holder's, or with how many hold and wait, behind five other numbers.
+    // The format of `acquire_fast.lua`: 0 without a holder, 1 with one; otherwise the numbers of holders and waiters follow at 41.
     state.is_some_and(|state| match state[0] {
         0 => false,
         1 => true,

@@ -74,7 +74,7 @@ async fn new_servers_abstain_and_waiters_wait_for_them() {
     }
 }
 
-/// Node 1 is gone, and node 0 may have forgotten what it granted: nobody has a lock of theirs before the longest ttl is over.
+/// Node 1 is stopped, and node 0 may have forgotten its grants: no lock is acquired before the longest ttl has passed.
 async fn abstains_after(forget: impl Fn(&mut Server)) {
     let mut nodes = Nodes::start(3);
     let client = nodes.client_with(ABSTAINING).await;

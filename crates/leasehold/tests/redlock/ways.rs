@@ -1,4 +1,4 @@
-//! Each node reached in its own way, and what is wrong with the ways.
+//! Nodes with different addresses, and errors of addresses.
 
 use leasehold::{Client, Redlock, RedlockBuilder};
 use leasehold_testkit::{Certificates, Proxy, Sentinels, Server, until};
@@ -21,7 +21,7 @@ async fn nodes_with_tls_passwords_and_sentinels_vote_together() {
     let guard = client.mutex("a").lock().await.unwrap();
     assert!(redlock.mutex("a").try_lock().await.unwrap().is_none());
     guard.release().await.unwrap();
-    // One group's failover is a minority's.
+    // The failover affects one node, a minority.
     sentinels.kill_master();
     let guard = redlock.mutex("a").lock().await.unwrap();
     guard.release().await.unwrap();
@@ -40,12 +40,12 @@ async fn errors_name_each_node_and_no_password() {
     let error = Client::connect(&url(&nodes, "")).await.unwrap_err();
     assert!(error.is_unavailable());
     let mut said = vec![format!("{error} {error:?}")];
-    // One of them is right about its password, and that is not enough.
+    // One password is right, which is no quorum.
     let nodes = [servers[0].url(), nodes[1].clone(), nodes[2].clone()];
     said.push(format!("{:?}", Client::connect(&url(&nodes, "")).await.unwrap_err()));
     let builder = nodes.iter().fold(Redlock::builder(), RedlockBuilder::node);
     said.push(format!("{builder:?} {:?}", builder.clone().connect().await.unwrap_err()));
-    // A quorum is right, and is changed later.
+    // A quorum of passwords is right, and one is changed later.
     let nodes = [servers[0].url(), servers[1].url(), nodes[2].clone()];
     let client = Client::connect(&url(&nodes, "")).await.unwrap();
     client.mutex("a").lock().await.unwrap().release().await.unwrap();
@@ -86,7 +86,7 @@ async fn duplicate_server_has_one_vote() {
     let (one, mut other) = (Server::on_port(), Server::on_port());
     let nodes = [one.url(), one.socket_url(), other.url()];
     let connected = Client::connect(&url(&nodes, "")).await;
-    // Two of the three may be heard of first that are not the same.
+    // Two distinct servers may answer first.
     if let Err(error) = &connected {
         assert!(error.is_invalid() && error.to_string().contains("the same server"), "{error}");
     }

@@ -159,7 +159,7 @@ fn no_fault_makes_two_holders() {
     token_of_another(&url);
     let witness = Witness::start();
     let mut workers: Vec<Worker> = (0..count).map(|_| Worker::start("contend", &url, &witness)).collect();
-    wait_until("somebody has the lock", || check(&witness.events()).is_ok_and(|sections| sections > 0));
+    wait_until("a process has the lock", || check(&witness.events()).is_ok_and(|sections| sections > 0));
     let until = Instant::now() + span;
     while Instant::now() < until {
         disturb(&mut servers, &workers);
@@ -210,6 +210,6 @@ fn disturb(servers: &mut [Server], workers: &[Worker]) {
             worker.signal(Signal::CONT);
         }
     }
-    // Servers that were emptied vote again after the longest ttl, so that now and then somebody gets the lock.
+    // Servers that were emptied vote again after the longest ttl, so that the lock is acquired now and then.
     sleep(TTL / 2 + pause);
 }

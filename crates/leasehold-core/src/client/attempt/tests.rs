@@ -75,7 +75,7 @@ fn push_after_a_reconnect_is_confirmed_first() {
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_reconnected(at(5));
     assert!(matches!(attempt.poll_transmit(at(5)), Some(Command::Acquire(_))));
-    // By a server whose clock is far ahead of the one that queued it: nobody knows how old this is.
+    // By a server whose clock is far ahead of the one that queued it: the age of the push is unknown.
     let acquisition = attempt.acquisition();
     let kind = PushKind::Granted(grant(TTL));
     attempt.handle_push(at(6), &Push { acquisition, at: store(90_000), kind });
@@ -334,7 +334,7 @@ fn pushed(ms: u64, kind: PushKind) -> Push {
 fn early_push_is_measured_from_the_first_answer() {
     let mut attempt = asked(patient());
     attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(TTL))));
-    assert_eq!(attempt.poll_outcome(), None, "nobody can say yet how old it is");
+    assert_eq!(attempt.poll_outcome(), None, "its age is not known yet");
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
     let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
     assert_eq!(since, at(1), "it was decided 1 ms after the answer, which was not before it was asked for");

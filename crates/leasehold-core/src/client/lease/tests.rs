@@ -198,7 +198,7 @@ fn only_a_healthy_lease_is_handed_off_and_tokens_are_requested_early() {
     let Some(Command::Renew(renewal)) = lease.poll_transmit(at(1)) else { panic!("{lease:?}") };
     assert!(renewal.reserve > 0);
     lease.handle_failure(at(2));
-    assert_eq!(lease.hand_off(at(2)), HandoffDecision::Release, "nobody knows how long the lease lasts");
+    assert_eq!(lease.hand_off(at(2)), HandoffDecision::Release, "the expiry of the lease is unknown");
     lease.handle_reply(at(4), at(3), &renewed(TTL));
     assert!(matches!(lease.hand_off(at(4)), HandoffDecision::Next(token) if token.get() == 3));
     assert!(matches!(lease.hand_off(at(8_000)), HandoffDecision::Next(_)));

@@ -2,8 +2,19 @@
 
 use leasehold_core::{Holder, Token, View};
 
-use super::{ARRIVAL, CLAIM, MARK, RETURNED};
 use crate::metadata::HolderMetadata;
+
+/// The weight of a party that has arrived and waits.
+pub(super) const ARRIVAL: u32 = 1 << 16;
+
+/// As an arrival, after a claim that was not confirmed.
+pub(super) const RETURNED: u32 = ARRIVAL + 1;
+
+pub(super) const CLAIM: u32 = ARRIVAL + 2;
+
+pub(super) const DEPARTURE: u32 = ARRIVAL + 3;
+
+pub(super) const MARK: u32 = 1;
 
 /// The number of parties in this capacity or weight.
 pub(crate) fn parties(weight: u32) -> u32 {

@@ -14,9 +14,9 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::connections::{ConnectionStatus, Connections, MessageHandler, config, handle_push};
-use super::endpoint::RECONNECT_BACKOFF;
 use super::error::explain;
 use super::handshake;
+use super::limits::RECONNECT_BACKOFF;
 
 /// Task that keeps the caller connection open.
 pub(super) struct CallerConnection {

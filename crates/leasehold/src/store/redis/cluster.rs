@@ -20,8 +20,8 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::connect::Credentials;
-use super::connections::Connections;
-use super::endpoint::{Endpoint, EndpointConfig, ReconnectHandler, Target};
+use super::connections::{Connections, ReconnectHandler};
+use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::error::{explain, store_error};
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::store::StoreError;

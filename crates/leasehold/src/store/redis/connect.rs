@@ -118,7 +118,8 @@ mod without_tls {
     use redis::{ConnectionInfo, RedisResult};
 
     use crate::error::Error;
-    use crate::url::{Tls, needs_feature};
+    use crate::error::needs_feature;
+    use crate::url::Tls;
 
     #[derive(Clone)]
     pub(super) struct TlsFiles(Infallible);

@@ -6,16 +6,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
+use leasehold_core::Resource;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::endpoint::ReconnectHandler;
-use super::replicas::REPLICA_RESPONSE_TIMEOUT;
+use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::wire::Wire;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
+
+/// Called after a reconnect for the matching resources: pushes may have been missed.
+pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;

@@ -7,6 +7,7 @@
 
 mod acl_check;
 mod probe;
+mod query;
 mod server_rules;
 mod topology_rules;
 
@@ -19,8 +20,8 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::error::AddressState;
+use super::nodes::Nodes;
 use super::sentinel::Sentinels;
-use super::{Nodes, Redis};
 use crate::diagnostics::{Component, Diagnosis};
 use crate::error::Error;
 use crate::store::StoreError;
@@ -47,13 +48,16 @@ pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnos
 }
 
 /// Looks at several servers that vote, and whether they are independent of each other.
-pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Duration>) -> Diagnosis {
+pub(super) async fn diagnose_voters(
+    voters: &[(&str, &Address, &Nodes)],
+    abstains_for: Option<Duration>,
+) -> Diagnosis {
     let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     let mut places = Vec::new();
-    for (name, voter) in voters {
+    for (name, address, nodes) in voters {
         let first = doctor.seen.len();
-        let Address::Url(url) = &*voter.address else { continue };
-        let error = doctor.probe_all(&voter.nodes, url).await.err();
+        let Address::Url(url) = address else { continue };
+        let error = doctor.probe_all(nodes, url).await.err();
         if let Some(error) = error {
             doctor.components.push(topology_rules::unreachable((*name).to_owned(), &error.message));
         }

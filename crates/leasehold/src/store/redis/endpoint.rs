@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Failure, Resource};
+use leasehold_core::Failure;
 use redis::{ConnectionInfo, ErrorKind, ProtocolVersion, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -19,17 +19,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::caller_conn::{CallerConnection, CallerRuntime};
 use super::connections::{
-    ConnectionStatus, Connections, MessageHandler, config, forward_messages, push_handler,
+    ConnectionStatus, Connections, MessageHandler, ReconnectHandler, config, forward_messages, push_handler,
 };
 use super::error::{AddressState, explain};
+use super::limits::RECONNECT_BACKOFF;
 use super::sentinel::Sentinels;
 use super::wire::{SharedConnection, SharedKeeper};
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 use crate::store::StoreError;
-
-/// Backoff between failed connection attempts.
-pub(super) const RECONNECT_BACKOFF: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(50)..=Duration::from_secs(2);
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
 const MIN_CONNECT_INTERVAL: Duration = Duration::from_millis(200);
@@ -50,9 +47,6 @@ pub(super) enum Target {
     Node(ConnectionInfo),
     Master(Sentinels),
 }
-
-/// Called after a reconnect for the matching resources: pushes may have been missed.
-pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
 
 /// Configuration and callbacks of an endpoint.
 pub(super) struct EndpointConfig {

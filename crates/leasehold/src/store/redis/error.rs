@@ -8,8 +8,7 @@ use leasehold_core::{Answer, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_TIMEOUT;
-use crate::error::Cause;
-use crate::store::StoreError;
+use crate::store::{Cause, StoreError};
 use crate::url::Host;
 
 /// What the errors that this crate makes in the driver's type begin with.
@@ -271,4 +270,15 @@ fn explain_certificate(text: &str) -> String {
         return format!("the server's certificate was not accepted: {text}");
     };
     what.to_owned()
+}
+
+pub(crate) fn runtime_ended() -> StoreError {
+    StoreError::new(Failure::Unknown, "the runtime that the command was sent from has ended")
+}
+
+pub(super) fn slot_unassigned() -> StoreError {
+    StoreError::new(
+        Failure::NotSent,
+        "no node has the lock's hash slot: the cluster is down, or not all of it is there yet",
+    )
 }

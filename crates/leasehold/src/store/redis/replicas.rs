@@ -4,8 +4,6 @@
 //! that was pushed, or that an earlier command got, was written by another connection: so a granted `Acquire` is followed by
 //! a claim, which is a write of this one.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
 use redis::aio::MultiplexedConnection;
@@ -16,10 +14,8 @@ use super::codec;
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
+use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use crate::store::StoreError;
-
-/// How long the replicas have.
-pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Each of these, once enough replicas have it.
 pub(super) async fn run(
@@ -134,6 +130,3 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
         ),
     )
 }
-
-/// What the durable connection's answers may take.
-pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(super::ANSWER_TIMEOUT);

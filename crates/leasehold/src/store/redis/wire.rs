@@ -16,12 +16,11 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::ANSWER_TIMEOUT;
 use super::caller_conn::CallerRuntime;
 use super::connections::Connections;
-use super::endpoint::RECONNECT_BACKOFF;
 use super::error::{OWN, explain, store_error};
 use super::exec;
+use super::limits::{ANSWER_TIMEOUT, RECONNECT_BACKOFF};
 use crate::error::{self, Error};
 
 /// Lifetime of the key that shows that two connections lead to one database.

@@ -12,7 +12,7 @@ use leasehold_core::{
 use tokio::time::timeout;
 
 use super::Quorum;
-use super::admission_queue::is_admission_queue;
+use super::admission_state::is_admission_queue;
 use crate::store::admission_queue_of;
 use crate::store::{CallResult, Store as _, StoreError};
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::MIN_NODE_TIMEOUT;
 use crate::engine::clock;
 use crate::store::redis::Redis;
-use crate::store::{CallResult, Store as _, StoreError};
+use crate::store::{CallResult, Store as _, StoreError, only};
 
 /// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
 const MAX_UNANSWERED: usize = 256;
@@ -117,10 +117,7 @@ impl Node {
         command: Command,
         floor: Option<Token>,
     ) -> CallResult {
-        self.call(vec![(resource, command)], floor)
-            .await
-            .pop()
-            .unwrap_or_else(crate::handle::missing_response)
+        only(self.call(vec![(resource, command)], floor).await)
     }
 
     /// RequestCounts about a lock that nobody has, so that the first that somebody takes can be asked for with a floor.

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::attempts::NodeAttempt;
 use super::{Quorum, answer};
 use crate::engine::clock;
-use crate::store::{CallResult, StoreError};
+use crate::store::{CallResult, StoreError, missing_response};
 
 impl Quorum {
     /// Renews these, all at each node in one flight.
@@ -83,7 +83,7 @@ impl Quorum {
         known
             .iter()
             .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(crate::handle::missing_response),
+                Some(_) => answers.next().unwrap_or_else(missing_response),
                 None => answer(now, Reply::NotHeld),
             })
             .collect()

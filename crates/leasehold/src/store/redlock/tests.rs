@@ -1,5 +1,4 @@
-//! What only somebody who asks the quorum itself can do: two rounds of one attempt at the same time, as when the first is taken
-//! for lost.
+//! The quorum without the engine, which can run two rounds of one attempt at the same time, as if the first response was lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,24 +15,24 @@ use super::{Quorum, Redlock};
 use crate::store::{Inbox, Store as _, admission_queue_of};
 use crate::url::StoreUrl;
 
-/// Nobody listens.
-struct Deaf;
+/// Ignores all pushes.
+struct IgnoredInbox;
 
-impl Inbox for Deaf {
+impl Inbox for IgnoredInbox {
     fn deliver(&self, _push: Push) {}
 
     fn reconnected(&self, _concerns: &dyn Fn(&Resource) -> bool) {}
 }
 
 /// One of several clients of the same servers.
-struct Lab {
+struct QuorumClient {
     client: ClientId,
     redlock: Arc<Redlock>,
     resource: Arc<Resource>,
     _inbox: Arc<dyn Inbox>,
 }
 
-impl Lab {
+impl QuorumClient {
     async fn new(servers: &[Server], client: u128) -> Self {
         Self::at(&servers.iter().map(Server::url).collect::<Vec<_>>(), client).await
     }
@@ -42,9 +41,9 @@ impl Lab {
         let StoreUrl::Redlock(url) =
             StoreUrl::parse(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))).unwrap()
         else {
-            panic!("it is one")
+            panic!("a redlock: address")
         };
-        let inbox: Arc<dyn Inbox> = Arc::new(Deaf);
+        let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
         let client = ClientId::new(client);
         let redlock = Redlock::open(&url, client, Arc::downgrade(&inbox), None).await.unwrap();
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
@@ -60,7 +59,7 @@ impl Lab {
     }
 
     fn request(&self, sequence: u64) -> Arc<Acquire> {
-        // Nothing goes by itself.
+        // Nothing expires during the test.
         let plain = Acquire::exclusive(self.attempt(sequence), Duration::from_secs(600));
         let wait = WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 9 };
         Arc::new(Acquire { wait: Some(wait), ..plain })
@@ -76,11 +75,11 @@ impl Lab {
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
-    /// At how many nodes somebody holds it.
+    /// Number of nodes at which the lock has a holder.
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let answers = node.store.call(vec![(self.resource.clone(), Command::Inspect)]).await;
+            let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
             let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
                 panic!("{answers:?}")
             };
@@ -97,10 +96,10 @@ fn servers() -> Vec<Server> {
 #[tokio::test]
 async fn superseded_round_does_not_end_its_attempt() {
     let servers = servers();
-    let (holder, waiter) = (Lab::new(&servers, 1).await, Lab::new(&servers, 2).await);
+    let (holder, waiter) = (QuorumClient::new(&servers, 1).await, QuorumClient::new(&servers, 2).await);
     assert!(matches!(holder.ask(1).await, Ok(Reply::Granted(_))));
     let (one, other) = futures_util::future::join(waiter.ask(1), waiter.ask(1)).await;
-    // Both are the same attempt, which waits at the nodes.
+    // Both rounds belong to one attempt, which is queued at the nodes.
     assert!(matches!((one, other), (Ok(Reply::Queued(_)), Ok(Reply::Queued(_)))));
     assert_eq!(holder.release(1, Duration::ZERO).await, Reply::Released);
     assert!(matches!(waiter.ask(1).await, Ok(Reply::Granted(_))));
@@ -111,66 +110,67 @@ async fn superseded_round_does_not_end_its_attempt() {
 #[tokio::test]
 async fn two_granted_rounds_are_one_lease() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
-    let (one, other) = futures_util::future::join(lab.ask(1), lab.ask(1)).await;
+    let client = QuorumClient::new(&servers, 1).await;
+    let (one, other) = futures_util::future::join(client.ask(1), client.ask(1)).await;
     assert!(matches!((one, other), (Ok(Reply::Granted(_)), Ok(Reply::Granted(_)))));
-    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
-    until(async || lab.holding().await == 0).await;
+    assert_eq!(client.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || client.holding().await == 0).await;
 }
 
 #[tokio::test]
 async fn acquire_after_release_is_cancelled() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
-    assert_eq!(lab.release(1, Duration::from_secs(60)).await, Reply::NotHeld);
-    assert_eq!(lab.ask(1).await, Ok(Reply::Cancelled));
-    assert_eq!(lab.holding().await, 0);
+    let client = QuorumClient::new(&servers, 1).await;
+    assert_eq!(client.release(1, Duration::from_secs(60)).await, Reply::NotHeld);
+    assert_eq!(client.ask(1).await, Ok(Reply::Cancelled));
+    assert_eq!(client.holding().await, 0);
 }
 
 #[tokio::test]
 async fn release_during_acquire_leaves_nothing() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
+    let client = QuorumClient::new(&servers, 1).await;
     let tombstone = Duration::from_secs(60);
     for sequence in 1..=20 {
-        let give_back = async {
+        let released = async {
             for _ in 0..sequence {
                 tokio::task::yield_now().await;
             }
-            lab.release(sequence, tombstone).await
+            client.release(sequence, tombstone).await
         };
-        let (answer, _) = futures_util::future::join(lab.ask(sequence), give_back).await;
+        let (answer, _) = futures_util::future::join(client.ask(sequence), released).await;
         assert!(matches!(answer, Ok(Reply::Cancelled | Reply::Granted(_))), "{answer:?}");
-        until(async || lab.holding().await == 0).await;
+        until(async || client.holding().await == 0).await;
     }
-    // Nor are they remembered for longer than they must.
+    // The attempts are forgotten after the tombstone.
     let long_after = crate::engine::clock::local() + 2 * tombstone;
-    lab.quorum().attempts.sweep(long_after);
-    assert!(!lab.quorum().attempts.is_to_be_swept());
+    client.quorum().attempts.sweep(long_after);
+    assert!(!client.quorum().attempts.is_to_be_swept());
 }
 
 #[tokio::test]
 async fn round_whose_node_attempt_ended_is_unknown_and_can_be_retried() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
-    // The round has been sent when the try is given back, which nobody need remember.
-    let (answer, released) = futures_util::future::join(lab.ask(1), lab.release(1, Duration::ZERO)).await;
+    let client = QuorumClient::new(&servers, 1).await;
+    // The round has been sent before the release, which needs no tombstone.
+    let (answer, released) =
+        futures_util::future::join(client.ask(1), client.release(1, Duration::ZERO)).await;
     assert_eq!((answer, released), (Err(Failure::Unknown), Reply::Released));
-    until(async || lab.holding().await == 0).await;
-    assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
-    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
-    until(async || lab.holding().await == 0).await;
+    until(async || client.holding().await == 0).await;
+    assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(client.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || client.holding().await == 0).await;
 }
 
 #[tokio::test]
 async fn release_before_all_answers_leaves_no_tombstones() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
+    let client = QuorumClient::new(&servers, 1).await;
     for sequence in 1..=50 {
-        assert!(matches!(lab.ask(sequence).await, Ok(Reply::Granted(_))));
-        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
+        assert!(matches!(client.ask(sequence).await, Ok(Reply::Granted(_))));
+        assert_eq!(client.release(sequence, Duration::ZERO).await, Reply::Released);
     }
-    // A state that says no more than that nobody has it: scripts are done with it at once.
+    // The smallest state: the lock is free.
     let usual = async |server: &Server| {
         let keys: Vec<String> = server.query(&["KEYS", "*{*}*"]).unwrap();
         let forms = keys.iter().map(|key| server.query::<Vec<u8>>(&["GETRANGE", key, "0", "0"]).unwrap());
@@ -190,15 +190,15 @@ async fn release_before_all_answers_leaves_no_tombstones() {
 #[tokio::test]
 async fn inspect_reports_the_holders_token_despite_a_higher_late_token() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
+    let client = QuorumClient::new(&servers, 1).await;
     for sequence in 1..=20 {
-        let Ok(Reply::Granted(grant)) = lab.ask(sequence).await else { panic!("nobody has it") };
-        until(async || lab.holding().await == servers.len()).await;
-        let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
+        let Ok(Reply::Granted(grant)) = client.ask(sequence).await else { panic!("the lock is free") };
+        until(async || client.holding().await == servers.len()).await;
+        let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
         let Reply::View(view) = seen else { panic!("{seen:?}") };
         let tokens: Vec<_> = view.holders.iter().map(|holder| holder.token).collect();
         assert_eq!(tokens, [grant.tokens.first]);
-        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
+        assert_eq!(client.release(sequence, Duration::ZERO).await, Reply::Released);
     }
 }
 
@@ -209,43 +209,44 @@ async fn connect_waits_briefly_for_stragglers() {
     for (proxy, late_by) in proxies.iter().zip([100, 100, 130]) {
         proxy.delay_replies(Duration::from_millis(late_by));
     }
-    let lab = Lab::at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>(), 1).await;
-    assert!(lab.quorum().nodes.iter().all(|node| node.store.is_connected()));
+    let client = QuorumClient::at(&proxies.iter().map(Proxy::url).collect::<Vec<_>>(), 1).await;
+    assert!(client.quorum().nodes.iter().all(|node| node.store.is_connected()));
 }
 
 #[tokio::test]
 async fn try_lock_retries_while_some_nodes_are_free() {
     let servers = servers();
-    // The others have decided when the first one answers.
+    // The first node answers after the others have decided.
     let proxy = Proxy::before(&servers[0]);
     proxy.delay_replies(Duration::from_millis(3));
-    let lab = Lab::at(&[proxy.url(), servers[1].url(), servers[2].url()], 1).await;
-    let other = Lab::new(&servers, 2).await;
+    let client = QuorumClient::at(&[proxy.url(), servers[1].url(), servers[2].url()], 1).await;
+    let other = QuorumClient::new(&servers, 2).await;
     let try_once = async |sequence| {
-        let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
-        lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await.unwrap().reply
+        let plain = Acquire::exclusive(client.attempt(sequence), Duration::from_secs(600));
+        client.quorum().acquire(client.resource.clone(), Arc::new(plain)).await.unwrap().reply
     };
     let at = async |node: usize, command| {
-        let answers = lab.quorum().nodes[node].store.call(vec![(lab.resource.clone(), command)]).await;
+        let answers =
+            client.quorum().nodes[node].store.call_batch(vec![(client.resource.clone(), command)], 0).await;
         answers.into_iter().next().unwrap().unwrap().reply
     };
     let tries = async || {
-        let Reply::Granted(_) = try_once(9).await else { panic!("nobody has it") };
-        let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
+        let Reply::Granted(_) = try_once(9).await else { panic!("the lock is free") };
+        let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
         let Reply::View(view) = seen else { panic!("{seen:?}") };
-        assert_eq!(lab.release(9, Duration::ZERO).await, Reply::Released);
-        until(async || lab.holding().await == 0).await;
+        assert_eq!(client.release(9, Duration::ZERO).await, Reply::Released);
+        until(async || client.holding().await == 0).await;
         view.holders[0].acquisition.sequence
     };
     let elsewhere = Acquire::exclusive(other.attempt(1), Duration::from_secs(600));
-    // One that answers much later is not heard.
+    // A response that is much too late is ignored, so the test repeats.
     until(async || {
         let first = tries().await;
         for node in [1, 2] {
             assert!(matches!(at(node, Command::from(elsewhere.clone())).await, Reply::Granted(_)));
         }
         assert_eq!(try_once(1).await, Reply::Busy);
-        until(async || lab.holding().await == 2).await;
+        until(async || client.holding().await == 2).await;
         assert!(matches!(at(0, Command::from(elsewhere.clone())).await, Reply::Granted(_)));
         assert_eq!(try_once(2).await, Reply::Busy);
         for node in 0..3 {
@@ -260,61 +261,61 @@ async fn try_lock_retries_while_some_nodes_are_free() {
 
 #[tokio::test]
 async fn renewals_and_attempts_use_separate_shards() {
-    let lab = Lab::new(&servers(), 1).await;
-    let (acquisition, ttl) = (lab.attempt(1), Duration::from_secs(1));
+    let client = QuorumClient::new(&servers(), 1).await;
+    let (acquisition, ttl) = (client.attempt(1), Duration::from_secs(1));
     let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
     let acquire = Command::from(Acquire::exclusive(acquisition, ttl));
     let other = Resource { kind: Kind::Mutex, name: Name::new("b").unwrap() };
-    let shard = |resource: &Resource, command: &Command| lab.redlock.shard(resource, command);
+    let shard = |resource: &Resource, command: &Command| client.redlock.shard(resource, command);
     assert_eq!(
-        shard(&lab.resource, &renew),
+        shard(&client.resource, &renew),
         shard(&other, &renew),
-        "all renewals are one flight to each node"
+        "all renewals use one pipeline to each node"
     );
-    assert_ne!(shard(&lab.resource, &renew), shard(&lab.resource, &acquire));
+    assert_ne!(shard(&client.resource, &renew), shard(&client.resource, &acquire));
     assert_ne!(
-        shard(&lab.resource, &renew),
-        shard(&lab.resource, &Command::Release(Release::now(acquisition)))
+        shard(&client.resource, &renew),
+        shard(&client.resource, &Command::Release(Release::now(acquisition)))
     );
-    assert_ne!(shard(&lab.resource, &acquire), shard(&other, &acquire));
-    let queue = admission_queue_of(&lab.resource).unwrap();
-    assert_ne!(shard(&queue, &renew), shard(&lab.resource, &renew));
+    assert_ne!(shard(&client.resource, &acquire), shard(&other, &acquire));
+    let queue = admission_queue_of(&client.resource).unwrap();
+    assert_ne!(shard(&queue, &renew), shard(&client.resource, &renew));
 }
 
 #[tokio::test]
 async fn node_with_a_clock_far_ahead_does_not_vote() {
     let mut servers = servers();
-    let lab = Lab::new(&servers, 1).await;
-    assert!(matches!(lab.ask(1).await, Ok(Reply::Granted(_))));
-    assert_eq!(lab.release(1, Duration::ZERO).await, Reply::Released);
-    until(async || lab.holding().await == 0).await;
+    let client = QuorumClient::new(&servers, 1).await;
+    assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+    assert_eq!(client.release(1, Duration::ZERO).await, Reply::Released);
+    until(async || client.holding().await == 0).await;
     let set_ahead = |by: Duration| {
         let skew = i64::try_from(by.as_micros()).unwrap();
-        lab.quorum().nodes[2].skew.store(skew, Ordering::Relaxed);
+        client.quorum().nodes[2].skew.store(skew, Ordering::Relaxed);
     };
     let ask = async |sequence| {
-        let plain = Acquire::exclusive(lab.attempt(sequence), Duration::from_secs(600));
-        lab.quorum().acquire(lab.resource.clone(), Arc::new(plain)).await
+        let plain = Acquire::exclusive(client.attempt(sequence), Duration::from_secs(600));
+        client.quorum().acquire(client.resource.clone(), Arc::new(plain)).await
     };
     let hour = Duration::from_secs(3_600);
     for (sequence, ahead) in [(2, 24 * hour), (3, hour / 2)] {
         set_ahead(ahead);
-        // So that it is known how far the clock is ahead: it was not when it was last asked.
-        lab.quorum().nodes[2].clone().learn_clock().await;
+        // Measures the clock again, since it has changed.
+        client.quorum().nodes[2].clone().learn_clock().await;
         let answer = ask(sequence).await.unwrap();
         let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
         let real = std::time::UNIX_EPOCH.elapsed().unwrap();
         let given = Duration::from_micros(grant.tokens.last.get());
         let expected = if ahead > hour { real } else { real + ahead };
         assert!(given < expected + hour / 4, "{given:?} with a clock that is {ahead:?} ahead");
-        // The lease itself is known there, and is given back there too.
-        until(async || lab.holding().await == 3).await;
-        assert_eq!(lab.release(sequence, Duration::ZERO).await, Reply::Released);
-        until(async || lab.holding().await == 0).await;
+        // That node has the lease too, and releases it.
+        until(async || client.holding().await == 3).await;
+        assert_eq!(client.release(sequence, Duration::ZERO).await, Reply::Released);
+        until(async || client.holding().await == 0).await;
     }
     set_ahead(24 * hour);
     servers[0].stop();
-    until(async || !lab.quorum().nodes[0].store.is_connected()).await;
+    until(async || !client.quorum().nodes[0].store.is_connected()).await;
     let error = ask(5).await.unwrap_err();
     assert!(error.message.contains("its clock is more than 3600s ahead"), "{}", error.message);
     set_ahead(Duration::ZERO);
@@ -325,22 +326,22 @@ async fn node_with_a_clock_far_ahead_does_not_vote() {
 #[tokio::test]
 async fn inspect_includes_waiters_queued_at_another_node() {
     let servers = servers();
-    let lab = Lab::new(&servers, 1).await;
-    let queue = Arc::new(admission_queue_of(&lab.resource).unwrap());
+    let client = QuorumClient::new(&servers, 1).await;
+    let queue = Arc::new(admission_queue_of(&client.resource).unwrap());
     let mut expected = Vec::new();
-    for place in 1..=2 {
-        for (number, node) in (1..).zip(&lab.quorum().nodes) {
-            let request = lab.request(10 * place + number);
+    for position in 1..=2 {
+        for (number, node) in (1..).zip(&client.quorum().nodes) {
+            let request = client.request(10 * position + number);
             expected.push(request.acquisition);
-            let answers = node.store.call(vec![(queue.clone(), Command::Acquire(request))]).await;
+            let answers = node.store.call_batch(vec![(queue.clone(), Command::Acquire(request))], 0).await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
-            assert_eq!(is_first, place == 1, "{answers:?}");
+            assert_eq!(is_first, position == 1, "{answers:?}");
         }
     }
-    // It has moved on, and left its place.
-    let moved = lab.request(expected[3].sequence);
-    drop(lab.quorum().nodes[1].store.call(vec![(queue, Command::Acquire(moved))]).await);
-    let seen = lab.quorum().inspect(lab.resource.clone()).await.unwrap().reply;
+    // This waiter has moved to another node, and left its position there.
+    let moved = client.request(expected[3].sequence);
+    drop(client.quorum().nodes[1].store.call_batch(vec![(queue, Command::Acquire(moved))], 0).await);
+    let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
     let waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();
     assert_eq!(waiters, expected);
@@ -365,7 +366,7 @@ fn late_node_does_not_decide_the_expiry() {
     assert_eq!(together(&[(9, false), (1, true), (1, true)], 0), Some((1, true)), "late with a release");
     assert_eq!(together(&[(5, false), (9, false), (9, false)], 0), Some((9, false)), "late with a renewal");
     assert_eq!(together(&[(9, false), (5, false)], 0), Some((5, false)), "not granted by the third");
-    assert_eq!(together(&[(5, false), (9, false)], 1), Some((9, false)), "the third may have it for longer");
+    assert_eq!(together(&[(5, false), (9, false)], 1), Some((9, false)), "the third may hold it for longer");
     assert_eq!(together(&[(9, false)], 0), None, "fewer than a quorum have it");
-    assert_eq!(together(&[(9, false)], 1), Some((9, false)), "the one that is silent may have it too");
+    assert_eq!(together(&[(9, false)], 1), Some((9, false)), "the silent one may hold it too");
 }

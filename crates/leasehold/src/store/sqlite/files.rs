@@ -84,3 +84,43 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
 pub(super) fn id_of(path: &Path) -> io::Result<FileId> {
     fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
+
+/// As far as this process may look at others, which root may.
+#[cfg(target_os = "linux")]
+pub(super) fn find_strays(path: &Path) -> Vec<u32> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut strays: Vec<u32> = pids.filter(|pid| is_stray(*pid, path).unwrap_or(false)).collect();
+    strays.sort_unstable();
+    strays
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn find_strays(_path: &Path) -> Vec<u32> {
+    Vec::new()
+}
+
+/// Whether this process uses a log or shared memory of the file that is not what lies beside it now. None if it can't be
+/// looked at.
+#[cfg(target_os = "linux")]
+fn is_stray(pid: u32, path: &Path) -> Option<bool> {
+    let [in_place, log, memory] = SUFFIXES.map(|suffix| id_of(&beside(path, suffix)).ok());
+    let removed = SUFFIXES.map(|suffix| beside(path, &format!("{suffix} (deleted)")));
+    let file_name = path.file_name()?.to_str()?;
+    let others = [format!("{file_name}-wal"), format!("{file_name}-shm")];
+    let (mut ids, mut has_log) = (Vec::new(), false);
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        let Ok(link) = fs::read_link(entry.path()) else { continue };
+        if removed.contains(&link) {
+            return Some(true);
+        }
+        ids.extend(id_of(&entry.path()));
+        // In a container that mounts the file alone, its log has the same name in another directory.
+        has_log |= link
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| others.iter().any(|other| other == name));
+    }
+    let has = |id: Option<_>| id.is_some_and(|id| ids.contains(&id));
+    Some(has(in_place) && has_log && !(has(log) && has(memory)))
+}

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{Header, Lease, Rows, Waiter};
+use leasehold_core::model::{Header, Lease, Rows, TOKEN_RETENTION, Waiter};
 use leasehold_core::{Acquisition, ClientId, Kind, Owner, Resource, StoreTime, Token};
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, OptionalExtension, Params, Result, Row, params};
 
-use super::sweep;
+/// When a row that is made now is visited first.
+fn first_visit(wall: StoreTime) -> StoreTime {
+    wall + TOKEN_RETENTION
+}
 
 /// One resource inside of one transaction.
 pub(super) struct SqliteRows<'c> {
@@ -58,7 +61,7 @@ impl<'c> SqliteRows<'c> {
             return Ok(id);
         }
         let sql = "INSERT INTO resource VALUES (NULL, ?, ?, 0, 0, 0, 1, 0, 0, 0, 0, 0, ?, 0, ?)";
-        let (never, visit) = (Time(StoreTime::NEVER), Time(sweep::first_visit(self.wall)));
+        let (never, visit) = (Time(StoreTime::NEVER), Time(first_visit(self.wall)));
         self.run(sql, params![self.resource.kind.as_str(), self.resource.name.as_str(), never, visit])?;
         self.is_created = true;
         let id = self.connection.last_insert_rowid();

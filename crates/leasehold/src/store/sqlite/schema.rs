@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use leasehold_core::Failure;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
-use super::{BUSY_TIMEOUT, checkpoint, doctor, files, not_sent};
+use super::{BUSY_TIMEOUT, checkpoint, files};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
@@ -363,7 +364,7 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
 /// the shared memory that is still in place speaks of that.
 fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
     let is_unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
-    let strays = if is_unreadable { doctor::find_strays(path) } else { Vec::new() };
+    let strays = if is_unreadable { files::find_strays(path) } else { Vec::new() };
     if strays.is_empty() {
         return explain(error);
     }
@@ -403,6 +404,10 @@ fn class_of(error: &rusqlite::Error) -> String {
     error
         .sqlite_error()
         .map_or_else(|| "no SQLite error".to_owned(), |code| format!("SQLite error {}", code.extended_code))
+}
+
+pub(super) fn not_sent(message: impl Into<String>) -> StoreError {
+    StoreError::new(Failure::NotSent, message)
 }
 
 /// Explains an error of SQLite before anything was changed, and keeps it as the cause.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, TOKEN_RETENTION, sweep};
-use leasehold_core::{Kind, Name, Now, Resource, StoreTime};
+use leasehold_core::{Kind, Name, Now, Resource};
 use rusqlite::{Connection, params};
 
 use super::rows::SqliteRows;
@@ -14,11 +14,6 @@ const BATCH: u32 = 256;
 
 /// A row that can't go yet is not visited again before this, and after [`TOKEN_RETENTION`] at the latest.
 const SOONEST: Duration = Duration::from_secs(60);
-
-/// When a row that is made now is visited first.
-pub(super) fn first_visit(wall: StoreTime) -> StoreTime {
-    wall + TOKEN_RETENTION
-}
 
 impl Shared {
     /// Lets time pass for this many resources whose visit is due. A part of the transaction that is open.

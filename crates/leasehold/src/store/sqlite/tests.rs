@@ -5,14 +5,17 @@ mod worker;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::time::Duration;
 
-use leasehold_core::model::{Table, sweep as model_sweep};
+use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep as model_sweep};
 use leasehold_core::{
-    Acquire, Acquisition, Grant, Kind, Name, PushKind, Release, Renew, Reply, StoreTime, Token, TokenRange,
-    View, WaitFor,
+    Acquisition, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime, Token,
+    TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
+use super::mailbox::Reached;
+use super::rows::SqliteRows;
 use super::*;
 use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 
@@ -29,7 +32,7 @@ fn id(client: u128, sequence: u64) -> Acquisition {
 fn acquire(acquisition: Acquisition, wait: bool) -> Command {
     Command::from(Acquire {
         wait: wait.then_some(WaitFor { entry_ttl: TTL, max_queue: 100 }),
-        metadata: Arc::from("somebody"),
+        metadata: Arc::from("metadata"),
         ..Acquire::exclusive(acquisition, TTL)
     })
 }
@@ -220,18 +223,19 @@ fn file_that_forgets_a_row_fails_the_check() {
 
 // --- Against bad files ---------------------------------------------------------------------------
 
-struct Nobody;
+/// Ignores all pushes.
+struct IgnoredInbox;
 
-impl Inbox for Nobody {
+impl Inbox for IgnoredInbox {
     fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
     fn deliver(&self, _push: Push) {}
 }
 
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
-    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
     let opened = Sqlite::open(path, false, ClientId::new(client), Arc::downgrade(&inbox));
-    // It lives as long as the process, which is long enough for a test.
+    // It lives as long as the process.
     std::mem::forget(inbox);
     opened
 }
@@ -416,7 +420,7 @@ fn busy_file_blocks_the_worker_and_not_the_caller() {
         (Arc::new(resource("a")), acquire(id(1, 1), false)),
         (Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
-    let pending = store.call(batch);
+    let pending = store.call_batch(batch, 0);
     thread::scope(|scope| {
         let answers = scope.spawn(|| pollster::block_on(pending));
         thread::sleep(Duration::from_millis(50));

@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::super::exec::{self, CallOptions};
-use super::probe::{ask, command, info_by, median};
+use super::query::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold_redis_protocol::ScriptVariant;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, ProtocolVersion, RedisError, Value};
+use redis::{AsyncConnectionConfig, ConnectionInfo, ProtocolVersion, RedisError, Value};
 
 use super::super::error::explain;
 use super::super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::acl_check::{self, Cost, MissingRight, Probe};
+use super::query::{ask, info_by, median};
 
 /// The settings that matter to locks. They are asked for one by one: all of them together have secrets among them.
 const SETTINGS: [&str; 11] = [
@@ -202,29 +203,6 @@ async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedCon
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-pub(super) fn command(words: &[&str]) -> Cmd {
-    let mut command = Cmd::new();
-    command.arg(words);
-    command
-}
-
-pub(super) async fn ask<T: FromRedisValue>(
-    connection: &mut MultiplexedConnection,
-    words: &[&str],
-) -> Result<T, RedisError> {
-    command(words).query_async(connection).await
-}
-
-/// The lines `name:value` of an answer.
-pub(super) async fn info_by(
-    connection: &mut MultiplexedConnection,
-    words: &[&str],
-) -> HashMap<String, String> {
-    let text: String = ask(connection, words).await.unwrap_or_default();
-    let pair = |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    text.lines().filter_map(pair).collect()
-}
-
 async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, String> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
@@ -251,11 +229,6 @@ async fn round_trip(connection: &mut MultiplexedConnection) -> Result<Duration, 
         spans.push(began.elapsed());
     }
     Ok(median(&mut spans))
-}
-
-pub(super) fn median(spans: &mut [Duration]) -> Duration {
-    spans.sort_unstable();
-    spans.get(spans.len() / 2).copied().unwrap_or_default()
 }
 
 /// The reading with the shortest way is the most exact one.

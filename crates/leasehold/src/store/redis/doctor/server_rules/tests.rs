@@ -185,13 +185,13 @@ fn isolated_master_that_accepts_writes_is_dangerous() {
         inform(seen, "min_slaves_good_slaves:0");
         seen.failover = FailoverMode::Sentinels;
     });
-    let nobody = |seen: &mut Snapshot| inform(seen, "connected_slaves:0");
-    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", nobody);
+    let no_replica = |seen: &mut Snapshot| inform(seen, "connected_slaves:0");
+    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", no_replica);
     let alone = |seen: &mut Snapshot| {
-        nobody(seen);
+        no_replica(seen);
         set(seen, "min-replicas-to-write", "0");
     };
-    assert_eq!(troubles(alone), [], "there is nobody who could take its place");
+    assert_eq!(troubles(alone), [], "no replica could replace it");
 }
 
 #[test]
@@ -240,11 +240,11 @@ fn plain_password_is_reported_unless_local() {
 
 #[test]
 fn missing_required_rights_are_dangerous() {
-    let remedy = finds(Severity::Danger, "the user \"locks\" missing_rights rights: +hset", |seen| {
+    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |seen| {
         seen.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
     });
     assert_eq!(remedy, "ACL SETUSER locks +hset");
-    finds(Severity::Advice, "the user \"locks\" missing_rights rights: +scan", |seen| {
+    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |seen| {
         seen.missing_rights = vec![MissingRight { rule: "+scan", purpose: Purpose::Listing }];
     });
 }

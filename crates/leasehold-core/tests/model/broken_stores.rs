@@ -1,4 +1,4 @@
-//! Broken specimens: each checker must be able to fail.
+//! Broken stores: shows that each check can fail.
 
 use leasehold_core::Owner;
 use leasehold_core::model::{Header, Lease, Waiter};
@@ -15,13 +15,13 @@ enum Fault {
     ForgetsLeases,
 }
 
-/// A store that keeps its rows wrongly.
-struct Broken {
+/// A store with a fault in its rows.
+struct BrokenStore {
     table: Table,
     fault: Fault,
 }
 
-impl Rows for Broken {
+impl Rows for BrokenStore {
     type Error = Infallible;
 
     fn header(&mut self) -> Result<Option<Header>, Infallible> {
@@ -112,8 +112,8 @@ impl Rows for Broken {
     }
 }
 
-fn complaint(fault: Fault, ops: &[Op]) -> String {
-    check(Broken { table: Table::new(), fault }, 1, ops).expect_err("the checkers saw nothing")
+fn failure(fault: Fault, ops: &[Op]) -> String {
+    check(BrokenStore { table: Table::new(), fault }, 1, ops).expect_err("the check failed")
 }
 
 fn take(client: u128) -> Op {
@@ -127,34 +127,34 @@ fn give(client: u128) -> Op {
 #[test]
 fn store_that_serves_the_last_waiter_first_fails_the_check() {
     let ops = [take(0), take(1), take(2), give(0)];
-    let complaint = complaint(Fault::LastComesFirst, &ops);
-    assert!(complaint.contains("overtook"), "{complaint}");
+    let failure = failure(Fault::LastComesFirst, &ops);
+    assert!(failure.contains("overtook"), "{failure}");
 }
 
 #[test]
 fn store_that_forgets_the_last_token_fails_the_check() {
     let ops = [take(0), give(0), take(1)];
-    let complaint = complaint(Fault::ForgetsTokens, &ops);
-    assert!(complaint.contains("came after"), "{complaint}");
+    let failure = failure(Fault::ForgetsTokens, &ops);
+    assert!(failure.contains("came after"), "{failure}");
 }
 
 #[test]
 fn store_that_loses_weight_fails_the_check() {
     let ops = [take(0), take(1)];
-    let complaint = complaint(Fault::LosesWeight, &ops);
-    assert!(complaint.contains("is held"), "{complaint}");
+    let failure = failure(Fault::LosesWeight, &ops);
+    assert!(failure.contains("is held"), "{failure}");
 }
 
 #[test]
 fn store_that_keeps_dead_waiters_fails_the_check() {
     let ops = [take(0), take(1)];
-    let complaint = complaint(Fault::KeepsDeadWaiters, &ops);
-    assert!(complaint.contains("the dead still hold or wait"), "{complaint}");
+    let failure = failure(Fault::KeepsDeadWaiters, &ops);
+    assert!(failure.contains("dead clients still hold or wait"), "{failure}");
 }
 
 #[test]
 fn store_that_forgets_leases_fails_the_check() {
     let ops = [take(0)];
-    let complaint = complaint(Fault::ForgetsLeases, &ops);
-    assert!(complaint.contains("then"), "{complaint}");
+    let failure = failure(Fault::ForgetsLeases, &ops);
+    assert!(failure.contains("then"), "{failure}");
 }

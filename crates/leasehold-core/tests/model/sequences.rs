@@ -1,4 +1,4 @@
-//! Single stories.
+//! Single command sequences.
 
 use leasehold_core::{PushKind, Refusal};
 
@@ -30,13 +30,13 @@ fn contention_is_pushed_once_and_reported_by_each_renewal() {
     );
     world.pushes.clear();
     world.run(&acquire(id(2, 0), 1, 1, true));
-    assert!(world.pushes.is_empty(), "it knows: {:?}", world.pushes);
+    assert!(world.pushes.is_empty(), "the holder knows already: {:?}", world.pushes);
     assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { contended: true, .. }));
     world.run(&release(id(0, 0)));
     world.run(&release(id(1, 0)));
     world.pushes.clear();
     world.run(&acquire(id(1, 1), 1, 1, true));
-    assert!(world.pushes.is_empty(), "without tokens nothing is handed on: {:?}", world.pushes);
+    assert!(world.pushes.is_empty(), "a lease without reserved tokens is not handed off: {:?}", world.pushes);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn frozen_client_delays_the_queue_by_one_claim_window() {
     world.run(&release(id(0, 0)));
     world.pass(Duration::from_secs(3));
     let Reply::Granted(_) = world.run(&acquire(id(2, 0), 1, 1, true)) else { panic!("{:?}", world.view()) };
-    // Heard from again, it is the head with all that it has left.
+    // Reachable again, all of its remaining entries return to the head.
     world.run(&acquire(id(1, 1), 1, 1, true));
     assert!(world.view().waiters.iter().all(|waiter| !waiter.skipped));
 }
@@ -68,7 +68,7 @@ fn absent_waiter_keeps_its_place_and_delays_no_other() {
     world.absent.clear();
     world.run(&acquire(id(1, 0), 1, 1, true));
     world.run(&release(id(2, 0)));
-    assert_eq!(world.view().holders[0].acquisition, id(1, 0), "it kept its place before client 3");
+    assert_eq!(world.view().holders[0].acquisition, id(1, 0), "client 1 kept its position before client 3");
 }
 
 #[test]
@@ -106,7 +106,10 @@ fn downgrade_admits_waiters_and_keeps_the_token() {
     assert_eq!(after.tokens.first, grant.tokens.first);
     assert_eq!((world.view().in_use, world.view().holders.len()), (4, 4));
     assert_eq!(world.run(&renew(write)), Reply::NotHeld);
-    assert!(matches!(world.run(&replace(write, read, 9, 1, false)), Reply::Granted(_)), "it may be repeated");
+    assert!(
+        matches!(world.run(&replace(write, read, 9, 1, false)), Reply::Granted(_)),
+        "a repeat is granted"
+    );
 }
 
 #[test]
@@ -190,12 +193,12 @@ fn command_from_an_unreachable_client_unparks_its_entries() {
     world.absent.push(ClientId::new(0));
     world.run(&release(holder));
     assert!(world.view().waiters[0].skipped);
-    // Its own answer reaches it, so what it asks for now it gets.
+    // The client receives the answer to its own request, so it can be granted.
     assert!(matches!(world.run(&acquire(held, 3, 3, false)), Reply::Granted(_)));
     for _ in 0..2 {
         assert!(matches!(world.run(&acquire(late, 3, 1, true)), Reply::Queued(_)));
         let view = world.view();
-        assert!(!view.waiters[0].skipped, "nothing fits yet, so nobody asked whether it is there");
+        assert!(!view.waiters[0].skipped, "no waiter fits, so reachability was not checked");
         assert_eq!((view.waiters[0].acquisition, view.waiters[1].acquisition), (early, late));
     }
 }

@@ -1,4 +1,4 @@
-//! The promises about several resources that are taken in one step.
+//! The promises of `acquire_all`: several resources in one step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn attempt(client: u128, sequence: u64) -> Acquire {
     Acquire::exclusive(Acquisition { client: ClientId::new(client), sequence }, Duration::from_secs(10))
 }
 
-/// Some resources, and what was pushed about them.
+/// Several resources, and the pushes about them.
 struct World {
     tables: Vec<Table>,
     now: StoreTime,
@@ -51,7 +51,7 @@ impl World {
         self.run(at, &Command::Release(Release { acquisition, min_hold, tombstone }))
     }
 
-    fn take_together(&mut self, acquire: &Acquire) -> Vec<Reply> {
+    fn acquire_all(&mut self, acquire: &Acquire) -> Vec<Reply> {
         let acquire = Arc::new(acquire.clone());
         let mut steps: Vec<_> = self.tables.iter_mut().map(|table| (table, &acquire)).collect();
         let context = CommandContext {
@@ -83,10 +83,10 @@ fn is_granted(reply: &Reply) -> bool {
 fn free_resources_are_granted_together_and_a_repeat_is_idempotent() {
     let mut world = World::of(3);
     let ours = attempt(1, 1);
-    let first = world.take_together(&ours);
+    let first = world.acquire_all(&ours);
     assert!(first.iter().all(is_granted), "{first:?}");
-    assert_eq!(world.take_together(&ours), first);
-    assert_eq!(world.take_together(&attempt(2, 1)), [Reply::Busy, Reply::Busy, Reply::Busy]);
+    assert_eq!(world.acquire_all(&ours), first);
+    assert_eq!(world.acquire_all(&attempt(2, 1)), [Reply::Busy, Reply::Busy, Reply::Busy]);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn first_busy_resource_rolls_back_all_without_pushes() {
     for taken in 0..3 {
         let mut world = World::of(3);
         assert!(is_granted(&world.take(taken, attempt(2, 1))));
-        assert_eq!(world.take_together(&attempt(1, 1)), [Reply::Busy, Reply::Busy, Reply::Busy]);
+        assert_eq!(world.acquire_all(&attempt(1, 1)), [Reply::Busy, Reply::Busy, Reply::Busy]);
         assert_eq!(world.holds(&attempt(1, 1)), [false; 3]);
         assert!(world.view(taken).waiters.is_empty() && world.pushes.is_empty());
     }
@@ -107,7 +107,7 @@ fn acquire_all_does_not_overtake_waiters() {
     assert!(is_granted(&world.take(1, holder.clone())));
     assert!(matches!(world.queue(1, waiter.clone()), Reply::Queued(_)));
     world.end_lease(1, &holder, Duration::ZERO);
-    assert_eq!(world.take_together(&attempt(1, 1)), [Reply::Busy, Reply::Busy]);
+    assert_eq!(world.acquire_all(&attempt(1, 1)), [Reply::Busy, Reply::Busy]);
     assert_eq!(world.holds(&waiter), [false, true]);
 }
 
@@ -115,9 +115,9 @@ fn acquire_all_does_not_overtake_waiters() {
 fn repeat_after_a_partial_release_acquires_nothing() {
     let mut world = World::of(3);
     let ours = attempt(1, 1);
-    world.take_together(&ours);
+    world.acquire_all(&ours);
     world.end_lease(1, &ours, Duration::from_secs(60));
-    let replies = world.take_together(&ours);
+    let replies = world.acquire_all(&ours);
     assert!(is_granted(&replies[0]), "{replies:?}");
     assert_eq!(replies[1..], [Reply::Cancelled, Reply::Busy]);
     assert_eq!(world.holds(&ours), [true, false, true]);
@@ -138,10 +138,10 @@ proptest! {
                 0 => drop(world.take(at, one)),
                 1 => drop(world.queue(at, one)),
                 2 => drop(world.end_lease(at, &one, Duration::from_millis(pass))),
-                _ => drop(world.take_together(&one)),
+                _ => drop(world.acquire_all(&one)),
             }
             let ours = attempt(9, number);
-            let replies = world.take_together(&ours);
+            let replies = world.acquire_all(&ours);
             let count = replies.iter().filter(|reply| is_granted(reply)).count();
             let held = world.holds(&ours);
             prop_assert!(count == 0 || count == 3, "{:?}", replies);

@@ -1,0 +1,96 @@
+//! What a guard does with its lease's entry.
+
+use std::time::Duration;
+
+use leasehold_core::{LocalTime, Loss, Owner, Resource, Token};
+
+use super::entry::Transmit;
+use super::session::Session;
+
+impl Session {
+    /// How much longer a held lease may be trusted, or why it was lost.
+    pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
+        self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
+    }
+
+    /// The loss of a lease of this owner that still has a guard. `granted`: a token of a later grant, which implies a loss.
+    pub(crate) fn loss_of_owner(
+        &self,
+        resource: &Resource,
+        owner: &Owner,
+        granted: Option<Token>,
+        now: LocalTime,
+    ) -> Option<Loss> {
+        // A scan of the table, which is only as long as one client's attempts and leases.
+        let table = self.table();
+        let mut theirs = table.entries.values().filter(|entry| {
+            entry.is_referenced && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
+        });
+        theirs.find_map(|entry| entry.loss(now, granted))
+    }
+
+    /// Begins a renewal, unless one is in flight.
+    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
+        self.step(sequence, now, |entry| {
+            entry.renew_now(now);
+            entry.poll_transmit(sequence, now)
+        })?
+    }
+
+    /// The future that awaited the renewal's response was dropped.
+    pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.abandon_renewal(now));
+    }
+
+    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
+    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Transmit>, Option<Loss>) {
+        let began = self.step(sequence, now, |entry| {
+            let loss = entry.remaining(now).err();
+            entry.abandon(now);
+            (entry.poll_transmit(sequence, now), loss)
+        });
+        began.unwrap_or((None, Some(Loss::Closed)))
+    }
+
+    /// When the maximum hold of this lease ends; `NEVER` without one.
+    pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
+        self.table().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
+    }
+
+    /// Sets the end of the hold. An exchanged lease continues the hold of the lease before it.
+    pub(crate) fn limit_hold(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.limit_hold(ends_at));
+    }
+
+    /// Replaces the minimum hold, counted from the grant.
+    pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.min_hold = min_hold);
+    }
+
+    /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
+    pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
+    }
+
+    /// Another lease has replaced this one, and no guard refers to it.
+    pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| {
+            entry.is_referenced = false;
+            entry.mark_replaced(now);
+        });
+    }
+
+    /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.
+    pub(crate) fn release_dropped(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
+        self.step(sequence, now, |entry| {
+            entry.is_referenced = false;
+            entry.abandon(now);
+            entry.poll_transmit(sequence, now)
+        })?
+    }
+
+    /// Lets the driver send this release.
+    pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.retry_release(now));
+    }
+}

@@ -1,0 +1,113 @@
+//! One command of a caller on its way: it is sent, answered, and the table is stepped with the answer.
+//!
+//! This is the only path of a caller's command. The driver has one of its own, since it sends batches.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use leasehold_core::{Command, Failure, Outcome, Resource};
+
+use super::entry::{ReleaseOutcome, Transmit};
+use super::session::Session;
+use crate::store::{BoxFuture, CallResult, Store, StoreError};
+
+/// A command that was sent for an entry of the table. Dropping it lets the driver retry what others depend on: a renewal.
+/// Dropping an attempt or a release is the caller's to settle.
+#[must_use = "a request does nothing unless it is polled"]
+pub(crate) struct Request<'a> {
+    session: &'a Session,
+    state: State,
+}
+
+enum State {
+    InFlight(Transmit, BoxFuture<CallResult>),
+    /// The table was stepped, and the caller has not been told.
+    Answered(Response),
+    Done,
+}
+
+/// What an answer came to.
+#[derive(Debug, Default)]
+pub(crate) struct Response {
+    /// How the attempt or the release has ended, if it has.
+    pub(crate) end: Option<End>,
+    pub(crate) error: Option<StoreError>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Attempt(Outcome),
+    Release(ReleaseOutcome),
+}
+
+impl<'a> Request<'a> {
+    /// Sends the command: inline if the store can, otherwise with the first poll. Without a command there is nothing to poll.
+    pub(crate) fn send(
+        session: &'a Session,
+        store: &dyn Store,
+        resource: &Arc<Resource>,
+        transmit: Option<Transmit>,
+    ) -> Self {
+        let state = match transmit {
+            None => State::Done,
+            Some(transmit) => match store.try_call_inline(resource, &transmit.command) {
+                Some(answered) => State::Answered(step(session, &transmit, answered)),
+                None => {
+                    let sent = store.call(resource.clone(), transmit.command.clone(), transmit.replicas);
+                    State::InFlight(transmit, sent)
+                }
+            },
+        };
+        Self { session, state }
+    }
+
+    /// Polls for the answer and steps the table with it. Returns the response once.
+    pub(crate) fn poll_response(&mut self, context: &mut Context<'_>) -> Option<Response> {
+        let response = match &mut self.state {
+            State::Done => return None,
+            State::Answered(response) => std::mem::take(response),
+            State::InFlight(transmit, sent) => match sent.as_mut().poll(context) {
+                Poll::Ready(answered) => step(self.session, transmit, answered),
+                Poll::Pending => return None,
+            },
+        };
+        self.state = State::Done;
+        Some(response)
+    }
+
+    /// Counts a request in flight as lost, because no task polls for its answer any more: the driver asks again.
+    pub(crate) fn abandon(&mut self) {
+        if let State::InFlight(transmit, _) = std::mem::replace(&mut self.state, State::Done) {
+            let message = "the task that sent the request was cancelled".to_owned();
+            let lost = Err(StoreError::new(Failure::Unknown, message));
+            self.session.handle_response(&transmit, self.session.now(), &lost);
+        }
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        if let State::InFlight(Transmit { sequence, command: Command::Renew(_), .. }, _) = self.state {
+            self.session.abandon_renewal(sequence, self.session.now());
+        }
+    }
+}
+
+/// Steps the table with the answer.
+fn step(session: &Session, transmit: &Transmit, answered: CallResult) -> Response {
+    let end = match transmit.command {
+        Command::Release(_) => session.handle_release_response(transmit, &answered).map(End::Release),
+        _ => session.handle_response(transmit, session.now(), &answered).map(End::Attempt),
+    };
+    Response { end, error: answered.err() }
+}
+
+/// Releases an entry that no future or guard refers to: at once if the store can be called without waiting, otherwise
+/// through the driver.
+pub(crate) fn release_dropped(session: &Session, store: &dyn Store, resource: &Resource, sequence: u64) {
+    let Some(transmit) = session.release_dropped(sequence, session.now()) else { return };
+    match store.try_call_inline(resource, &transmit.command) {
+        Some(answered) => drop(step(session, &transmit, answered)),
+        None => session.defer_release(sequence, session.now()),
+    }
+}

@@ -1,0 +1,174 @@
+//! What the engine asks of a store. All stores run the same commands; they differ in scope (process, machine, network).
+
+use std::error::Error as StdError;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Push, Resource};
+
+use crate::diagnostics::Diagnosis;
+
+/// The error of a driver or of the system.
+pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
+
+/// A command failed without a reply.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreError {
+    /// Whether the command may have taken effect.
+    pub(crate) failure: Failure,
+    /// What happened and what to do, without the store's address.
+    pub(crate) message: String,
+    /// The error of the driver or of the system, if there is one.
+    pub(crate) cause: Option<Cause>,
+}
+
+impl StoreError {
+    pub(crate) fn new(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), cause: None }
+    }
+
+    pub(crate) fn caused_by(self, cause: impl StdError + Send + Sync + 'static) -> Self {
+        Self { cause: Some(Arc::new(cause)), ..self }
+    }
+}
+
+/// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
+pub(crate) trait Inbox: Send + Sync {
+    fn deliver(&self, push: Push);
+
+    /// The connection was re-established for the matching resources: pushes may have been missed.
+    fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);
+
+    /// Shortest ttl of the client's renewed leases: bounds how long a reconnect may take.
+    fn shortest_ttl(&self) -> Option<Duration> {
+        None
+    }
+}
+
+pub(crate) type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
+pub(crate) type CallResult = Result<Answer, StoreError>;
+/// Commands that are sent together, each with its resource.
+pub(crate) type Batch = Vec<(Arc<Resource>, Command)>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// How often waiters poll a store, and how long it keeps their queue entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PollIntervals {
+    /// Time between re-checks of the head of a queue without a push: its max delay after a lost push.
+    pub(crate) repoll_interval: Duration,
+    /// Lifetime of a queue entry without a re-check; several times `repoll_interval`.
+    pub(crate) entry_ttl: Duration,
+}
+
+/// A re-check costs an embedded store microseconds. The head's comes before a claim window ends, so that a lost push costs it
+/// no place. Of the other waiters there may be thousands.
+pub(crate) const EMBEDDED_POLL_INTERVALS: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
+
+/// What sets a store apart from the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Capabilities {
+    pub(crate) poll_intervals: PollIntervals,
+    /// The store can wait for replicas.
+    pub(crate) has_replicas: bool,
+    /// The store supports only locks with one holder and without a named owner.
+    pub(crate) is_exclusive_only: bool,
+    /// Waiters poll and therefore need an admission queue.
+    pub(crate) needs_admission_queue: bool,
+    /// Max ttl of a lease, if configured.
+    pub(crate) max_ttl: Option<Duration>,
+}
+
+impl Capabilities {
+    pub(crate) const fn new(poll_intervals: PollIntervals) -> Self {
+        Self {
+            poll_intervals,
+            has_replicas: false,
+            is_exclusive_only: false,
+            needs_admission_queue: false,
+            max_ttl: None,
+        }
+    }
+
+    /// Whether the store supports this kind of lock, with or without a named owner.
+    pub(crate) fn supports(&self, kind: Kind, is_owned: bool) -> bool {
+        !self.is_exclusive_only || matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
+    }
+}
+
+/// A place that keeps leases.
+///
+/// A store must answer every command within a bounded time, if necessary with an error, because a waiter without a
+/// deadline waits for the answer.
+pub(crate) trait Store: Send + Sync {
+    /// What sets this store apart from the others. It never changes.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Runs one command inline; `None` if that might block.
+    fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
+        None
+    }
+
+    /// Runs one command. It fails with `Failure::NotDurable` unless this many replicas acknowledge, which only a store with
+    /// replicas is asked for.
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult>;
+
+    /// As `call`, for the driver: runs commands in order. Returns one result per command, in the same order.
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>>;
+
+    /// Runs non-waiting attempts atomically: all are granted, or none. `None`, without effect, if the store cannot do that for
+    /// these resources.
+    fn acquire_all(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        None
+    }
+
+    /// Whether this client recently met other clients at this resource: it then queues without trying first. Only for stores
+    /// with an admission queue.
+    fn is_contended(&self, _resource: &Resource) -> bool {
+        false
+    }
+
+    /// Whether the store abstains after a restart and cannot grant anything yet.
+    fn in_restart_grace(&self) -> bool {
+        false
+    }
+
+    /// Resources with holders or waiters. May include ones that have just expired.
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>>;
+
+    /// As `list`, with the answer to an `Inspect` of each, ordered by name. `None` if the store does that no faster than by
+    /// such commands.
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        None
+    }
+
+    /// Batching key: commands with the same key go to the same node in one batch, so that a slow node delays no other.
+    fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
+        0
+    }
+
+    /// Checks everything that locks depend on, without side effects.
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
+
+    /// Warnings for operators.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The result of a batch of one command.
+pub(crate) fn only(mut results: Vec<CallResult>) -> CallResult {
+    results.pop().unwrap_or_else(missing_response)
+}
+
+/// The result of a command that a response left out, which violates the `Store` contract.
+pub(crate) fn missing_response() -> CallResult {
+    Err(StoreError::new(Failure::Unknown, "the store sent no response"))
+}
+
+/// The admission queue of a resource. `None` if the derived name would be too long.
+pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
+    let name = Name::new(&format!("{}:{}", resource.kind, resource.name.as_str())).ok()?;
+    Some(Resource { kind: Kind::Admission, name })
+}

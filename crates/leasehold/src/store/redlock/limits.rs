@@ -1,0 +1,30 @@
+//! How long a quorum's nodes are waited for, and how often they are asked.
+
+use std::time::Duration;
+
+use crate::store::PollIntervals;
+
+/// The shortest time that a node is given to answer.
+pub(super) const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The longest, as long as nothing else is known of it.
+pub(super) const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A node that takes this many of its usual round trips is slow.
+pub(super) const SLOW_ROUND_TRIPS: u32 = 8;
+
+/// How long after the first node's grant push to wait for the others'.
+pub(super) const GATHER_WINDOW: Duration = Duration::from_millis(20);
+
+/// Extra time for stragglers: longer than the gap between two answers on one connection.
+pub(super) const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
+
+/// Interval between retries of unanswered releases.
+pub(super) const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Number of batches over which attempts at different locks are spread.
+pub(super) const SHARDS: u64 = 64;
+
+/// A waiter in a node's admission queue that is not its head re-checks when the node asks for it.
+pub(super) const POLL_INTERVALS: PollIntervals =
+    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };

@@ -1,0 +1,237 @@
+//! Transactions: what callers and the worker do with the file, each with a connection of their own.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold_core::model::{CommandContext, apply, apply_all};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Reply, Resource};
+use rusqlite::Connection;
+
+use super::files::{self, Files};
+use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
+use super::mailbox::{Mailboxes, PipeWriter, Reached};
+use super::rows::SqliteRows;
+use super::schema;
+use crate::engine::clock;
+use crate::store::{CallResult, Inbox, StoreError};
+
+/// What callers and the worker have in common.
+pub(super) struct Shared {
+    pub(super) path: PathBuf,
+    pub(super) files: Arc<Files>,
+    pub(super) is_durable: bool,
+    pub(super) client: ClientId,
+    pub(super) inbox: Weak<dyn Inbox>,
+    pub(super) mailboxes: Mailboxes,
+    /// Commands since the last checkpoint.
+    pub(super) commands: AtomicU32,
+}
+
+/// Why a transaction did not take place.
+pub(super) enum TransactionError {
+    /// Somebody else writes. Nothing was changed.
+    Busy,
+    /// The files that this client has opened are not in place any more.
+    Gone,
+    Failed(StoreError),
+}
+
+impl TransactionError {
+    pub(super) fn into_error(self) -> StoreError {
+        match self {
+            Self::Busy => StoreError::new(
+                Failure::Busy,
+                format!(
+                    "another process has kept the file busy for {BUSY_TIMEOUT:?}: is one of its users stopped?"
+                ),
+            ),
+            Self::Gone => StoreError::new(Failure::Gone, files::GONE),
+            Self::Failed(error) => error,
+        }
+    }
+
+    /// What a client had in files that have gone it does not have any more.
+    pub(super) fn answer_to(self, command: &Command) -> CallResult {
+        match (self, command) {
+            (Self::Gone, Command::Renew(_) | Command::Release(_)) => {
+                Ok(Answer { at: clock::embedded().time, reply: Reply::NotHeld })
+            }
+            (trouble, _) => Err(trouble.into_error()),
+        }
+    }
+}
+
+/// What is to be delivered once a transaction stands.
+#[derive(Default)]
+pub(super) struct PendingPushes {
+    pub(super) pushes: Vec<Push>,
+    /// The ways to those clients that were found to be there.
+    pub(super) reached: Vec<(ClientId, PipeWriter)>,
+    /// How many resources got a row.
+    pub(super) created_rows: u32,
+}
+
+impl Shared {
+    /// Runs commands in one transaction: all of them, or none.
+    pub(super) fn transact(
+        &self,
+        connection: &Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        commands: &[(&Resource, &Command)],
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        self.transact_as(connection, now, until, |now, pending| {
+            let step = |(resource, command): &(&Resource, &Command)| {
+                let PendingPushes { pushes, reached, created_rows } = pending;
+                let mut is_reachable = |client| self.is_reachable(client, reached);
+                // The model looks through the pushes of its own command for those that the answer makes needless.
+                let mut own = Vec::new();
+                let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut own };
+                let mut rows = SqliteRows::new(connection, resource, now.wall);
+                let answer = apply(&mut rows, turn, command)?;
+                *created_rows += u32::from(rows.is_created);
+                pushes.append(&mut own);
+                Ok(answer)
+            };
+            commands.iter().map(step).collect()
+        })
+    }
+
+    /// Runs attempts in one transaction: all are granted, or none.
+    pub(super) fn transact_all<'a>(
+        &self,
+        connection: &'a Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        self.transact_as(connection, now, until, |now, PendingPushes { pushes, reached, created_rows }| {
+            let mut is_reachable = |client| self.is_reachable(client, reached);
+            let rows =
+                |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource, now.wall);
+            let mut rows: Vec<_> = attempts.iter().map(rows).collect();
+            let acquires = attempts.iter().map(|(_, acquire)| acquire);
+            let mut steps: Vec<_> = rows.iter_mut().zip(acquires).collect();
+            let answers =
+                apply_all(CommandContext { now, is_reachable: &mut is_reachable, pushes }, &mut steps)?;
+            *created_rows += rows.iter().map(|rows| u32::from(rows.is_created)).sum::<u32>();
+            Ok(answers)
+        })
+    }
+
+    pub(super) fn transact_as(
+        &self,
+        connection: &Connection,
+        now: impl Fn() -> Now,
+        until: Instant,
+        step: impl FnOnce(Now, &mut PendingPushes) -> rusqlite::Result<Vec<Answer>>,
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        let transaction = self.begin(connection, until)?;
+        let mut pending = PendingPushes::default();
+        // The clock is read with the write lock held, so that time never goes backwards in the file.
+        let now = now();
+        let stepped = step(now, &mut pending).and_then(|answers| {
+            // What is left behind goes as fast as new things come.
+            if pending.created_rows > 0 {
+                self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
+            }
+            Ok(answers)
+        });
+        let answers = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
+        transaction.commit()?;
+        self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
+        Ok((answers, pending))
+    }
+
+    pub(super) fn begin<'c>(
+        &self,
+        connection: &'c Connection,
+        until: Instant,
+    ) -> Result<Transaction<'c>, TransactionError> {
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
+            match begun {
+                Ok(_) => break,
+                Err(error) if !schema::is_busy(&error) => {
+                    return Err(TransactionError::Failed(schema::not_done(error)));
+                }
+                Err(_) if Instant::now() >= until => return Err(TransactionError::Busy),
+                // Another's transaction takes some ten microseconds, unless it takes very long.
+                Err(_) => {
+                    thread::sleep(pause.min(until.saturating_duration_since(Instant::now())));
+                    pause = (pause * 2).min(MAX_BUSY_PAUSE);
+                }
+            }
+        }
+        let transaction = Transaction(connection);
+        if self.files.are_in_place() { Ok(transaction) } else { Err(TransactionError::Gone) }
+    }
+
+    pub(super) fn is_reachable(&self, client: ClientId, reached: &mut Vec<(ClientId, PipeWriter)>) -> bool {
+        if client == self.client {
+            return self.inbox.strong_count() > 0;
+        }
+        if reached.iter().any(|(known, _)| *known == client) {
+            return true;
+        }
+        match self.mailboxes.reach(client) {
+            Reached::Open(writer) => {
+                reached.push((client, writer));
+                true
+            }
+            // Why it can't be written to is our trouble: it keeps its turn, and hears of it when it looks again.
+            Reached::Closed(error) => {
+                tracing::warn!(%error, %client, "a waiter can't be told of its grant");
+                true
+            }
+            Reached::Gone => false,
+        }
+    }
+
+    /// Delivers what a transaction that stands has to tell. No lock is held.
+    pub(super) fn send(&self, pending: PendingPushes) {
+        let PendingPushes { pushes, mut reached, .. } = pending;
+        for push in pushes {
+            let to = push.to();
+            if to == self.client {
+                if let Some(inbox) = self.inbox.upgrade() {
+                    inbox.deliver(push);
+                }
+            } else if self.is_reachable(to, &mut reached)
+                && let Some((_, writer)) = reached.iter().find(|(known, _)| *known == to)
+            {
+                writer.write_push(&push);
+            }
+        }
+    }
+}
+
+/// An open transaction. Dropped, it is rolled back, in a panic too.
+pub(super) struct Transaction<'c>(&'c Connection);
+
+impl Transaction<'_> {
+    pub(super) fn commit(self) -> Result<(), TransactionError> {
+        let committed = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        committed.map(drop).map_err(|error| {
+            let message = schema::explain(&error);
+            // A full disk is found out before anything counts. What else fails here may or may not have been written.
+            let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
+            let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
+            TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
+        })
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit()
+            && let Err(error) = self.0.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, "a transaction could not be rolled back");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+use std::pin::pin;
+use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Poll, Wake, Waker};
+
+use leasehold_core::Loss;
+use pollster::block_on;
+
+use super::*;
+use crate::MutexSet;
+
+const TTL: Duration = Duration::from_secs(10);
+
+fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn lease_is_renewed_while_time_passes() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).lock()).unwrap();
+    store.advance(100 * TTL);
+    assert!(guard.is_held() && guard.remaining() > TTL / 2, "{:?}", guard.remaining());
+    assert_eq!(store.elapsed(), 100 * TTL);
+    block_on(guard.release()).unwrap();
+    block_on(client.close()).unwrap();
+}
+
+#[test]
+fn unrenewed_lease_expires_and_its_loss_wakes_the_holder() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).auto_renew(false).lock()).unwrap();
+    let count = Arc::new(Count::default());
+    let waker = Waker::from(count.clone());
+    let mut lost = pin!(guard.lost());
+    assert!(lost.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    store.advance(TTL / 2);
+    assert!(guard.is_held());
+    assert_eq!(count.0.load(Ordering::SeqCst), 0);
+    store.advance(TTL);
+    assert!(!guard.is_held());
+    assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    assert!(matches!(poll(lost.as_mut()), Poll::Ready(Loss::Expired)), "the lease has expired");
+}
+
+#[test]
+fn released_lock_is_granted_to_the_waiter_without_time_passing() {
+    let store = TestStore::new();
+    let (holder, waiter) = (store.client().unwrap(), store.client().unwrap());
+    let guard = block_on(holder.mutex("a").lock()).unwrap();
+    let mutex = waiter.mutex("a");
+    let mut waiting = pin!(mutex.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    let token = guard.token();
+    drop(guard);
+    let Poll::Ready(granted) = poll(waiting.as_mut()) else { panic!("not granted") };
+    assert!(granted.unwrap().token() > token);
+    assert_eq!(store.elapsed(), Duration::ZERO);
+}
+
+#[test]
+fn crashed_holders_lock_is_granted_when_its_lease_expires() {
+    let store = TestStore::new();
+    let (holder, waiter) = (store.client().unwrap(), store.client().unwrap());
+    let guard = block_on(holder.mutex("a").ttl(TTL).auto_renew(false).lock()).unwrap();
+    let mutex = waiter.mutex("a");
+    let mut waiting = pin!(mutex.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.advance(TTL - Duration::from_millis(1));
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.advance(Duration::from_secs(5));
+    assert!(poll(waiting.as_mut()).is_ready(), "the lease has expired");
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn timed_out_wait_ends_at_its_deadline() {
+    let store = TestStore::new();
+    let (holder, waiter) = (store.client().unwrap(), store.client().unwrap());
+    let _guard = block_on(holder.mutex("a").lock()).unwrap();
+    let mutex = waiter.mutex("a");
+    let mut waiting = pin!(mutex.lock_timeout(Duration::from_secs(30)));
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.advance(Duration::from_secs(29));
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.advance(Duration::from_secs(1));
+    assert!(matches!(poll(waiting.as_mut()), Poll::Ready(Ok(None))));
+}
+
+#[test]
+fn outage_loses_the_lease_and_its_end_lets_clients_go_on() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).lock()).unwrap();
+    store.set_reachable(false);
+    assert!(block_on(client.mutex("b").try_lock()).unwrap_err().is_unavailable());
+    store.advance(TTL);
+    assert!(!guard.is_held());
+    store.set_reachable(true);
+    drop(guard);
+    assert!(block_on(client.mutex("a").try_lock()).unwrap().is_some());
+}
+
+#[test]
+fn outage_shorter_than_the_lease_loses_nothing() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).lock()).unwrap();
+    store.advance(Duration::from_secs(2));
+    store.set_reachable(false);
+    store.advance(Duration::from_secs(4));
+    assert!(guard.is_held());
+    store.set_reachable(true);
+    assert!(guard.remaining() > TTL - Duration::from_secs(1), "renewed at once: {:?}", guard.remaining());
+}
+
+#[test]
+fn suspended_process_loses_its_lease_to_the_waiter() {
+    let store = TestStore::new();
+    let (holder, waiter) = (store.client().unwrap(), store.client().unwrap());
+    let guard = block_on(holder.mutex("a").ttl(TTL).lock()).unwrap();
+    let mutex = waiter.mutex("a");
+    let mut waiting = pin!(mutex.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.suspend(TTL + Duration::from_secs(5));
+    assert!(!guard.is_held());
+    store.advance(Duration::from_secs(5));
+    assert!(poll(waiting.as_mut()).is_ready());
+}
+
+#[test]
+fn tasks_of_one_client_hand_the_lease_off() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let mutex = client.mutex("a");
+    let first = block_on(mutex.lock()).unwrap();
+    let mut second = pin!(mutex.lock());
+    assert!(poll(second.as_mut()).is_pending());
+    let token = first.token();
+    block_on(first.release()).unwrap();
+    store.advance(Duration::from_secs(1));
+    let Poll::Ready(second) = poll(second.as_mut()) else { panic!("not handed off") };
+    assert!(second.unwrap().token() > token);
+}
+
+#[test]
+fn mutex_set_is_acquired_and_given_back() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let set = MutexSet::new([client.mutex("a"), client.mutex("b")]);
+    let guards = block_on(set.lock()).unwrap();
+    store.advance(Duration::from_secs(60));
+    block_on(guards.release()).unwrap();
+    assert!(block_on(client.list()).unwrap().is_empty());
+}
+
+#[test]
+fn histories_repeat_exactly() {
+    let run = || {
+        let store = TestStore::new();
+        let clients = [store.client().unwrap(), store.client().unwrap()];
+        let mut history = Vec::new();
+        for round in 0..20_u32 {
+            let mutex = clients[round as usize % 2].mutex("a").ttl(TTL).auto_renew(round % 3 != 0);
+            let guard = block_on(mutex.lock_timeout(Duration::ZERO)).unwrap();
+            history.push(guard.as_ref().map(|guard| (guard.token().get(), guard.remaining())));
+            store.advance(Duration::from_millis(u64::from(round) * 700));
+            history.push(guard.map(|guard| (guard.token().get(), guard.remaining())));
+        }
+        history
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn dropped_client_leaves_nothing_on_the_clock() {
+    let store = TestStore::new();
+    let guard = block_on(store.client().unwrap().mutex("a").lock()).unwrap();
+    assert_eq!(store.clock.len(), 1);
+    drop(guard);
+    assert_eq!(store.clock.len(), 0, "its driver has ended");
+    assert!(store.network.links.lock().unwrap().iter().all(|link| link.strong_count() == 0));
+}
+
+#[test]
+fn release_that_the_driver_retried_leaves_no_entry() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).lock()).unwrap();
+    store.set_reachable(false);
+    let mut releasing = pin!(guard.release_timeout(TTL));
+    assert!(poll(releasing.as_mut()).is_pending());
+    store.set_reachable(true);
+    assert!(matches!(poll(releasing.as_mut()), Poll::Ready(Ok(()))));
+    assert_eq!(client.handle.session.len(), 0);
+}

@@ -1,0 +1,219 @@
+//! Lost connections, reconnects, and connections that lead to another server.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+use leasehold_testkit::{Proxy, Server, undisturbed, until};
+use tokio::time::timeout;
+
+use super::{SOON, client_of, connections, until_waiting};
+
+#[tokio::test]
+async fn disconnected_waiter_keeps_its_place_and_is_granted() {
+    let server = Server::on_socket();
+    let (one, other) = (client_of(&server).await, client_of(&server).await);
+    for _ in 0..5 {
+        let guard = one.mutex("a").lock().await.unwrap();
+        let mutex = other.mutex("a");
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        until_waiting(&one, 1).await;
+        // Every connection but this one, so also the holder's.
+        server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        // The push may be published while the waiter is disconnected.
+        guard.release_timeout(SOON).await.unwrap();
+        // Much sooner than the 20 s after which a waiter re-polls.
+        let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
+        guard.release_timeout(SOON).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn killing_any_connection_keeps_locks_and_waiters() {
+    for protocol in ["3", "2"] {
+        let server = Server::on_port();
+        let url = format!("{}?protocol={protocol}", server.url());
+        // Each client has two: the driver and the caller connection, or one for commands and one for pushes.
+        let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+        for victim in 0..5 {
+            until(async || connections(&server).len() == 4).await;
+            let guard = one.mutex("a").lock().await.unwrap();
+            let mutex = other.mutex("a");
+            let waiting = tokio::spawn(async move { mutex.lock().await });
+            until_waiting(&one, 1).await;
+            let ids = connections(&server);
+            for id in ids.get(victim..=victim).unwrap_or(&ids) {
+                assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "ID", id]), Ok(1));
+            }
+            // The loss of an idle connection causes no error.
+            let free = one.mutex("free").lock().await.unwrap();
+            free.release().await.unwrap();
+            guard.renew().await.unwrap();
+            guard.release_timeout(SOON).await.unwrap();
+            let guard = timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
+            guard.release_timeout(SOON).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn command_that_finds_its_idle_connection_cut_is_repeated() {
+    let server = Server::on_port();
+    // With RESP2 the client does not read while no command is in flight, so the next command notices the loss.
+    let client = Client::connect(&format!("{}?protocol=2", server.url())).await.unwrap();
+    // Pushes come over a connection of another type.
+    let cut = || assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]), Ok(1));
+    // Renewals would notice first.
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).auto_renew(false).lock().await.unwrap();
+    cut();
+    guard.renew().await.unwrap();
+    cut();
+    assert_eq!(client.mutex("a").inspect().await.unwrap().holders.len(), 1);
+    cut();
+    guard.release().await.unwrap();
+    cut();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn closed_client_leaves_no_connection() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let mutex = client.mutex("a");
+    until(async || connections(&server).len() == 2).await;
+    client.close().await.unwrap();
+    until(async || connections(&server).is_empty()).await;
+    assert!(mutex.lock().await.unwrap_err().is_closed());
+}
+
+#[tokio::test]
+async fn reconnects_to_a_server_that_hangs_up_are_rate_limited() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let _guard = client.mutex("a").lock().await.unwrap();
+    let before: String = server.query(&["INFO", "stats"]).unwrap();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(3) {
+        server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let after: String = server.query(&["INFO", "stats"]).unwrap();
+    let received = |stats: &str| -> u64 {
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    // The test's own connections are made for each command.
+    let own = u64::try_from(began.elapsed().as_millis()).unwrap() * 2 + 10;
+    let made = (received(&after) - received(&before)).saturating_sub(own.min(received(&after)));
+    assert!(made < 60, "{made} connections in 3 s");
+}
+
+#[tokio::test]
+async fn caller_connection_to_another_server_makes_the_client_reconnect() {
+    let (first, second) = (Server::on_port(), Server::on_port());
+    let proxy = Proxy::before(&first);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || connections(&first).len() == 2).await;
+    proxy.lead_to(&second);
+    // The caller connection was opened last, and is reopened two seconds later.
+    let callers = connections(&first).pop().unwrap();
+    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &callers]), Ok(1));
+    // A connection to the first server would receive pushes of grants that the second one does not know.
+    until(async || connections(&first).is_empty()).await;
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+    assert_eq!(second.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn replica_connection_to_another_server_grants_nothing() {
+    let (first, second) = (Server::on_port(), Server::on_port());
+    let _replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", second.port())).start();
+    until(async || second.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
+    let proxy = Proxy::before(&first);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || connections(&first).len() == 2).await;
+    proxy.lead_to(&second);
+    // The replica connection is opened on first use, and the others then reconnect to the second server.
+    let guard = timeout(SOON, client.mutex("a").replicas(1).lock()).await.unwrap().unwrap();
+    until(async || connections(&first).is_empty()).await;
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn client_reconnects_soon_after_a_network_outage() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let ttl = Duration::from_secs(4);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+        // A connection opened now never gets an answer, even after the outage.
+        proxy.swallow_requests(true);
+        proxy.cut();
+        until(async || proxy.connections() > 0).await;
+        proxy.swallow_requests(false);
+        // Long before a connect timeout of five seconds.
+        let began = Instant::now();
+        until(async || guard.renew().await.is_ok() || !guard.is_held()).await;
+        guard.release().await.map_err(|error| format!("after {:?}: {error}", began.elapsed()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn due_renewal_skips_the_reconnect_backoff() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let ttl = Duration::from_secs(5);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+        proxy.refuse(true);
+        proxy.cut();
+        // The backoff is two seconds by then; the last pause began at 3.15 s and ends after the lease.
+        tokio::time::sleep(Duration::from_millis(3_300)).await;
+        proxy.refuse(false);
+        until(async || guard.remaining() > ttl / 2 || !guard.is_held()).await;
+        guard.release().await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn repeated_disconnects_lose_no_lease_and_fail_no_lock() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_millis(1_500);
+    undisturbed(Duration::from_millis(300), async || {
+        let guard = client.mutex("held").ttl(ttl).lock().await.unwrap();
+        for cut in 0..14 {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+            server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            let free = client.mutex("free").lock().await.map_err(|error| format!("cut {cut}: {error}"))?;
+            free.release().await.map_err(|error| format!("cut {cut}: {error}"))?;
+        }
+        guard.release().await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn unrenewed_lease_expires_despite_repeated_reconnects() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_millis(800);
+    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    let began = Instant::now();
+    let mut cuts = 0;
+    while began.elapsed() < ttl * 3 {
+        cuts += server.query::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(cuts > 3, "the client reconnected {cuts} times");
+    assert!(!guard.is_held());
+    let view = client_of(&server).await.mutex("a").inspect().await.unwrap();
+    assert!(view.holders.is_empty(), "{view:?}");
+}

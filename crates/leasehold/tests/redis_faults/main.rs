@@ -1,0 +1,31 @@
+//! Locks while their Redis server, or the network to it, fails.
+
+mod connections;
+mod errors;
+mod responses;
+mod runtimes;
+mod servers;
+
+use std::time::Duration;
+
+use leasehold::Client;
+use leasehold_testkit::{Server, until};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn client_of(server: &Server) -> Client {
+    Client::connect(&server.url()).await.unwrap()
+}
+
+async fn until_waiting(client: &Client, count: usize) {
+    until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == count)).await;
+}
+
+/// The clients' connections, without the test's own.
+fn connections(server: &Server) -> Vec<String> {
+    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    let field = |line: &str, name: &str| {
+        line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
+    };
+    list.lines().filter(|line| !line.contains("cmd=client")).map(|line| field(line, "id=")).collect()
+}

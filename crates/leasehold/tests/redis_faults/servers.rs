@@ -1,0 +1,248 @@
+//! Locks on a server that is flushed, restarted, hung or full.
+
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Loss};
+use leasehold_testkit::{Flavor, Proxy, Server, undisturbed, until};
+use redis::Commands as _;
+use tokio::time::timeout;
+
+use super::{SOON, client_of, until_waiting};
+
+#[tokio::test]
+async fn flushed_scripts_are_sent_again() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    for _ in 0..3 {
+        server.run(&["SCRIPT", "FLUSH"]);
+        let guard = client.mutex("a").lock().await.unwrap();
+        server.run(&["SCRIPT", "FLUSH"]);
+        guard.renew().await.unwrap();
+        server.run(&["SCRIPT", "FLUSH"]);
+        guard.release().await.unwrap();
+    }
+}
+
+/// The server sweeps keys that expire, so every key of a lock has an expiry, whatever its last command was.
+#[tokio::test]
+async fn unused_resources_are_swept_by_other_commands() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    for number in 0..100 {
+        let guard = client.mutex(format!("released {number}")).lock().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    // Like a killed process: a lease, and a waiter.
+    std::mem::forget(client.mutex("a").auto_renew(false).lock().await.unwrap());
+    let waiting = client.mutex("a").global_fifo();
+    tokio::spawn(async move { waiting.lock().await });
+    until_waiting(&client, 1).await;
+    std::mem::forget(client.semaphore("s", 3).auto_renew(false).acquire(2).await.unwrap());
+    let mut connection = redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+    let keys: Vec<String> = connection.keys("*").unwrap();
+    assert!(keys.len() > 100, "{keys:?}");
+    // One key belongs to the server and to no lock.
+    for key in keys.into_iter().filter(|key| key != "leasehold:layout") {
+        let left: i64 = connection.pttl(&key).unwrap();
+        assert!((1..=3 * 3_600_000).contains(&left), "{key} expires in {left} ms");
+    }
+}
+
+/// Asserts that the holder of a lease of 30 s, whose next renewal is due after 10 s, loses it within `noticed_within`.
+async fn emptied_server_costs_the_lease(server: &Server, protocol: &str, noticed_within: Duration) {
+    let client = Client::connect(&format!("{}?protocol={protocol}", server.url())).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.run(&["FLUSHALL"]);
+    let loss = timeout(noticed_within, guard.lost()).await.expect("the loss is noticed in time");
+    assert_eq!(loss, Loss::Gone);
+    let next = client.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn flushed_server_loses_the_lease_and_tokens_keep_rising() {
+    // By an invalidation push.
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        emptied_server_costs_the_lease(&server, "3", Duration::from_secs(5)).await;
+    }
+    // By the renewal, since RESP2 has no invalidation push.
+    emptied_server_costs_the_lease(&Server::on_port(), "2", Duration::from_secs(13)).await;
+}
+
+#[tokio::test]
+async fn unrenewed_lease_is_lost_by_its_ttl_after_a_flush() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(3);
+    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
+    server.run(&["FLUSHALL"]);
+    // No renewal reports it, but the lease does not outlast its ttl.
+    timeout(ttl + Duration::from_secs(1), guard.lost()).await.expect("it ends with its ttl");
+    let next = client.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn deleted_key_loses_the_lease_at_the_next_renewal() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(6);
+    let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+    assert_eq!(server.query::<i64>(&["DEL", "leasehold:2:{mutex:a}:state"]), Ok(1));
+    // A renewal is due after a third of the ttl, well before the lease would have expired.
+    let loss = timeout(ttl * 2 / 3, guard.lost()).await.expect("the loss is noticed in time");
+    assert_eq!(loss, Loss::Gone);
+}
+
+#[tokio::test]
+async fn waiter_rechecks_at_once_after_a_flush() {
+    let server = Server::on_port();
+    let (holder, other) = (client_of(&server).await, client_of(&server).await);
+    let _guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until_waiting(&holder, 1).await;
+    server.run(&["FLUSHALL"]);
+    // Its own re-poll is due after 25 s.
+    drop(timeout(Duration::from_secs(8), waiting).await.expect("it has the lock").unwrap());
+}
+
+#[tokio::test]
+async fn server_restarted_empty_loses_the_lease_and_tokens_keep_rising() {
+    let mut server = Server::on_socket();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.stop();
+    server.start();
+    // Long before the next renewal is due: a reconnect renews every lease.
+    assert_eq!(timeout(Duration::from_secs(8), guard.lost()).await.unwrap(), Loss::Gone);
+    let next = client.mutex("a").lock().await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn server_restarted_with_its_files_keeps_leases() {
+    let mut server = Server::builder().setting("appendonly", "yes").setting("appendfsync", "always").start();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+    server.stop();
+    server.start();
+    until(async || guard.renew().await.is_ok()).await;
+    assert!(client_of(&server).await.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn hang_shorter_than_the_ttl_keeps_the_lease() {
+    undisturbed(Duration::from_millis(500), async || {
+        let server = Server::on_socket();
+        let client = client_of(&server).await;
+        let guard = client.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
+        server.signal("STOP");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        server.signal("CONT");
+        // Beyond the first lease: only renewals can have kept it.
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        guard.release().await.map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hang_longer_than_the_ttl_loses_the_lease_before_it_expires() {
+    undisturbed(Duration::from_millis(300), async || {
+        let server = Server::on_socket();
+        let client = client_of(&server).await;
+        let ttl = Duration::from_secs(2);
+        let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
+        server.signal("STOP");
+        let began = Instant::now();
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
+        let noticed = began.elapsed();
+        server.signal("CONT");
+        let next = timeout(SOON, client.mutex("a").lock()).await.unwrap().unwrap();
+        assert!(next.token() > guard.token());
+        let is_in_time = noticed < ttl + Duration::from_millis(1_500);
+        is_in_time.then_some(()).ok_or_else(|| format!("noticed after {noticed:?}"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn full_memory_refuses_locks_and_allows_releases() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").lock().await.unwrap();
+    let other = client.mutex("b").min_hold(Duration::from_secs(1)).lock().await.unwrap();
+    let mutex = client.mutex("a").global_fifo();
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until_waiting(&client, 1).await;
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = client.mutex("c").lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("memory is full"), "{error}");
+    guard.renew().await.unwrap();
+    // A dequeue, a release, a release that retains the lock.
+    waiting.abort();
+    until_waiting(&client, 0).await;
+    guard.release().await.unwrap();
+    other.release().await.unwrap();
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(client.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn full_memory_allows_renewal_and_release_of_shared_locks() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let semaphore = client.semaphore("a", 3);
+    let (one, other) = (semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap());
+    let named = client.reentrant_mutex("b", "me").lock().await.unwrap();
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(semaphore.acquire(1).await.unwrap_err().is_unavailable());
+    for guard in [one, other, named] {
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+    }
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(semaphore.try_acquire(3).await.unwrap().is_some());
+    assert!(client.reentrant_mutex("b", "you").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn many_leases_survive_a_script_flush_at_high_latency() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..300 {
+        guards.push(client.mutex(format!("{number}")).ttl(Duration::from_secs(4)).lock().await.unwrap());
+    }
+    proxy.delay_requests(Duration::from_millis(20));
+    server.run(&["SCRIPT", "FLUSH"]);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(guards.iter().filter(|guard| !guard.is_held()).count(), 0);
+}
+
+#[tokio::test]
+async fn close_after_a_server_crash_returns_within_the_longest_lease() {
+    let mut server = Server::on_port();
+    let holder = client_of(&server).await;
+    let _held = holder.mutex("a").lock().await.unwrap();
+    let client = client_of(&server).await;
+    let ttl = Duration::from_secs(6);
+    let guard = client.mutex("b").ttl(ttl).lock().await.unwrap();
+    let mutex = client.mutex("a").ttl(ttl);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until_waiting(&holder, 1).await;
+    server.stop();
+    let began = Instant::now();
+    let closing = tokio::spawn(client.close());
+    assert!(timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err().is_closed());
+    assert!(began.elapsed() < Duration::from_secs(3), "the wait ended after {:?}", began.elapsed());
+    assert!(!guard.is_held());
+    let closed = timeout(SOON, closing).await.unwrap().unwrap();
+    assert!(closed.unwrap_err().is_unavailable());
+    assert!(began.elapsed() < ttl * 2, "closing took {:?}", began.elapsed());
+}
