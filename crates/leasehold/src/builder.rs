@@ -45,6 +45,15 @@ enum Choice {
 impl Store {
     /// The memory of this process (`memory:`), for this client and its clones. `"memory:NAME"` is shared by the clients of the
     /// process that name it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store(Store::memory()).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn memory() -> Self {
         Self(Choice::Url(StoreUrl::Memory { name: String::new() }))
@@ -180,24 +189,59 @@ impl ClientBuilder {
     }
 
     /// Where the locks are kept: an address, or a [`Store`]. It must be given.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:jobs").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn store(mut self, store: impl Into<Store>) -> Self {
         self.store = Some(store.into());
         self
     }
 
     /// The ttl of this client's locks unless a lock sets its own: 100 ms to 30 days, 10 s by default.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:").ttl(Duration::from_secs(30)).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
     /// The maximum length of a wait queue unless a lock sets its own; 100,000 by default.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:").max_waiters(100).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn max_waiters(mut self, max_waiters: u32) -> Self {
         self.options.max_waiters = max_waiters;
         self
     }
 
     /// How many replicas must have each grant and renewal unless a lock says otherwise; 0 by default. Redis only.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// # use leasehold::Client;
+    /// let client = Client::builder().store("redis://10.0.0.1").replicas(1).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.options.replicas = replicas;
         self
@@ -223,6 +267,15 @@ impl ClientBuilder {
     }
 
     /// Text that inspection shows beside host, process and program, unless a lock sets its own. At most 1 KiB.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:").label("importer").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
@@ -230,6 +283,15 @@ impl ClientBuilder {
 
     /// The maximum duration of [`connect`](Self::connect). Without it the store decides: 5 s for a Redis server. Reconnects
     /// are not concerned: they adapt to the ttl of the leases that are held. Opening a file is not interrupted.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:").connect_timeout(Duration::from_secs(2)).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.options.connect_timeout = Some(limit);
         self
@@ -237,6 +299,15 @@ impl ClientBuilder {
 
     /// The maximum duration of [`Client::close`], as [`Client::close_timeout`] has it. Without it `close` waits until everything
     /// is released, or has expired.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, Store};
+    /// let client = Client::builder().store("memory:").close_timeout(Duration::from_secs(3)).connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.options.close_timeout = Some(limit);
         self
@@ -245,6 +316,13 @@ impl ClientBuilder {
     /// Connects to the store.
     ///
     /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let error = leasehold::Client::builder().connect().await.unwrap_err();
+    /// assert!(error.is_invalid()); // it has no store
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///

@@ -66,6 +66,14 @@ struct Inner {
 }
 
 /// What a program can do about an [`Error`]. Each kind has a predicate of its name.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let error = client.semaphore("uploads", 2).acquire(3).await.unwrap_err();
+/// assert_eq!(error.kind(), leasehold::ErrorKind::Invalid);
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
