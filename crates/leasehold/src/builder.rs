@@ -19,6 +19,48 @@ use crate::store;
 use crate::store::SharedConnection;
 use crate::url::StoreUrl;
 
+impl Client {
+    /// Settings for a client, of which only the store is necessary.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::builder().store("memory:").label("importer").connect().await?;
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+
+    /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
+    /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
+    /// the caller's too.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// let redis = leasehold::redis::Client::open("redis://127.0.0.1").expect("a valid address");
+    /// let client = leasehold::Client::from_redis_client(redis).await?;
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable`: the message names the address.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped early, nothing is left.
+    #[cfg(feature = "redis")]
+    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
+        Self::builder().store(Store::redis(redis)).connect().await
+    }
+
+    /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
+    pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
+        Self::builder().store(url).connect_from(caller).await
+    }
+}
+
 /// Where a client keeps its locks, for [`ClientBuilder::store`]. A `&str` or a `String` is an address, as for
 /// [`Client::connect`].
 ///

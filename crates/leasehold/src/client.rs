@@ -12,7 +12,6 @@ use leasehold_core::{ClientId, Kind};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
-use crate::builder::{ClientBuilder, Store};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
 use crate::engine::driver;
@@ -81,46 +80,6 @@ impl Client {
     /// If the future is dropped early, nothing is left.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
-    }
-
-    /// Settings for a client, of which only the store is necessary.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// let client = leasehold::Client::builder().store("memory:").label("importer").connect().await?;
-    /// # drop(client);
-    /// # Ok(()) });
-    /// ```
-    pub fn builder() -> ClientBuilder {
-        ClientBuilder::new()
-    }
-
-    /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
-    /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
-    /// the caller's too.
-    ///
-    /// ```no_run
-    /// # leasehold::doc_test(async {
-    /// let redis = leasehold::redis::Client::open("redis://127.0.0.1").expect("a valid address");
-    /// let client = leasehold::Client::from_redis_client(redis).await?;
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_unavailable`: the message names the address.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped early, nothing is left.
-    #[cfg(feature = "redis")]
-    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
-        Self::builder().store(Store::redis(redis)).connect().await
-    }
-
-    /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
-    pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        Self::builder().store(url).connect_from(caller).await
     }
 
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
@@ -420,7 +379,7 @@ impl Client {
     /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
     ///
     /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
-    /// [`ClientBuilder::close_timeout`], if that is set.
+    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout), if that is set.
     ///
     /// ```
     /// # leasehold::doc_test(async {

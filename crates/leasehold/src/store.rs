@@ -19,8 +19,8 @@ use tokio::runtime::Handle;
 // Some are for stores that are features.
 #[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
 pub(crate) use self::contract::{
-    Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult, PollIntervals,
-    Store, StoreError, admission_queue_of, missing_response, only,
+    Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
+    PollIntervals, Store, StoreError, admission_queue_of, missing_response, only,
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;

@@ -23,6 +23,7 @@ mod limits;
 mod nodes;
 mod replicas;
 mod sentinel;
+mod shared_keeper;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -39,9 +40,7 @@ use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, Inbox, ListResult, Store, StoreError, only,
-};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};

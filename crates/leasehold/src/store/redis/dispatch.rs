@@ -15,7 +15,7 @@ use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
+use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned, wire};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
@@ -282,7 +282,7 @@ async fn subscribe(
     let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
     let told = if options.is_asking && channels == Channels::Sharded {
-        exec::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+        wire::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         driver_conn.send_packed_command(&command).await
     };

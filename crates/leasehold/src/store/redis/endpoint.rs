@@ -24,7 +24,8 @@ use super::connections::{
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
 use super::sentinel::Sentinels;
-use super::wire::{SharedConnection, SharedKeeper};
+use super::shared_keeper::SharedKeeper;
+use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 use crate::store::StoreError;
 

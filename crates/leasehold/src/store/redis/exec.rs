@@ -7,7 +7,6 @@ use leasehold_redis_protocol::{
     MAX_RENEWALS, STATE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
     resource_of,
 };
-use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::codec;
@@ -187,26 +186,6 @@ async fn send(
 /// Whether the server does not know the script.
 pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
-}
-
-pub(super) async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    commands: Vec<redis::Cmd>,
-    is_asking: bool,
-) -> Vec<Result<Value, RedisError>> {
-    let count = commands.len();
-    let mut pipeline = redis::pipe();
-    pipeline.ignore_errors();
-    for command in commands {
-        if is_asking {
-            pipeline.cmd("ASKING").ignore();
-        }
-        pipeline.add_command(command);
-    }
-    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
-        Ok(values) => values,
-        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
-    }
 }
 
 pub(super) fn read(

@@ -10,11 +10,11 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::codec;
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::{codec, wire};
 use crate::store::StoreError;
 
 /// Each of these, once enough replicas have it.
@@ -108,7 +108,7 @@ async fn pipeline(
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
-    exec::pipeline(connection, commands, options.is_asking).await
+    wire::pipeline(connection, commands, options.is_asking).await
 }
 
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {

@@ -8,7 +8,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -16,11 +16,8 @@ use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::caller_conn::CallerRuntime;
-use super::connections::Connections;
 use super::error::{OWN, explain, store_error};
-use super::exec;
-use super::limits::{ANSWER_TIMEOUT, RECONNECT_BACKOFF};
+use super::limits::ANSWER_TIMEOUT;
 use crate::error::{self, Error};
 
 /// Lifetime of the key that shows that two connections lead to one database.
@@ -58,12 +55,33 @@ impl Wire {
         is_asking: bool,
     ) -> Vec<Result<Value, RedisError>> {
         match self {
-            Self::Own(connection) => exec::pipeline(connection, commands, is_asking).await,
+            Self::Own(connection) => pipeline(connection, commands, is_asking).await,
             Self::Shared(wire) => {
                 let count = commands.len();
                 wire.pipeline(commands).await.unwrap_or_else(|error| vec![Err(error); count])
             }
         }
+    }
+}
+
+/// Runs commands on a connection of ours. Returns one result per command.
+pub(super) async fn pipeline(
+    connection: &mut MultiplexedConnection,
+    commands: Vec<Cmd>,
+    is_asking: bool,
+) -> Vec<Result<Value, RedisError>> {
+    let count = commands.len();
+    let mut pipeline = redis::pipe();
+    pipeline.ignore_errors();
+    for command in commands {
+        if is_asking {
+            pipeline.cmd("ASKING").ignore();
+        }
+        pipeline.add_command(command);
+    }
+    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
+        Ok(values) => values,
+        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
     }
 }
 
@@ -94,6 +112,11 @@ impl SharedConnection {
     /// The same connection for one more client, which is notified by itself.
     pub(super) fn for_client(self) -> Self {
         Self { changed: Arc::default(), ..self }
+    }
+
+    /// Waits until the connection is lost, or is another one.
+    pub(super) async fn until_changed(&self) {
+        self.changed.notified().await;
     }
 
     async fn run(&self, pipeline: Pipeline) -> Values {
@@ -218,38 +241,6 @@ impl Identity {
     /// Whether this is the connection of `earlier`, `elapsed` later.
     fn continues(&self, earlier: &Self, elapsed: Duration) -> bool {
         self.fields == earlier.fields && self.age + AGE_TOLERANCE >= earlier.age + elapsed.as_secs()
-    }
-}
-
-/// Task that offers a shared connection to the commands of the caller's runtime while it can be used.
-pub(super) struct SharedKeeper {
-    pub(super) connection: SharedConnection,
-    pub(super) connections: Weak<Connections>,
-    pub(super) runtime: Arc<CallerRuntime>,
-}
-
-impl SharedKeeper {
-    pub(super) async fn keep(self) {
-        loop {
-            let Some(connections) = self.connections.upgrade() else { return };
-            let verified = self.connection.verify(&mut connections.driver_conn()).await;
-            match verified {
-                Ok(wire) => {
-                    connections.set_caller_conn(Wire::Shared(wire));
-                    self.runtime.set_usable();
-                    drop(connections);
-                    self.connection.changed.notified().await;
-                    let Some(connections) = self.connections.upgrade() else { return };
-                    connections.drop_caller_conn();
-                    tracing::debug!("the shared connection was lost, or is another one now");
-                }
-                Err(error) if leads_elsewhere(&error) => tracing::warn!("{}", explain(&error)),
-                Err(error) => {
-                    tracing::debug!(error = explain(&error), "the shared connection can't be used yet");
-                }
-            }
-            tokio::time::sleep(*RECONNECT_BACKOFF.end()).await;
-        }
     }
 }
 
