@@ -112,7 +112,7 @@ impl Stop {
 impl From<leasehold::Error> for Stop {
     fn from(error: leasehold::Error) -> Self {
         let is_usage = error.is_invalid() || error.is_unsupported();
-        Self::new(if is_usage { Exit::Usage } else { Exit::Failure }, error.to_string())
+        Self::new(if is_usage { Exit::Usage } else { Exit::Failure }, format!("{error:#}"))
     }
 }
 

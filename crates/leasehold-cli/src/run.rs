@@ -210,7 +210,7 @@ async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
         return false;
     };
     if !error.is_lost() {
-        message(format_args!("{error}; the lease expires by itself"));
+        message(format_args!("{error:#}; the lease expires by itself"));
     } else if is_verbose {
         message(&error);
     }

@@ -18,7 +18,7 @@ use crate::engine::driver;
 use crate::engine::manual::ManualClock;
 use crate::engine::{Session, Sleep};
 use crate::error::{Error, ErrorKind};
-use crate::handle::{Handle, resource_of};
+use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
@@ -28,7 +28,7 @@ use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::store::{self, Inbox, Store};
+use crate::store::{self, Inbox};
 use crate::url::StoreUrl;
 
 /// A connection to a store. Cloning is cheap, and all clones are one client.
@@ -56,7 +56,7 @@ impl Client {
     /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
     /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
     /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
-    /// [The guide](crate::guide::operations#addresses) has the parameters of each.
+    /// [The guide](crate::guide::operations#addresses) has the parameters of each. [`Client::builder`] has more settings.
     ///
     /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
     ///
@@ -82,40 +82,10 @@ impl Client {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
-    /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
-    /// certificates in memory or a custom DNS resolver. It opens its own connections; the caller's are not used.
-    ///
-    /// ```no_run
-    /// # leasehold::doc_test(async {
-    /// let redis = leasehold::redis::Client::open("redis://127.0.0.1").expect("a valid address");
-    /// let client = leasehold::Client::from_redis_client(redis).await?;
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_unavailable`: the message names the address.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped early, nothing is left.
-    #[cfg(feature = "redis")]
-    pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
-        let caller = runtime::Handle::try_current().ok();
-        let shown = format!("redis://{}", redis.get_connection_info().addr());
-        let open = move |id, inbox| async move { store::open_own(&redis, id, inbox, caller).await };
-        Self::with_store(shown, open).await
-    }
-
-    /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
-    pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        Self::connect_to(StoreUrl::parse(url)?, caller).await
-    }
-
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let opened = url.clone();
         let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
-        Self::with_store(url.to_string(), open).await
+        Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
     /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
@@ -153,11 +123,7 @@ impl Client {
     /// is dropped before that, the keys expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
-        handle
-            .store
-            .diagnose()
-            .await
-            .map_err(|error| Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message)))
+        handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
     /// Whether the store keeps nothing for this client, as far as it knows.
@@ -170,32 +136,54 @@ impl Client {
     /// A client of a clock that a test moves. It has no thread.
     pub(crate) fn with_manual_clock(
         clock: &Arc<ManualClock>,
-        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn Store>,
+        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
     ) -> Result<Self, Error> {
         let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
         let inbox: Arc<dyn Inbox> = session.clone();
         let store = open(session.id, Arc::downgrade(&inbox));
         driver::start_manual(clock, session.clone(), store.clone());
-        Ok(Self { handle: Arc::new(Handle::new(session, store, "memory:".to_owned())) })
+        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
+        Ok(Self { handle: Arc::new(handle) })
     }
 
+    #[cfg(test)]
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn Store>, Error>>,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+    {
+        Self::with_options(url, ClientOptions::default(), open).await
+    }
+
+    pub(crate) async fn with_options<O, F>(
+        url: String,
+        options: ClientOptions,
+        open: O,
+    ) -> Result<Self, Error>
+    where
+        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
         let session = Arc::new(Session::new(random_id()?, Clock::System));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
-        let start =
-            driver::start(session.clone(), move || open(id, inbox), move |ready| tell.send(ready).is_ok());
+        let (limit, shown) = (options.connect_timeout, url.clone());
+        let open = move || async move {
+            let Some(limit) = limit else { return open(id, inbox).await };
+            let late = |_| {
+                let what = format!("{shown}: not connected within {limit:?}");
+                Err(Error::new(ErrorKind::Timeout, what))
+            };
+            tokio::time::timeout(limit, open(id, inbox)).await.unwrap_or_else(late)
+        };
+        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
         start.map_err(Error::from)?;
         let store = told.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = %session.id, "connected");
-        Ok(Self { handle: Arc::new(Handle::new(session, store, url)) })
+        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
     }
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
@@ -299,7 +287,8 @@ impl Client {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
-    /// All locks of this store with a holder or a waiter, ordered by name.
+    /// All locks of this store with a holder or a waiter, ordered by name. On Redis it costs one round trip per 1,000 keys of
+    /// each node, and one more. What it shows is no snapshot: locks may change while it reads.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -320,17 +309,23 @@ impl Client {
     /// Cancel safe: it only reads.
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
-        let resources = handle.store.list().await;
-        let resources = resources.map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("{}: {}", handle.url, error.message))
-        })?;
-        let mut views = Vec::new();
-        for resource in resources {
-            let view = handle.inspect(resource).await?;
-            if !view.holders.is_empty() || !view.waiters.is_empty() {
-                views.push(view);
+        let mut views = match handle.store.inspect_all() {
+            Some(answers) => {
+                let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
+                let view = |(resource, answer)| handle.view(&resource, answer);
+                answers.into_iter().map(view).collect::<Result<Vec<_>, _>>()?
             }
-        }
+            None => {
+                let resources = handle.store.list().await;
+                let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
+                let mut views = Vec::with_capacity(resources.len());
+                for resource in resources {
+                    views.push(handle.inspect(resource).await?);
+                }
+                views
+            }
+        };
+        views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty());
         Ok(views)
     }
 
@@ -383,7 +378,8 @@ impl Client {
     /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed it.
     /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
     ///
-    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s.
+    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
+    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout), if that is set.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -397,12 +393,15 @@ impl Client {
     /// # Errors
     ///
     /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; places in wait queues expire
-    /// by themselves.
+    /// by themselves. `is_timeout` with a time limit of the builder.
     ///
     /// # Cancel safety
     ///
     /// The client is closed at the first poll. Dropping the future only ends the wait.
     pub async fn close(self) -> Result<(), Error> {
+        if let Some(limit) = self.handle.options.close_timeout {
+            return self.close_timeout(limit).await;
+        }
         self.handle.session.close(self.handle.now());
         self.closed().await
     }

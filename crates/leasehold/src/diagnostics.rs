@@ -17,7 +17,8 @@ use std::fmt;
 /// }
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
     /// The parts of the store: its servers, its file, and the whole that they form.
@@ -50,7 +51,8 @@ impl Diagnosis {
 /// }
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Component {
     /// Its name or address.
@@ -72,6 +74,7 @@ pub struct Component {
 /// # Ok(()) });
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Fact {
     /// What was observed.
@@ -94,6 +97,7 @@ pub struct Fact {
 /// # Ok(()) });
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
     /// The check's id, one of [`FINDING_IDS`]. It is stable across versions, and independent of the server and the severity.
@@ -115,6 +119,8 @@ pub struct Finding {
 /// assert!(Severity::Danger < Severity::Advice && Severity::Advice < Severity::Fine);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Severity {
     /// One lock can get two holders, or locks are unavailable.

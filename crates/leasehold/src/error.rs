@@ -2,56 +2,142 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 use leasehold_core::NameError;
 
-/// An error: what happened, to which lock, on which store.
+use crate::store::{Cause, StoreError};
+
+/// An error: what happened, to which lock, on which store, and what to do.
 ///
-/// Contention is not an error: `try_lock` and `lock_timeout` return `None`. The predicates tell what a program can do.
-/// Messages never contain a password.
+/// Contention is not an error: `try_lock` and `lock_timeout` return `None`. [`kind`](Self::kind) and the predicates tell what
+/// a program can do. Messages never contain a password. Cloning is cheap.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// use leasehold::ErrorKind;
+///
+/// let client = leasehold::Client::connect("memory:").await?;
+/// let error = client.mutex("").lock().await.unwrap_err();
+/// match error.kind() {
+///     ErrorKind::Invalid => println!("a bug in this program: {error}"),
+///     ErrorKind::Unavailable => println!("try again later: {error}"),
+///     _ => println!("{error}"),
+/// }
+/// # assert!(error.is_invalid());
+/// # Ok(()) });
+/// ```
+///
+/// # The cause
+///
+/// [`source`](StdError::source) is the error of the driver or of the system, where there is one: a [`redis::RedisError`] if a
+/// server refused the connection, closed it, or answered with an error; a `rusqlite::Error` or a [`std::io::Error`] for a
+/// file.
+///
+/// `{}` says what happened in the words of this crate and does not repeat the text of the source, so a report of the whole
+/// chain (`{:#}` of `anyhow`) has each text once. `{:#}` of this type appends the text of the source if `{}` does not explain
+/// it: the whole story on one line.
+///
+/// ```
+/// use std::error::Error as _;
+///
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// # let token = client.mutex("report").lock().await?.token();
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("missing/report");
+/// let error = leasehold::fence::FencedFile::new(path).write(token, b"new").unwrap_err();
+/// let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>()).unwrap();
+/// assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
+/// assert!(!error.to_string().contains(&source.to_string()));
+/// # Ok(()) });
+/// ```
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    /// The whole story.
+    message: String,
+    /// The length of its part before the source's own text; all of it if that is not quoted.
+    own: usize,
+    source: Option<Cause>,
+}
+
+/// What a program can do about an [`Error`]. Each kind has a predicate of its name.
 ///
 /// ```
 /// # leasehold::doc_test(async {
 /// # let client = leasehold::Client::connect("memory:").await?;
-/// use leasehold::Client;
-///
-/// let invalid = client.mutex("").lock().await.unwrap_err();
-/// assert!(invalid.is_invalid());
-/// println!("{invalid}"); // names the lock, the store and the fix
-///
-/// let unavailable = Client::connect("redis://127.0.0.1:1").await.unwrap_err();
-/// assert!(unavailable.is_unavailable());
+/// let error = client.semaphore("uploads", 2).acquire(3).await.unwrap_err();
+/// assert_eq!(error.kind(), leasehold::ErrorKind::Invalid);
 /// # Ok(()) });
 /// ```
-pub struct Error(Box<Inner>);
-
-struct Inner {
-    kind: ErrorKind,
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// [`Error::is_invalid`]
     Invalid,
+    /// [`Error::is_unsupported`]
     Unsupported,
+    /// [`Error::is_unavailable`]
     Unavailable,
+    /// [`Error::is_lost`]
     Lost,
+    /// [`Error::is_timeout`]
     Timeout,
+    /// [`Error::is_queue_full`]
     QueueFull,
+    /// [`Error::is_not_owner`]
     NotOwner,
+    /// [`Error::is_stale`]
     Stale,
+    /// [`Error::is_closed`]
     Closed,
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), source: None }))
+        let message = message.into();
+        Self(Arc::new(Inner { kind, own: message.len(), message, source: None }))
     }
 
-    pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
-        self.0.source = Some(Box::new(source));
+    pub(crate) fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {
+        self.with_cause(Arc::new(source))
+    }
+
+    /// A message that ends with the text of the cause quotes it.
+    fn with_cause(mut self, cause: Cause) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        if let Some(own) = inner.message.strip_suffix(&cause.to_string()) {
+            inner.own = own.trim_end_matches([':', ' ']).len();
+        }
+        inner.source = Some(cause);
         self
+    }
+
+    /// A command failed without a reply. `subject`: the lock and the store, or the store.
+    pub(crate) fn from_store(subject: impl fmt::Display, error: &StoreError) -> Self {
+        let this = Self::new(ErrorKind::Unavailable, format!("{subject}: {}", error.message));
+        match &error.cause {
+            None => this,
+            Some(cause) => this.with_cause(cause.clone()),
+        }
+    }
+
+    /// What a program can do about it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let error = leasehold::Client::connect("elsewhere:").await.unwrap_err();
+    /// assert_eq!(error.kind(), leasehold::ErrorKind::Invalid);
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
     }
 
     /// An argument is invalid: a name, a ttl, an address, or a number of permits that differs from the one in use. Nothing was
@@ -193,13 +279,14 @@ impl Error {
 
 impl From<NameError> for Error {
     fn from(error: NameError) -> Self {
-        Self::new(ErrorKind::Invalid, error.to_string()).with_source(error)
+        Self::new(ErrorKind::Invalid, error.to_string())
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        let Inner { message, own, .. } = &*self.0;
+        f.write_str(if f.alternate() { message } else { &message[..*own] })
     }
 }
 
@@ -223,4 +310,20 @@ pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
 /// An error about what the caller has passed.
 pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_source_is_printed_once_in_a_chain_and_in_the_alternate_form() {
+        let system = || std::io::Error::other("odd");
+        let quoting = Error::new(ErrorKind::Unavailable, "the disk failed: odd").with_source(system());
+        assert_eq!(quoting.to_string(), "the disk failed");
+        assert_eq!(format!("{quoting:#}"), "the disk failed: odd");
+        let explaining = Error::new(ErrorKind::Unavailable, "the disk is full").with_source(system());
+        assert_eq!(explaining.to_string(), format!("{explaining:#}"));
+        assert_eq!(explaining.clone().source().unwrap().to_string(), "odd");
+    }
 }

@@ -261,7 +261,7 @@ impl Guard {
         match renewed.await {
             Ok(()) => Ok(()),
             Err(RenewalError::Lost(loss)) => Err(self.lost_error(loss)),
-            Err(RenewalError::Failed(message)) => Err(self.handle.unavailable(&self.resource, &message)),
+            Err(RenewalError::Failed(error)) => Err(self.handle.store_error(&self.resource, &error)),
         }
     }
 
@@ -384,9 +384,7 @@ impl Guard {
                 return Poll::Ready(Ok(given));
             }
             match (&mut limit, &error) {
-                (None, Some(error)) => {
-                    Poll::Ready(Err(self.handle.unavailable(&self.resource, &error.message)))
-                }
+                (None, Some(error)) => Poll::Ready(Err(self.handle.store_error(&self.resource, error))),
                 (Some(limit), _) => Pin::new(limit).poll(context).map(|()| {
                     let what = "release not confirmed within the limit; it is retried in the background";
                     Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))

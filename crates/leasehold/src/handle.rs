@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource};
 
@@ -9,7 +10,35 @@ use crate::engine::{Request, Session, Transmit, release_dropped};
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
-use crate::store::{Capabilities, Store};
+use crate::store::{Capabilities, Store, StoreError};
+
+const DEFAULT_TTL: Duration = Duration::from_secs(10);
+const DEFAULT_MAX_WAITERS: u32 = 100_000;
+
+/// The settings of a client, and of its locks unless they set their own.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientOptions {
+    pub(crate) ttl: Duration,
+    pub(crate) max_waiters: u32,
+    pub(crate) replicas: u32,
+    /// What holders and waiters publish about themselves.
+    pub(crate) metadata: HolderMetadata,
+    pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) close_timeout: Option<Duration>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            ttl: DEFAULT_TTL,
+            max_waiters: DEFAULT_MAX_WAITERS,
+            replicas: 0,
+            metadata: HolderMetadata::this_process(),
+            connect_timeout: None,
+            close_timeout: None,
+        }
+    }
+}
 
 /// The session and the store of one client, shared by its locks and guards.
 pub(crate) struct Handle {
@@ -18,8 +47,8 @@ pub(crate) struct Handle {
     pub(crate) capabilities: Capabilities,
     /// The store's address without secrets.
     pub(crate) url: String,
-    /// What the client's holders and waiters publish about themselves, and its stored form.
-    pub(crate) metadata: HolderMetadata,
+    pub(crate) options: ClientOptions,
+    /// The stored form of the metadata among the options.
     pub(crate) encoded_metadata: Arc<str>,
 }
 
@@ -30,11 +59,15 @@ impl Drop for Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(session: Arc<Session>, store: Arc<dyn Store>, url: String) -> Self {
-        let metadata = HolderMetadata::this_process();
-        let encoded_metadata = metadata.encode();
+    pub(crate) fn new(
+        session: Arc<Session>,
+        store: Arc<dyn Store>,
+        url: String,
+        options: ClientOptions,
+    ) -> Self {
+        let encoded_metadata = options.metadata.encode();
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, metadata, encoded_metadata }
+        Self { session, store, capabilities, url, options, encoded_metadata }
     }
 
     /// The time by the client's clock.
@@ -59,14 +92,19 @@ impl Handle {
             Some(answered) => answered,
             None => self.store.call(resource.clone(), command, 0).await,
         };
-        answered.map_err(|error| self.unavailable(&resource, &error.message))
+        answered.map_err(|error| self.store_error(&resource, &error))
     }
 
     pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
         let answer = self.ask(resource.clone(), Command::Inspect).await?;
+        self.view(&resource, answer)
+    }
+
+    /// What an answer to `Inspect` shows.
+    pub(crate) fn view(&self, resource: &Resource, answer: Answer) -> Result<LockInfo, Error> {
         match answer.reply {
-            Reply::View(view) => Ok(LockInfo::new(&resource, view, answer.at, self.session.id)),
-            reply => Err(self.unexpected(&resource, &reply)),
+            Reply::View(view) => Ok(LockInfo::new(resource, view, answer.at, self.session.id)),
+            reply => Err(self.unexpected(resource, &reply)),
         }
     }
 
@@ -88,6 +126,11 @@ impl Handle {
 
     pub(crate) fn unavailable(&self, resource: &Resource, message: &str) -> Error {
         self.error(ErrorKind::Unavailable, resource, message)
+    }
+
+    /// A command failed without a reply.
+    pub(crate) fn store_error(&self, resource: &Resource, error: &StoreError) -> Error {
+        Error::from_store(format_args!("{resource} on {}", self.url), error)
     }
 
     pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {

@@ -21,10 +21,12 @@ use crate::metadata::HolderMetadata;
 /// assert_eq!(info.last_token, Some(guard.token()));
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// Its kind.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::text"))]
     pub kind: Kind,
     /// Its name.
     pub name: String,
@@ -34,6 +36,7 @@ pub struct LockInfo {
     /// The weight of the holders; for a barrier, how many parties have arrived.
     pub in_use: u32,
     /// The last token that was granted, if the store still knows it.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::optional_token"))]
     pub last_token: Option<Token>,
     /// Ordered by token.
     pub holders: Vec<HolderInfo>,
@@ -56,12 +59,14 @@ pub struct LockInfo {
 /// assert!(holder.is_own && holder.token == guard.token());
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderInfo {
     /// The random id of the client.
     pub client: String,
     /// The token of its grant.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "views::token"))]
     pub token: Token,
     /// Its share of the capacity: the permits of a semaphore.
     pub weight: u32,
@@ -70,8 +75,10 @@ pub struct HolderInfo {
     /// The named owner, if any.
     pub owner: Option<String>,
     /// How long it has held the lock.
+    #[cfg_attr(feature = "serde", serde(rename = "held_for_ms", serialize_with = "views::millis"))]
     pub held_for: Duration,
     /// When the lease expires unless it is renewed.
+    #[cfg_attr(feature = "serde", serde(rename = "expires_in_ms", serialize_with = "views::millis"))]
     pub expires_in: Duration,
     /// The holder has released the lock, and the store retains it until `expires_in` has passed.
     pub retained: bool,
@@ -80,6 +87,7 @@ pub struct HolderInfo {
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,
     /// The attempt that was granted.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) acquisition: Acquisition,
 }
 
@@ -94,7 +102,8 @@ pub struct HolderInfo {
 /// }
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WaiterInfo {
     /// The random id of the client.
@@ -106,6 +115,7 @@ pub struct WaiterInfo {
     /// The mode that it requests of a read-write lock.
     pub mode: Option<Mode>,
     /// How long it has waited.
+    #[cfg_attr(feature = "serde", serde(rename = "waiting_for_ms", serialize_with = "views::millis"))]
     pub waiting_for: Duration,
     /// The waiter did not respond when the lock was free for it. It keeps its position, but is skipped until it responds.
     pub skipped: bool,
@@ -113,6 +123,36 @@ pub struct WaiterInfo {
     pub metadata: HolderMetadata,
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,
+}
+
+/// How views are serialized.
+#[cfg(feature = "serde")]
+mod views {
+    use std::fmt::Display;
+    use std::time::Duration;
+
+    use leasehold_core::Token;
+    use serde::Serializer;
+
+    pub(super) fn text<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn token<S: Serializer>(token: &Token, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(token.get())
+    }
+
+    #[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+    pub(super) fn optional_token<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
+        match token {
+            None => to.serialize_none(),
+            Some(token) => to.serialize_some(&token.get()),
+        }
+    }
+
+    pub(super) fn millis<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+    }
 }
 
 /// The mode in which a read-write lock is held or requested.
@@ -126,11 +166,14 @@ pub struct WaiterInfo {
 /// # Ok(()) });
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Mode {
     /// Shared.
     Read,
     /// Shared, and upgradable to exclusive.
+    #[cfg_attr(feature = "serde", serde(rename = "upgradable"))]
     UpgradableRead,
     /// Exclusive.
     Write,

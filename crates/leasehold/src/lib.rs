@@ -65,6 +65,7 @@
 //! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
 //! | `blocking` | the module `blocking` | |
+//! | `serde` | `Serialize` for [`LockInfo`], [`Diagnosis`] and what is in them | |
 //!
 //! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 
@@ -75,6 +76,7 @@
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+mod builder;
 mod client;
 mod diagnostics;
 mod engine;
@@ -95,9 +97,10 @@ pub mod testing;
 mod tests;
 mod url;
 
+pub use builder::{ClientBuilder, Store};
 pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use guard::Guard;
 pub use inspect::{HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};

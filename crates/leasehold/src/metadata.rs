@@ -27,21 +27,32 @@ pub const MAX_LABEL_BYTES: usize = 1024;
 /// assert_eq!(metadata.label.as_deref(), Some("nightly export"));
 /// # Ok(()) });
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(Serialize))]
 #[non_exhaustive]
 pub struct HolderMetadata {
     /// The host name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The process id on that host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// The program's file name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// Text that the caller added. The stored JSON calls it `note`.
-    #[serde(rename = "note", default, skip_serializing_if = "Option::is_none")]
+    /// Text that the caller added.
     pub label: Option<String>,
+}
+
+/// The stored form, which clients of all versions read.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Stored {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    program: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 impl HolderMetadata {
@@ -53,15 +64,18 @@ impl HolderMetadata {
 
     pub(crate) fn encode(&self) -> Arc<str> {
         // Strings and a number always serialize.
-        serde_json::to_string(self).unwrap_or_default().into()
+        let Self { host, pid, program, label: note } = self.clone();
+        let stored = Stored { host, pid, program, note };
+        serde_json::to_string(&stored).unwrap_or_default().into()
     }
 
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
     pub(crate) fn decode(stored: &str) -> Self {
-        serde_json::from_str(stored).unwrap_or_else(|_| {
+        let Ok(Stored { host, pid, program, note }) = serde_json::from_str(stored) else {
             let label = Some(stored.to_owned()).filter(|text| !text.is_empty());
-            Self { label, ..Self::default() }
-        })
+            return Self { label, ..Self::default() };
+        };
+        Self { host, pid, program, label: note }
     }
 }
 

@@ -19,21 +19,24 @@ use tokio::runtime::Handle;
 // Some are for stores that are features.
 #[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
 pub(crate) use self::contract::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, PollIntervals, Store,
-    StoreError, admission_queue_of, missing_response, only,
+    Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
+    PollIntervals, Store, StoreError, admission_queue_of, missing_response, only,
 };
+#[cfg(feature = "redis")]
+pub(crate) use self::redis::SharedConnection;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
-/// Opens a Redis store from the caller's `redis::Client`.
+/// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
 #[cfg(feature = "redis")]
 pub(crate) async fn open_own(
     server: &::redis::Client,
+    shared: Option<SharedConnection>,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
-    Ok(redis::Redis::open_own(server, client, inbox, caller).await?)
+    Ok(redis::Redis::open_own(server, shared, client, inbox, caller).await?)
 }
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is

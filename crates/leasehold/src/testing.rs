@@ -221,7 +221,7 @@ impl Linked {
     fn check(&self) -> Result<(), StoreError> {
         if self.link.network.is_down.load(Ordering::SeqCst) {
             let message = "the test has made the store unreachable".to_owned();
-            return Err(StoreError { failure: Failure::NotSent, message });
+            return Err(StoreError::new(Failure::NotSent, message));
         }
         Ok(())
     }

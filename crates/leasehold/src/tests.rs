@@ -86,7 +86,7 @@ impl Scripted {
         let next = self.script.lock().unwrap().pop_front();
         let fate = next.or(*self.later.lock().unwrap()).unwrap_or(Fate::Now);
         let fail = |failure| {
-            let error = || Err(StoreError { failure, message: "scripted".to_owned() });
+            let error = || Err(StoreError::new(failure, "scripted"));
             Box::pin(ready((0..count).map(|_| error()).collect::<Vec<_>>()))
         };
         match fate {

@@ -87,7 +87,7 @@ async fn documented_rights_suffice_for_every_command() {
         use_everything(&format!("{}?protocol=2", url(&server))).await;
         assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
         let error = Client::connect(&format!("{}/1", url(&server))).await.unwrap_err();
-        assert!(error.to_string().contains("'select'"), "{error}");
+        assert!(format!("{error:#}").contains("'select'"), "{error:#}");
         server.run(&["ACL", "LOG", "RESET"]);
         server.run(&rule("+select"));
         use_everything(&format!("{}/1", url(&server))).await;

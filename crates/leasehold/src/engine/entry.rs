@@ -10,7 +10,7 @@ use leasehold_core::{
     drift_margin,
 };
 
-use crate::store::CallResult;
+use crate::store::{CallResult, StoreError};
 
 /// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
 const RELEASE_RETRY_MIN: Duration = Duration::from_millis(100);
@@ -30,7 +30,7 @@ pub(crate) struct Transmit {
 }
 
 /// How an attempt ended, and the store's last error if there was one.
-pub(crate) type AttemptEnd = (Outcome, Option<String>);
+pub(crate) type AttemptEnd = (Outcome, Option<StoreError>);
 
 /// How a release ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) enum ReleaseOutcome {
 #[derive(Debug)]
 pub(crate) enum RenewalError {
     Lost(Loss),
-    Failed(String),
+    Failed(StoreError),
 }
 
 pub(super) struct Entry {
@@ -60,7 +60,7 @@ pub(super) struct Entry {
     /// How the attempt ended.
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
-    pub(super) last_error: Option<String>,
+    pub(super) last_error: Option<StoreError>,
     /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
     /// The session counts it among the entries that the store may keep something for.
@@ -205,7 +205,7 @@ impl Entry {
 
     pub(super) fn handle_response(&mut self, transmit: &Transmit, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
-            self.last_error = Some(error.message.clone());
+            self.last_error = Some(error.clone());
             self.is_changed = true;
         }
         match (&mut self.stage, &transmit.command, answered) {

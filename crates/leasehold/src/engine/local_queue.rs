@@ -15,6 +15,7 @@ use leasehold_core::{
 };
 
 use super::entry::{AttemptEnd, Entry};
+use crate::store::StoreError;
 
 /// What a queue's tasks ask the store for. Tasks with equal keys share a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,7 +145,7 @@ impl LocalQueue {
     pub(super) fn end_waits(
         &mut self,
         outcome: Outcome,
-        last_error: Option<&String>,
+        last_error: Option<&StoreError>,
         wakers: &mut Vec<Waker>,
     ) {
         self.state = QueueState::Idle;

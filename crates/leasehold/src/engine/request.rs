@@ -79,7 +79,7 @@ impl<'a> Request<'a> {
     pub(crate) fn abandon(&mut self) {
         if let State::InFlight(transmit, _) = std::mem::replace(&mut self.state, State::Done) {
             let message = "the task that sent the request was cancelled".to_owned();
-            let lost = Err(StoreError { failure: Failure::Unknown, message });
+            let lost = Err(StoreError::new(Failure::Unknown, message));
             self.session.handle_response(&transmit, self.session.now(), &lost);
         }
     }

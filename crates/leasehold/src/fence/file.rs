@@ -124,8 +124,15 @@ impl FencedFile {
     /// As [`Self::write`].
     pub fn write_timeout(&self, token: Token, content: &[u8], limit: Duration) -> Result<(), Error> {
         let failed = |error: io::Error| {
-            let what = format!("{}: it can't be written: {error}", self.path.display());
-            Error::new(ErrorKind::Unavailable, what).with_source(error)
+            let refused = |why: &dyn std::fmt::Display| {
+                let what = format!("{}: it can't be written: {why}", self.path.display());
+                Error::new(ErrorKind::Unavailable, what)
+            };
+            // An error with words of its own is one of this module.
+            match error.get_ref() {
+                Some(why) => refused(why),
+                None => refused(&error.kind()).with_source(error),
+            }
         };
         // `None` if the limit overflows: no deadline.
         let deadline = Instant::now().checked_add(limit);

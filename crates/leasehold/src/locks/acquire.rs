@@ -16,6 +16,7 @@ use crate::engine::{AttemptEnd, Closed, End, ReleaseOutcome, Response, Sleep, Tr
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
+use crate::store::StoreError;
 
 /// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
 ///
@@ -70,19 +71,24 @@ impl Lock {
                     (true, _) => Ok(None),
                     // The store has refused the attempt; only an earlier response was lost.
                     (false, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (false, None) => Err(self.failed(resource, outcome, last_error.as_deref())),
+                    (false, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
                     (false, Some(_)) => {
                         let what = "the store did not confirm whether the lease was exchanged";
                         Err(self.handle.unavailable(resource, what))
                     }
                 }
             }
-            outcome => Err(self.failed(resource, outcome, last_error.as_deref())),
+            outcome => Err(self.failed(resource, outcome, last_error.as_ref())),
         }
     }
 
     /// Maps a terminal outcome to the caller's error.
-    pub(crate) fn failed(&self, resource: &Resource, outcome: Outcome, last_error: Option<&str>) -> Error {
+    pub(crate) fn failed(
+        &self,
+        resource: &Resource,
+        outcome: Outcome,
+        last_error: Option<&StoreError>,
+    ) -> Error {
         match outcome {
             Outcome::QueueFull => {
                 let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
@@ -96,13 +102,18 @@ impl Lock {
             Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
             Outcome::TimedOut => {
                 let what = "timed out, and the store did not confirm that the lock was not granted";
-                let last_error = last_error.map(|last_error| format!(": {last_error}")).unwrap_or_default();
-                self.handle.unavailable(resource, &format!("{what}{last_error}"))
+                match last_error {
+                    None => self.handle.unavailable(resource, what),
+                    Some(error) => {
+                        let message = format!("{what}: {}", error.message);
+                        self.handle.store_error(resource, &StoreError { message, ..error.clone() })
+                    }
+                }
             }
-            Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => {
-                let message = last_error.unwrap_or("the response came too late");
-                self.handle.unavailable(resource, message)
-            }
+            Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => match last_error {
+                None => self.handle.unavailable(resource, "the response came too late"),
+                Some(error) => self.handle.store_error(resource, error),
+            },
         }
     }
 

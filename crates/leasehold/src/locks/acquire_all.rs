@@ -124,7 +124,7 @@ impl<'a> BatchAcquire<'a> {
         let sent = self.handle.store.acquire_all(&said);
         if sent.is_none() {
             let message = "the store does not support this batch".to_owned();
-            let not_sent = Err(StoreError { failure: Failure::NotSent, message });
+            let not_sent = Err(StoreError::new(Failure::NotSent, message));
             for (_, _, transmit) in &self.attempts {
                 self.handle.session.handle_response(transmit, self.handle.now(), &not_sent);
             }
@@ -156,7 +156,7 @@ impl<'a> BatchAcquire<'a> {
         }
         for ((lock, attempt, _), (outcome, last_error)) in self.attempts.iter().zip(ended) {
             if !may_wait && !matches!(outcome, Outcome::Granted { .. } | Outcome::NotGranted) {
-                return Err(lock.failed(attempt.resource, outcome, last_error.as_deref()));
+                return Err(lock.failed(attempt.resource, outcome, last_error.as_ref()));
             }
         }
         self.withdraw().await;

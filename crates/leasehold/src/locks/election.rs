@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -202,7 +202,8 @@ pub struct Observer {
     is_over: bool,
 }
 
-type PendingChange = Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>;
+/// It is never locked: the mutex only makes an observer `Sync`.
+type PendingChange = Mutex<Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>>;
 
 impl Observer {
     /// The interval between two polls: 1 s by default, at least 10 ms.
@@ -249,8 +250,9 @@ impl Observer {
 
     fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {
         let Self { election, every, seen, .. } = self;
-        let begin = || -> PendingChange { Box::pin(election.clone().change(*every, *seen)) };
-        let change = ready!(self.pending.get_or_insert_with(begin).as_mut().poll(context));
+        let begin = || PendingChange::new(Box::pin(election.clone().change(*every, *seen)));
+        let pending = self.pending.get_or_insert_with(begin).get_mut();
+        let change = ready!(pending.unwrap_or_else(PoisonError::into_inner).as_mut().poll(context));
         self.pending = None;
         if let Ok(leader) = &change {
             self.seen = Some(leader.as_ref().map(|leader| leader.acquisition));

@@ -77,7 +77,7 @@ impl Lock {
             }
             Some(WaitOutcome::Ended((outcome, last_error))) => {
                 waiting.is_over = true;
-                Err(self.failed(resource, outcome, last_error.as_deref()))
+                Err(self.failed(resource, outcome, last_error.as_ref()))
             }
             None => self.time_out(resource, waiting).await,
         }

@@ -12,13 +12,10 @@ use leasehold_core::{
 
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::handle::{Handle, resource_of};
+use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
 pub use crate::options::{MAX_TTL, MIN_TTL};
-
-pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(10);
-const DEFAULT_MAX_WAITERS: u32 = 100_000;
 
 /// A resource, and the options of its leases.
 #[derive(Clone)]
@@ -71,20 +68,15 @@ impl WaitMode {
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let metadata = handle.encoded_metadata.clone();
+        let ClientOptions { ttl, max_waiters, replicas, .. } = handle.options;
         Self {
             handle,
             resource: resource_of(kind, name).map(Arc::new),
             capacity,
             owner: None,
-            terms: LeaseTerms {
-                ttl: DEFAULT_TTL,
-                renews: true,
-                max_hold: None,
-                min_lifetime: Duration::ZERO,
-                replicas: 0,
-            },
+            terms: LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas },
             min_hold: Duration::ZERO,
-            max_waiters: DEFAULT_MAX_WAITERS,
+            max_waiters,
             hand_off: None,
             metadata,
             label_bytes: 0,
@@ -92,7 +84,7 @@ impl Lock {
     }
 
     pub(crate) fn set_label(&mut self, label: String) {
-        let mut metadata = self.handle.metadata.clone();
+        let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
         metadata.label = Some(label);
         self.metadata = metadata.encode();

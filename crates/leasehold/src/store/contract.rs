@@ -1,5 +1,6 @@
 //! What the engine asks of a store. All stores run the same commands; they differ in scope (process, machine, network).
 
+use std::error::Error as StdError;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +9,28 @@ use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Push, Resour
 
 use crate::diagnostics::Diagnosis;
 
+/// The error of a driver or of the system.
+pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
+
 /// A command failed without a reply.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreError {
     /// Whether the command may have taken effect.
     pub(crate) failure: Failure,
-    /// The cause, without the store's address.
+    /// What happened and what to do, without the store's address.
     pub(crate) message: String,
+    /// The error of the driver or of the system, if there is one.
+    pub(crate) cause: Option<Cause>,
+}
+
+impl StoreError {
+    pub(crate) fn new(failure: Failure, message: impl Into<String>) -> Self {
+        Self { failure, message: message.into(), cause: None }
+    }
+
+    pub(crate) fn caused_by(self, cause: impl StdError + Send + Sync + 'static) -> Self {
+        Self { cause: Some(Arc::new(cause)), ..self }
+    }
 }
 
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
@@ -30,6 +46,7 @@ pub(crate) trait Inbox: Send + Sync {
     }
 }
 
+pub(crate) type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
 pub(crate) type CallResult = Result<Answer, StoreError>;
 /// Commands that are sent together, each with its resource.
 pub(crate) type Batch = Vec<(Arc<Resource>, Command)>;
@@ -117,8 +134,14 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
-    /// Resources with holders or waiters, ordered by name. May include ones that have just expired.
+    /// Resources with holders or waiters. May include ones that have just expired.
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>>;
+
+    /// As `list`, with the answer to an `Inspect` of each, ordered by name. `None` if the store does that no faster than by
+    /// such commands.
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        None
+    }
 
     /// Batching key: commands with the same key go to the same node in one batch, so that a slow node delays no other.
     fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
@@ -141,7 +164,7 @@ pub(crate) fn only(mut results: Vec<CallResult>) -> CallResult {
 
 /// The result of a command that a response left out, which violates the `Store` contract.
 pub(crate) fn missing_response() -> CallResult {
-    Err(StoreError { failure: Failure::Unknown, message: "the store sent no response".to_owned() })
+    Err(StoreError::new(Failure::Unknown, "the store sent no response"))
 }
 
 /// The admission queue of a resource. `None` if the derived name would be too long.

@@ -23,7 +23,9 @@ mod limits;
 mod nodes;
 mod replicas;
 mod sentinel;
+mod shared_keeper;
 mod slot_map;
+mod wire;
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -39,7 +41,7 @@ use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, only};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use crate::error::{Error, ErrorKind};
 use crate::url::{Place, RedisUrl};
@@ -56,6 +58,8 @@ use limits::{
 use nodes::Nodes;
 pub(crate) use nodes::Voting;
 use sentinel::Sentinels;
+pub(crate) use wire::SharedConnection;
+use wire::Wire;
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
@@ -135,15 +139,23 @@ impl Redis {
     /// As `open`, with the caller's `redis::Client`.
     pub(crate) async fn open_own(
         server: &redis::Client,
+        shared: Option<SharedConnection>,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let opening = Opening::new(inbox, caller, false);
+        let shared = shared.map(SharedConnection::for_client);
+        let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let endpoint = opening.endpoint(Target::Server(info.clone()), client);
-        endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        if let Some(shared) = shared {
+            let verified = shared.verify(&mut connections.driver_conn()).await;
+            let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
+            connections.set_caller_conn(Wire::Shared(wire));
+            opening.callers.set_usable();
+        }
         Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
     }
 
@@ -236,7 +248,7 @@ fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
 }
 
 fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{store}: {}", error.message))
+    Error::from_store(store, error)
 }
 
 /// The common part of all ways to open a store.
@@ -247,13 +259,15 @@ struct Opening {
     is_resp2: bool,
     /// The server is a quorum node.
     is_voter: bool,
+    /// A connection of the program's for commands of its tasks.
+    shared: Option<SharedConnection>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Opening {
     fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
         let callers = Arc::default();
-        Self { inbox, caller, callers, is_resp2, is_voter: false, warnings: Arc::default() }
+        Self { inbox, caller, callers, is_resp2, is_voter: false, shared: None, warnings: Arc::default() }
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
@@ -264,9 +278,10 @@ impl Opening {
     fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
+        let shared = self.shared.clone();
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
-            let holding = inbox.clone();
+            let (holding, shared) = (inbox.clone(), shared.clone());
             EndpointConfig {
                 channel,
                 on_message: Arc::new(move |_, message| {
@@ -294,6 +309,7 @@ impl Opening {
                 is_resp2,
                 runtime: callers.clone(),
                 is_voter,
+                shared,
             }
         }
     }
@@ -359,6 +375,11 @@ impl Store for Redis {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
         self.run_on_runtime(async move { nodes.list().await }, || Err(runtime_ended()))
+    }
+
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        let nodes = self.nodes.clone();
+        Some(self.run_on_runtime(async move { nodes.inspect_all().await }, || Err(runtime_ended())))
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {

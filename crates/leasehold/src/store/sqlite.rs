@@ -57,7 +57,8 @@ use crate::error::{Error, ErrorKind};
 use files::Files;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::Mailboxes;
-use shared::{PendingPushes, Shared, TransactionError, not_sent};
+use schema::not_sent;
+use shared::{PendingPushes, Shared, TransactionError};
 use worker::{Job, Worker};
 
 /// The lease tables of one file, for one client.
@@ -79,6 +80,7 @@ impl Sqlite {
         let (path, connection) = schema::prepare(path, is_durable)?;
         let failed = |what: &str, error: std::io::Error| {
             Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
+                .with_source(error)
         };
         let files =
             Files::identify(&path).map_err(|error| failed("it went away while it was opened", error))?;
@@ -208,7 +210,8 @@ impl Store for Sqlite {
             .name("leasehold-doctor".to_owned())
             .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
         Box::pin(async move {
-            started.map_err(|error| not_sent(format!("no thread could be started: {error}")))?;
+            started
+                .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
             told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))
         })
     }

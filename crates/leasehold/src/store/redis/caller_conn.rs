@@ -45,6 +45,10 @@ impl CallerRuntime {
         self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
     }
 
+    pub(super) fn set_usable(&self) {
+        self.has_connected.store(true, Ordering::SeqCst);
+    }
+
     /// Detects the runtime's shutdown by a task that it drops.
     pub(super) fn watch(self: &Arc<Self>, caller: &Handle) -> AbortHandle {
         let end = End(self.clone());
@@ -85,9 +89,9 @@ impl CallerConnection {
                         connections.close();
                         return;
                     }
-                    connections.set_caller_conn(connection);
+                    connections.set_caller_conn(connection.into());
                     drop(connections);
-                    self.runtime.has_connected.store(true, Ordering::SeqCst);
+                    self.runtime.set_usable();
                     lost.notified().await;
                     let Some(connections) = self.connections.upgrade() else { return };
                     connections.drop_caller_conn();

@@ -82,7 +82,7 @@ impl Cluster {
         let info = self
             .credentials
             .at(host)
-            .map_err(|error| StoreError { failure: Failure::NotSent, message: error.to_string() })?;
+            .map_err(|error| StoreError::new(Failure::NotSent, format!("{error:#}")))?;
         let _on = runtime.enter();
         let endpoint = Arc::new(Endpoint::new(Target::Node(info), self.config_for(host)));
         endpoints.insert(host.clone(), endpoint.clone());
@@ -193,7 +193,7 @@ impl Cluster {
                 let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
                 let asked =
                     select_ok(known.iter().chain(seeds).cloned().map(|host| self.ask(host).boxed())).await;
-                asked.map_err(|message| StoreError { failure: Failure::NotSent, message })?.0
+                asked.map_err(|message| StoreError::new(Failure::NotSent, message))?.0
             }
         };
         let is_other = {
@@ -235,7 +235,7 @@ impl Cluster {
 
     async fn ask(&self, host: Host) -> Result<Vec<SlotRange>, String> {
         let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
-        let info = self.credentials.at(&host).map_err(|error| error.to_string())?;
+        let info = self.credentials.at(&host).map_err(|error| format!("{error:#}"))?;
         let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
         let connection = client.get_multiplexed_async_connection_with_config(&connect::config()).await;
         let mut connection = connection.map_err(|error| say(explain(&error)))?;

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
+use super::wire::Wire;
 use super::{connect, handshake};
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
@@ -57,7 +58,7 @@ impl ConnectionStatus {
 pub(super) struct Connections {
     driver_conn: MultiplexedConnection,
     status: Arc<ConnectionStatus>,
-    caller_conn: Mutex<Option<MultiplexedConnection>>,
+    caller_conn: Mutex<Option<Wire>>,
     caller: Option<Id>,
     /// For commands that wait for replicas; opened on first use.
     replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
@@ -105,16 +106,16 @@ impl Connections {
     }
 
     /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
-    pub(super) fn caller_conn(&self) -> Option<MultiplexedConnection> {
+    pub(super) fn caller_conn(&self) -> Option<Wire> {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
     }
 
-    pub(super) fn preferred(&self) -> MultiplexedConnection {
-        self.caller_conn().unwrap_or_else(|| self.driver_conn.clone())
+    pub(super) fn preferred(&self) -> Wire {
+        self.caller_conn().unwrap_or_else(|| self.driver_conn.clone().into())
     }
 
-    pub(super) fn set_caller_conn(&self, connection: MultiplexedConnection) {
+    pub(super) fn set_caller_conn(&self, connection: Wire) {
         *self.caller_slot() = Some(connection);
     }
 
@@ -123,7 +124,7 @@ impl Connections {
         *self.caller_slot() = None;
     }
 
-    fn caller_slot(&self) -> MutexGuard<'_, Option<MultiplexedConnection>> {
+    fn caller_slot(&self) -> MutexGuard<'_, Option<Wire>> {
         self.caller_conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -15,7 +15,7 @@ use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
+use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned, wire};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
@@ -70,29 +70,59 @@ impl Nodes {
         }
     }
 
-    /// Every stored resource, ordered by name. `Inspect` shows which are in use.
+    /// Every stored resource, in any order. `Inspect` shows which are in use.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
-        let mut resources = Vec::new();
         match self {
-            Self::Server { endpoint, .. } => {
-                resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?);
-            }
-            Self::Cluster { cluster, runtime, .. } => {
-                for host in cluster.masters() {
-                    let endpoint = cluster.endpoint(&host, runtime)?;
-                    resources.extend(exec::scan(endpoint.connections().await?.preferred()).await?);
-                }
+            Self::Server { endpoint, .. } => exec::list(endpoint.connections().await?.preferred()).await,
+            Self::Cluster { .. } => {
+                Ok(self.inspect_all().await?.into_iter().map(|(resource, _)| resource).collect())
             }
         }
-        // SCAN may return a key twice.
-        resources.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
-        resources.dedup();
-        Ok(resources)
+    }
+
+    /// Every stored resource with its state, ordered by name. Some of them may not be in use.
+    pub(super) async fn inspect_all(&self) -> Result<Vec<(Resource, Answer)>, StoreError> {
+        let found = match self {
+            Self::Server { endpoint, voting } => {
+                let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
+                inspect_node(endpoint, variant).await?
+            }
+            Self::Cluster { cluster, runtime, variant, .. } => {
+                let node = async |host| inspect_node(&*cluster.endpoint(&host, runtime)?, *variant).await;
+                let found = join_all(cluster.masters().into_iter().map(node)).await;
+                found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
+            }
+        };
+        let mut listed = BTreeMap::new();
+        let mut failed = Vec::new();
+        for (resource, answer) in found {
+            match answer {
+                // SCAN may return a key twice, and a slot may have moved meanwhile.
+                Ok(answer) => drop(listed.insert((resource.name.clone(), resource.kind), answer)),
+                Err(_) => failed.push((Arc::new(resource), Command::Inspect)),
+            }
+        }
+        // A redirect, or a lost connection: the usual path follows the one and repeats after the other.
+        let retried = if failed.is_empty() { Vec::new() } else { self.run(&failed, 0, None).await };
+        for ((resource, _), answer) in failed.into_iter().zip(retried) {
+            listed.insert((resource.name.clone(), resource.kind), answer?);
+        }
+        Ok(listed.into_iter().map(|((name, kind), answer)| (Resource { kind, name }, answer)).collect())
     }
 }
 
 fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ReadOnly(_)))
+}
+
+async fn inspect_node(
+    endpoint: &Endpoint,
+    variant: ScriptVariant,
+) -> Result<Vec<(Resource, Result<Answer, CallError>)>, StoreError> {
+    let connections = endpoint.connections().await?;
+    let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
+    let options = CallOptions { variant, vote_args, is_asking: false, is_atomic: false };
+    exec::inspect_all(connections.preferred(), options).await
 }
 
 /// Runs calls on one node, with the subscriptions that they need.
@@ -121,7 +151,8 @@ async fn run_on(
     if connections.is_closed() {
         // A reply may have been assigned to the wrong command.
         for answer in &mut answers {
-            *answer = Err(CallError::ConnectionLost(lost()));
+            let cause = answer.as_ref().err().and_then(|error| StoreError::from(error.clone()).cause);
+            *answer = Err(CallError::ConnectionLost(lost(cause)));
         }
     }
     if answers.iter().any(is_lost) {
@@ -191,7 +222,7 @@ async fn run_over(
         return Box::pin(replicas::run(connections, options, replicas, calls)).await;
     }
     let Some(caller_conn) = connections.caller_conn() else {
-        return exec::run(connections.driver_conn(), options, calls).await;
+        return exec::run(connections.driver_conn().into(), options, calls).await;
     };
     let answers = exec::run(caller_conn, options, calls).await;
     if answers
@@ -226,7 +257,7 @@ async fn subscribe_and_run(
     let (failed, mut answers) = if replicas > 0 {
         (join_all(subscribe).await, replicas::run(connections, options, replicas, calls).await)
     } else {
-        join(join_all(subscribe), exec::run(connections.driver_conn(), options, calls)).await
+        join(join_all(subscribe), exec::run(connections.driver_conn().into(), options, calls)).await
     };
     for (slot, error) in failed.into_iter().flatten() {
         for ((resource, command), answer) in calls.iter().zip(&mut answers) {
@@ -251,7 +282,7 @@ async fn subscribe(
     let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
     let told = if options.is_asking && channels == Channels::Sharded {
-        exec::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+        wire::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         driver_conn.send_packed_command(&command).await
     };
@@ -422,8 +453,5 @@ impl ClusterBatch<'_> {
 }
 
 fn redirect_loop() -> StoreError {
-    StoreError {
-        failure: Failure::Busy,
-        message: "the cluster's nodes redirect in a loop: try again soon".to_owned(),
-    }
+    StoreError::new(Failure::Busy, "the cluster's nodes redirect in a loop: try again soon")
 }

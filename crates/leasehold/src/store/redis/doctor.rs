@@ -207,9 +207,9 @@ fn is_loopback(host: &str) -> bool {
 }
 
 fn not_sent(error: &Error) -> StoreError {
-    failed(error.to_string())
+    failed(format!("{error:#}"))
 }
 
 fn failed(message: String) -> StoreError {
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }

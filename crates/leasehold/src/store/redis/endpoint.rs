@@ -24,6 +24,8 @@ use super::connections::{
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
 use super::sentinel::Sentinels;
+use super::shared_keeper::SharedKeeper;
+use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, connect, handshake};
 use crate::store::StoreError;
 
@@ -67,6 +69,8 @@ pub(super) struct EndpointConfig {
     pub(super) runtime: Arc<CallerRuntime>,
     /// The server is a quorum node: a connection without a run id is refused.
     pub(super) is_voter: bool,
+    /// A connection of the program's, which serves as caller connection.
+    pub(super) shared: Option<SharedConnection>,
 }
 
 pub(super) struct Endpoint {
@@ -179,7 +183,7 @@ fn closed_at_once(address: AddressState) -> String {
 }
 
 fn not_sent(message: String) -> StoreError {
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }
 
 /// Task that keeps an endpoint connected.
@@ -331,7 +335,7 @@ impl Reconnector {
                     self.is_resp2 = true;
                 }
                 Err(error) if error.is_connection_dropped() && !error.is_connection_refusal() => {
-                    return Err(not_sent(closed_at_once(address)));
+                    return Err(not_sent(closed_at_once(address)).caused_by(error));
                 }
                 Err(error) => return Err(address.store_error(&error)),
             }
@@ -378,8 +382,12 @@ impl Reconnector {
             client.clone(),
             server.clone().unwrap_or_default(),
         ));
+        if let Some(connection) = self.endpoint_config.shared.clone() {
+            let runtime = self.endpoint_config.runtime.clone();
+            let keeper = SharedKeeper { connection, connections: Arc::downgrade(&connections), runtime };
+            tasks.spawn(keeper.keep());
         // RESP2 does not report the loss of this connection.
-        if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
+        } else if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
             let caller_conn = CallerConnection {
                 client,
                 caller: caller.clone(),

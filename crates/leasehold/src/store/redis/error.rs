@@ -8,8 +8,11 @@ use leasehold_core::{Answer, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_TIMEOUT;
-use crate::store::StoreError;
+use crate::store::{Cause, StoreError};
 use crate::url::Host;
+
+/// What the errors that this crate makes in the driver's type begin with.
+pub(super) const OWN: &str = "leasehold";
 
 /// Why a call has no answer.
 #[derive(Clone)]
@@ -36,14 +39,14 @@ pub(super) enum CallError {
 impl From<CallError> for StoreError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Moved(_) | CallError::Ask(_) => Self {
-                failure: Failure::NotSent,
-                message: "this server is a node of a cluster: write redis-cluster://host[:port],…".to_owned(),
-            },
-            CallError::NotSubscribed(_) => Self {
-                failure: Failure::Unknown,
-                message: "the lock's hash slot is being moved to another node: try again soon".to_owned(),
-            },
+            CallError::Moved(_) | CallError::Ask(_) => Self::new(
+                Failure::NotSent,
+                "this server is a node of a cluster: write redis-cluster://host[:port],…",
+            ),
+            CallError::NotSubscribed(_) => Self::new(
+                Failure::Unknown,
+                "the lock's hash slot is being moved to another node: try again soon",
+            ),
             CallError::TryAgain(error)
             | CallError::ReadOnly(error)
             | CallError::NotConnected(error)
@@ -146,9 +149,9 @@ fn io_error(error: &RedisError) -> Option<&std::io::Error> {
     error.source()?.downcast_ref::<Arc<dyn Error + Send + Sync>>()?.downcast_ref()
 }
 
-/// A connection was lost with a command in flight.
-pub(super) fn lost() -> StoreError {
-    StoreError { failure: Failure::Unknown, message: "the connection was lost".to_owned() }
+/// A connection was lost with a command in flight, for the reason that the driver gave, if any.
+pub(super) fn lost(cause: Option<Cause>) -> StoreError {
+    StoreError { cause, ..StoreError::new(Failure::Unknown, "the connection was lost") }
 }
 
 /// Errors that the server raises before it runs a script had no effect. Any other error leaves the outcome unknown.
@@ -170,14 +173,16 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         "NOSCRIPT",
     ];
     if error.code() == Some("TRYAGAIN") {
-        return StoreError { failure: Failure::Busy, message: explain(error) };
+        return StoreError::new(Failure::Busy, explain(error)).caused_by(error.clone());
     }
     // NOPERM inside a script can happen after writes. The other errors happen at the first write.
     let is_half_way = code(error) == Some("NOPERM") && error.to_string().contains("script:");
     let is_before = error.is_connection_refusal()
         || code(error).is_some_and(|code| BEFORE.contains(&code)) && !is_half_way;
     let failure = if is_before { Failure::NotSent } else { Failure::Unknown };
-    StoreError { failure, message: explain(error) }
+    let explained = StoreError::new(failure, explain(error));
+    // An error that this crate made is the explanation.
+    if own_message(error).is_some() { explained } else { explained.caused_by(error.clone()) }
 }
 
 /// The error code. An error inside a script has its code in the detail text.
@@ -234,9 +239,20 @@ pub(super) fn explain(error: &RedisError) -> String {
             "the server does not accept this user and password"
         }
         _ if error.is_connection_dropped() => "the connection was lost",
-        _ => return text,
+        _ => {
+            return match (own_message(error), error.code()) {
+                (Some(message), _) => message.to_owned(),
+                (None, Some(code)) => format!("the server answered with the error {code}: {text}"),
+                (None, None) => format!("the connection failed ({}): {text}", error.category()),
+            };
+        }
     };
     what.to_owned()
+}
+
+/// The explanation in an error that this crate made, in the driver's type.
+fn own_message(error: &RedisError) -> Option<&str> {
+    error.detail().filter(|_| error.kind() == ErrorKind::Client && error.to_string().starts_with(OWN))
 }
 
 fn explain_certificate(text: &str) -> String {
@@ -258,16 +274,12 @@ fn explain_certificate(text: &str) -> String {
 
 /// The error of a command whose runtime has ended.
 pub(crate) fn runtime_ended() -> StoreError {
-    StoreError {
-        failure: Failure::Unknown,
-        message: "the runtime that the command was sent from has ended".to_owned(),
-    }
+    StoreError::new(Failure::Unknown, "the runtime that the command was sent from has ended")
 }
 
 pub(super) fn slot_unassigned() -> StoreError {
-    StoreError {
-        failure: Failure::NotSent,
-        message: "no node has the lock's hash slot: the cluster is down, or not all of it is there yet"
-            .to_owned(),
-    }
+    StoreError::new(
+        Failure::NotSent,
+        "no node has the lock's hash slot: the cluster is down, or not all of it is there yet",
+    )
 }

@@ -7,11 +7,11 @@ use leasehold_redis_protocol::{
     MAX_RENEWALS, STATE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
     resource_of,
 };
-use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::codec;
 use super::error::{CallError, store_error};
+use super::wire::Wire;
 use crate::store::StoreError;
 
 /// A command and its resource.
@@ -32,7 +32,7 @@ pub(super) struct CallOptions<'a> {
 ///
 /// Futures of rare paths are boxed here, in `dispatch.rs` and in `endpoint.rs`, to keep every command's future small.
 pub(super) async fn run(
-    mut connection: MultiplexedConnection,
+    mut connection: Wire,
     options: CallOptions<'_>,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, CallError>> {
@@ -43,7 +43,7 @@ pub(super) async fn run(
 }
 
 async fn run_several(
-    mut connection: MultiplexedConnection,
+    mut connection: Wire,
     options: CallOptions<'_>,
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, CallError>> {
@@ -67,15 +67,15 @@ async fn run_several(
 
 /// Fast path of [`run`] for a single command.
 async fn run_one(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Wire,
     options: CallOptions<'_>,
     (resource, command): Call<'_>,
 ) -> Result<Answer, CallError> {
     let encode =
         |use_eval| codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval);
-    let mut value = connection.send_packed_command(&encode(false)).await.and_then(Value::extract_error);
+    let mut value = connection.send(&encode(false)).await.and_then(Value::extract_error);
     if is_noscript(&value) {
-        value = connection.send_packed_command(&encode(true)).await;
+        value = connection.send(&encode(true)).await;
     }
     read(command, options.vote_args.floor, value)
 }
@@ -159,12 +159,12 @@ impl<'a> WireCommand<'a> {
 
 /// Sends commands by script hash, and again with the script text after NOSCRIPT.
 async fn send(
-    connection: &mut MultiplexedConnection,
+    connection: &mut Wire,
     options: CallOptions<'_>,
     sent: &[WireCommand<'_>],
 ) -> Vec<Result<Value, RedisError>> {
     let commands = sent.iter().map(|sent| codec::command(&sent.encode(options), false));
-    let mut values = pipeline(connection, commands.collect(), options.is_asking).await;
+    let mut values = connection.pipeline(commands.collect(), options.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
         // Send each script text once; the server then knows it for the later commands.
@@ -175,7 +175,7 @@ async fn send(
             told.push(call.script());
             codec::command(&call, use_eval)
         });
-        let again = pipeline(connection, commands.collect(), options.is_asking).await;
+        let again = connection.pipeline(commands.collect(), options.is_asking).await;
         for (at, value) in unknown.into_iter().zip(again) {
             values[at] = value;
         }
@@ -188,26 +188,6 @@ pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
-pub(super) async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    commands: Vec<redis::Cmd>,
-    is_asking: bool,
-) -> Vec<Result<Value, RedisError>> {
-    let count = commands.len();
-    let mut pipeline = redis::pipe();
-    pipeline.ignore_errors();
-    for command in commands {
-        if is_asking {
-            pipeline.cmd("ASKING").ignore();
-        }
-        pipeline.add_command(command);
-    }
-    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
-        Ok(values) => values,
-        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
-    }
-}
-
 pub(super) fn read(
     command: &Command,
     floor: Option<Token>,
@@ -218,22 +198,74 @@ pub(super) fn read(
 }
 
 fn failed(cause: impl std::fmt::Display) -> CallError {
-    CallError::Failed(StoreError { failure: Failure::Unknown, message: cause.to_string() })
+    CallError::Failed(StoreError::new(Failure::Unknown, cause.to_string()))
 }
 
-/// Every resource stored on this server.
-pub(super) async fn scan(mut connection: MultiplexedConnection) -> Result<Vec<Resource>, StoreError> {
-    let mut resources = Vec::new();
-    let mut cursor = 0_u64;
+/// Every resource stored on this server, with the reply to its `Inspect`, in the order of the keys. A resource may appear twice.
+///
+/// Each round trip has the `Inspect`s of one page of keys, and the SCAN for the next page.
+pub(super) async fn inspect_all(
+    mut connection: Wire,
+    options: CallOptions<'_>,
+) -> Result<Vec<(Resource, Result<Answer, CallError>)>, StoreError> {
+    let mut found = Vec::new();
+    let first = connection.send(&scan(0)).await;
+    let (mut cursor, mut page) = read_page(first)?;
     loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(STATE_PATTERN).arg("COUNT").arg(1_000);
-        let found: Result<(u64, Vec<Vec<u8>>), _> = scan.query_async(&mut connection).await;
-        let (next, keys) = found.map_err(|error| store_error(&error))?;
-        resources.extend(keys.iter().filter_map(|key| resource_of(key)));
-        cursor = next;
-        if cursor == 0 {
-            return Ok(resources);
+        let calls: Vec<(Arc<Resource>, Command)> =
+            page.into_iter().map(|resource| (Arc::new(resource), Command::Inspect)).collect();
+        let inspect = |(resource, command): &(Arc<Resource>, Command)| {
+            codec::command(&options.variant.encode(resource, command, options.vote_args), false)
+        };
+        let mut commands: Vec<redis::Cmd> = calls.iter().map(inspect).collect();
+        if cursor != 0 {
+            commands.push(scan(cursor));
+        }
+        let mut values = connection.pipeline(commands, false).await;
+        let next = if cursor == 0 { None } else { values.pop() };
+        if values.iter().any(is_noscript) {
+            // At most once: the server then knows the script.
+            let answers = run_several(connection.clone(), options, &calls.iter().collect::<Vec<_>>()).await;
+            found.extend(calls.into_iter().map(|(resource, _)| (*resource).clone()).zip(answers));
+        } else {
+            let read = |((resource, command), value): ((Arc<Resource>, Command), _)| {
+                ((*resource).clone(), read(&command, None, value))
+            };
+            found.extend(calls.into_iter().zip(values).map(read));
+        }
+        match next {
+            None => return Ok(found),
+            Some(next) => (cursor, page) = read_page(next)?,
         }
     }
+}
+
+/// Every resource stored on this server. One may appear twice.
+pub(super) async fn list(mut connection: Wire) -> Result<Vec<Resource>, StoreError> {
+    let mut resources = Vec::new();
+    let mut cursor = 0;
+    loop {
+        let (next, page) = read_page(connection.send(&scan(cursor)).await)?;
+        resources.extend(page);
+        if next == 0 {
+            return Ok(resources);
+        }
+        cursor = next;
+    }
+}
+
+/// How many keys a server looks at for one page.
+const PAGE: usize = 1_000;
+
+fn scan(cursor: u64) -> redis::Cmd {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(STATE_PATTERN).arg("COUNT").arg(PAGE);
+    scan
+}
+
+fn read_page(value: Result<Value, RedisError>) -> Result<(u64, Vec<Resource>), StoreError> {
+    let read = |value| redis::from_redis_value::<(u64, Vec<Vec<u8>>)>(value).map_err(RedisError::from);
+    let page = value.and_then(Value::extract_error).and_then(read);
+    let (next, keys) = page.map_err(|error| store_error(&error))?;
+    Ok((next, keys.iter().filter_map(|key| resource_of(key)).collect()))
 }

@@ -4,6 +4,7 @@ use leasehold_redis_protocol::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
+use super::error::OWN;
 /// Checks a new connection and returns the server's run id, if the user may read it. Fails if clients with another key layout
 /// use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
@@ -37,7 +38,7 @@ pub(super) async fn handshake(
              delete the key {LAYOUT_KEY}",
             String::from_utf8_lossy(layout)
         );
-        return Err((ErrorKind::Client, "layout", message).into());
+        return Err((ErrorKind::Client, OWN, message).into());
     }
     if let Some(Ok(info)) = answers.get(2)
         && let Ok(info) = redis::from_redis_value_ref::<String>(info)
@@ -68,7 +69,7 @@ pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
         "INFO does not tell its run id, so a restart would not be noticed, nor that two addresses lead to it, and it does \
          not vote: ACL SETUSER {user} +info"
     );
-    (ErrorKind::Client, "run id", message).into()
+    (ErrorKind::Client, OWN, message).into()
 }
 
 /// The policy, if it allows the server to evict keys with an expiry, as all lock keys are.

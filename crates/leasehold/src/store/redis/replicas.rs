@@ -10,11 +10,11 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::codec;
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::{codec, wire};
 use crate::store::StoreError;
 
 /// Runs calls, and fails those that too few replicas acknowledge.
@@ -27,12 +27,12 @@ pub(super) async fn run(
     // While one task opens the connection, the others wait for it: no longer than for a reply over it.
     let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
         let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
-        let error = StoreError { failure: Failure::NotSent, message };
+        let error = StoreError::new(Failure::NotSent, message);
         return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
     };
     match replica_conn {
         // Nothing was sent. A retry finds the right server.
-        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost()))).collect(),
+        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
         Ok(Some(connection)) => {
             let each = calls.iter().map(|call| one(connection.clone(), options, replicas, call));
             let answers = join_all(each).await;
@@ -108,25 +108,25 @@ async fn pipeline(
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
-    exec::pipeline(connection, commands, options.is_asking).await
+    wire::pipeline(connection, commands, options.is_asking).await
 }
 
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
     match claim.reply {
         Reply::Renewed { valid_for, .. } => Ok(Grant { valid_for, ..grant }),
-        _ => Err(CallError::Failed(StoreError {
-            failure: Failure::NotDurable,
-            message: "the lease was lost before the replicas acknowledged it".to_owned(),
-        })),
+        _ => Err(CallError::Failed(StoreError::new(
+            Failure::NotDurable,
+            "the lease was lost before the replicas acknowledged it",
+        ))),
     }
 }
 
 fn too_few(reached: i64, replicas: u32) -> StoreError {
-    StoreError {
-        failure: Failure::NotDurable,
-        message: format!(
+    StoreError::new(
+        Failure::NotDurable,
+        format!(
             "only {reached} of the {replicas} replicas that were asked for had it within {REPLICA_TIMEOUT:?}, so it does not \
              count: check the server's replicas, or ask for fewer"
         ),
-    }
+    )
 }

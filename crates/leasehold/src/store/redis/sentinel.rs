@@ -48,7 +48,7 @@ impl Sentinels {
     ) -> Result<(Host, ConnectionInfo), StoreError> {
         let named = self.named(self.hosts.len() / 2 + 1, address).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
-        let info = self.credentials.at(master).map_err(|error| not_sent(error.to_string()))?;
+        let info = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), info))
     }
 
@@ -185,7 +185,7 @@ fn disagreement(named: &[Host]) -> String {
 }
 
 fn not_sent(message: String) -> StoreError {
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }
 
 #[cfg(test)]

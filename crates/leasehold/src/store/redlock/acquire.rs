@@ -170,7 +170,7 @@ impl Quorum {
         Some(match verdict {
             Verdict::Busy => answer(now, Reply::Busy),
             _ => {
-                Err(StoreError { failure: Failure::NotSent, message: self.split_failure(round, node_errors) })
+                Err(StoreError::new(Failure::NotSent, self.split_failure(round, node_errors)))
             }
         })
     }
@@ -190,7 +190,7 @@ impl Quorum {
             Verdict::TooLate => "a quorum granted it, but so late that the lease may have expired".to_owned(),
             _ => self.quorum_failure(round, node_errors),
         };
-        Err(StoreError { failure: Failure::NotSent, message })
+        Err(StoreError::new(Failure::NotSent, message))
     }
 
     /// Whether an attempt stays in the nodes' queues with a part of the grants: yes, while the rest may be on the way, as after
@@ -273,7 +273,7 @@ impl Quorum {
             return answer(clock::local(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
-        Err(StoreError { failure: Failure::Unknown, message })
+        Err(StoreError::new(Failure::Unknown, message))
     }
 
     /// Releases a failed try at all nodes that may have granted it. Waits for the nodes that did, so that the next try does not
@@ -399,7 +399,7 @@ fn is_partial(round: &Round) -> bool {
 fn far_ahead() -> StoreError {
     let message =
         format!("does not vote, since its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
-    StoreError { failure: Failure::NotSent, message }
+    StoreError::new(Failure::NotSent, message)
 }
 
 fn is_unknown(answered: &CallResult) -> bool {

@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn failed(failure: Failure) -> CallResult {
-        Err(StoreError { failure, message: String::new() })
+        Err(StoreError::new(failure, String::new()))
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Quorum {
         if answers.len() >= quorum_of(self.nodes.len()) {
             return Ok(answers);
         }
-        Err(StoreError { failure: Failure::Unknown, message: self.too_few(answers.len(), &errors) })
+        Err(StoreError::new(Failure::Unknown, self.too_few(answers.len(), &errors)))
     }
 
     /// Each node's answer or error.
@@ -150,7 +150,7 @@ impl Quorum {
             }
         }
         if answered < quorum_of(self.nodes.len()) {
-            return Err(StoreError { failure: Failure::Unknown, message: self.too_few(answered, &errors) });
+            return Err(StoreError::new(Failure::Unknown, self.too_few(answered, &errors)));
         }
         resources.sort_by(|a, b| (&a.name, a.kind).cmp(&(&b.name, b.kind)));
         resources.dedup();

@@ -207,5 +207,5 @@ impl Node {
 }
 
 fn too_slow(waiting: usize) -> StoreError {
-    StoreError { failure: Failure::NotSent, message: format!("too slow: {waiting} answers are due") }
+    StoreError::new(Failure::NotSent, format!("too slow: {waiting} answers are due"))
 }

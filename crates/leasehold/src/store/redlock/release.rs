@@ -50,7 +50,7 @@ impl Quorum {
             // The release is sent again to nodes that did not answer, until the lease has expired there.
             Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies);
-                Err(StoreError { failure: Failure::Unknown, message })
+                Err(StoreError::new(Failure::Unknown, message))
             }
         }
     }

@@ -44,10 +44,9 @@ impl Quorum {
                     answer(now, Reply::Renewed { valid_for, tokens: None, contended: false })
                 }
                 Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
-                Some(Tally::Unknown) | None => Err(StoreError {
-                    failure: Failure::Unknown,
-                    message: self.renewal_failure(replies, &errors),
-                }),
+                Some(Tally::Unknown) | None => {
+                    Err(StoreError::new(Failure::Unknown, self.renewal_failure(replies, &errors)))
+                }
             });
         known
             .iter()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::find_strays;
-use super::{BUSY_TIMEOUT, checkpoint, not_sent, schema};
+use super::{BUSY_TIMEOUT, checkpoint, schema};
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 
@@ -42,7 +42,7 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
         Ok(answer) => Some(answer),
         Err(error) => match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Some(error.to_string()),
-            _ => return Err(not_sent(schema::explain(&error))),
+            _ => return Err(schema::not_done(error)),
         },
     };
     Ok(Seen {

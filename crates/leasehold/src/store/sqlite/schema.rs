@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use leasehold_core::Failure;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
 use super::{BUSY_TIMEOUT, checkpoint, files};
 use crate::error::{Error, ErrorKind};
+use crate::store::StoreError;
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
 const APPLICATION_ID: i32 = 0x4c53_4844;
@@ -89,7 +91,7 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
         }
         Err(error) => {
             let what = format!("sqlite:{}: it went away while it was opened: {error}", path.display());
-            return Err(Error::new(ErrorKind::Unavailable, what));
+            return Err(Error::new(ErrorKind::Unavailable, what).with_source(error));
         }
     };
     let path = path.as_path();
@@ -128,11 +130,11 @@ fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionE
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
-            Err(TransactionError::Stale) => files::GONE.to_owned(),
-            Err(TransactionError::Sqlite(error)) => explain_opening(path, &error),
-            Err(TransactionError::Foreign(what)) => what,
+            Err(TransactionError::Stale) => not_sent(files::GONE),
+            Err(TransactionError::Sqlite(error)) => not_sent(explain_opening(path, &error)).caused_by(error),
+            Err(TransactionError::Foreign(what)) => not_sent(what),
         };
-        return Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
+        return Err(Error::from_store(format_args!("sqlite:{}", path.display()), &what));
     }
 }
 
@@ -216,15 +218,15 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
 fn touch(path: &Path) -> Result<(), Error> {
     let folder = folder_of(path);
     let refused =
-        |what: String| Err(Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display())));
+        |what: String| Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()));
     if !folder.is_dir() {
-        return refused(format!(
+        return Err(refused(format!(
             "the directory {} does not exist: create it, or name another file",
             folder.display()
-        ));
+        )));
     }
     if path.is_dir() {
-        return refused("this is a directory: name a file in it".to_owned());
+        return Err(refused("this is a directory: name a file in it".to_owned()));
     }
     // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
     // this process, holds on it.
@@ -239,9 +241,12 @@ fn touch(path: &Path) -> Result<(), Error> {
     match usable {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            refused("no permission: it and its directory must be readable and writable for you".to_owned())
+            let what = "no permission: it and its directory must be readable and writable for you";
+            Err(refused(what.to_owned()).with_source(error))
         }
-        Err(error) => refused(format!("it can't be opened: {error}")),
+        Err(error) => {
+            Err(refused(format!("it can't be opened ({}): {error}", error.kind())).with_source(error))
+        }
     }
 }
 
@@ -329,8 +334,8 @@ fn boot_id(path: &Path) -> Result<String, Error> {
     read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
         let shown = path.display();
         let what =
-            format!("sqlite:{shown}: this system does not name its boots ({error}), which a store needs");
-        Error::new(ErrorKind::Unsupported, what)
+            format!("sqlite:{shown}: this system does not name its boots, which a store needs: {error}");
+        Error::new(ErrorKind::Unsupported, what).with_source(error)
     })
 }
 
@@ -374,22 +379,40 @@ fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "the file is damaged or no database ({error}): move it away, and a new one is created_rows; tokens go on rising by \
-             the wall clock"
+            "the file is damaged or no database ({}): move it away, and a new one is created; tokens go on rising by the \
+             wall clock",
+            class_of(error)
         ),
         Some(ErrorCode::DiskFull) => "the disk is full: free some space".to_owned(),
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             format!("another process has kept the file busy for {BUSY_TIMEOUT:?}")
         }
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
-            format!("the file and its directory must be writable for you ({error})")
+            format!("the file and its directory must be writable for you ({})", class_of(error))
         }
         Some(ErrorCode::SystemIoFailure) => format!(
-            "{error}: the disk fails, this is no ordinary file, or its -wal or -shm was removed under others who use it \
-             (`leasehold doctor` names them to root)"
+            "{}: the disk fails, this is no ordinary file, or its -wal or -shm was removed under others who use it \
+             (`leasehold doctor` names them to root)",
+            class_of(error)
         ),
-        _ => error.to_string(),
+        _ => format!("SQLite failed ({}): {error}", class_of(error)),
     }
+}
+
+/// The class of an error by SQLite's number. The error itself, which is the cause, has the words.
+fn class_of(error: &rusqlite::Error) -> String {
+    error
+        .sqlite_error()
+        .map_or_else(|| "no SQLite error".to_owned(), |code| format!("SQLite error {}", code.extended_code))
+}
+
+pub(super) fn not_sent(message: impl Into<String>) -> StoreError {
+    StoreError::new(Failure::NotSent, message)
+}
+
+/// Explains an error of SQLite before anything was changed, and keeps it as the cause.
+pub(super) fn not_done(error: rusqlite::Error) -> StoreError {
+    not_sent(explain(&error)).caused_by(error)
 }
 
 #[cfg(all(test, target_os = "linux"))]

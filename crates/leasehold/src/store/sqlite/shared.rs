@@ -42,13 +42,13 @@ pub(super) enum TransactionError {
 impl TransactionError {
     pub(super) fn into_error(self) -> StoreError {
         match self {
-            Self::Busy => StoreError {
-                failure: Failure::Busy,
-                message: format!(
+            Self::Busy => StoreError::new(
+                Failure::Busy,
+                format!(
                     "another process has kept the file busy for {BUSY_TIMEOUT:?}: is one of its users stopped?"
                 ),
-            },
-            Self::Gone => StoreError { failure: Failure::Gone, message: files::GONE.to_owned() },
+            ),
+            Self::Gone => StoreError::new(Failure::Gone, files::GONE),
             Self::Failed(error) => error,
         }
     }
@@ -140,7 +140,7 @@ impl Shared {
             }
             Ok(answers)
         });
-        let answers = stepped.map_err(|error| TransactionError::Failed(not_sent(schema::explain(&error))))?;
+        let answers = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
         transaction.commit()?;
         self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok((answers, pending))
@@ -151,13 +151,14 @@ impl Shared {
         connection: &'c Connection,
         until: Instant,
     ) -> Result<Transaction<'c>, TransactionError> {
-        let failed = |what: String| TransactionError::Failed(not_sent(what));
         let mut pause = Duration::from_micros(20);
         loop {
             let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
             match begun {
                 Ok(_) => break,
-                Err(error) if !schema::is_busy(&error) => return Err(failed(schema::explain(&error))),
+                Err(error) if !schema::is_busy(&error) => {
+                    return Err(TransactionError::Failed(schema::not_done(error)));
+                }
                 Err(_) if Instant::now() >= until => return Err(TransactionError::Busy),
                 // Another client's transaction usually takes some ten microseconds.
                 Err(_) => {
@@ -220,7 +221,7 @@ impl Transaction<'_> {
             // A full disk fails before COMMIT has any effect. After another error it may have been written.
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
             let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
-            TransactionError::Failed(StoreError { failure, message })
+            TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
         })
     }
 }
@@ -233,8 +234,4 @@ impl Drop for Transaction<'_> {
             tracing::error!(%error, "a transaction could not be rolled back");
         }
     }
-}
-
-pub(super) fn not_sent(message: impl Into<String>) -> StoreError {
-    StoreError { failure: Failure::NotSent, message: message.into() }
 }

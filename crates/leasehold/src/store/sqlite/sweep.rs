@@ -7,7 +7,7 @@ use leasehold_core::{Kind, Name, Now, Resource};
 use rusqlite::{Connection, params};
 
 use super::rows::SqliteRows;
-use super::{PendingPushes, Shared, TransactionError, not_sent, schema};
+use super::{PendingPushes, Shared, TransactionError, schema};
 
 /// Max number of rows in a transaction that only sweeps.
 const BATCH: u32 = 256;
@@ -51,7 +51,7 @@ impl Shared {
         now: impl Fn() -> Now,
         until: Instant,
     ) -> Result<(bool, PendingPushes), TransactionError> {
-        let failed = |error: rusqlite::Error| TransactionError::Failed(not_sent(schema::explain(&error)));
+        let failed = |error: rusqlite::Error| TransactionError::Failed(schema::not_done(error));
         // Usually there is nothing to do: check without the write lock first.
         if due(connection, now(), 1).map_err(failed)?.is_empty() {
             return Ok((false, PendingPushes::default()));

@@ -358,7 +358,7 @@ impl WorkerThread {
             return Err(TransactionError::Gone.into_error());
         }
         let connection = self.connection().map_err(TransactionError::into_error)?;
-        read_resources(connection, sql).map_err(|error| not_sent(schema::explain(&error)))
+        read_resources(connection, sql).map_err(schema::not_done)
     }
 
     fn connection(&mut self) -> Result<&Connection, TransactionError> {
@@ -369,7 +369,7 @@ impl WorkerThread {
                 return Err(TransactionError::Gone);
             }
             let opened = schema::connect(&self.shared.path, self.shared.is_durable);
-            self.connection = Some(opened.map_err(|error| failed(error.to_string()))?);
+            self.connection = Some(opened.map_err(|error| failed(format!("{error:#}")))?);
         }
         self.connection.as_ref().ok_or_else(|| failed("there is no connection to the file".to_owned()))
     }

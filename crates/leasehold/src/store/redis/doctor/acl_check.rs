@@ -247,7 +247,7 @@ async fn lock_and_release(
         let call = (probe.resource.clone(), command);
         let options =
             CallOptions { variant, vote_args: VoteArgs::default(), is_asking: false, is_atomic: false };
-        let answer = exec::run(connection.clone(), options, &[&call]).await.pop();
+        let answer = exec::run(connection.clone().into(), options, &[&call]).await.pop();
         match answer {
             Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
             Some(Ok(answer)) => return Err(format!("it answered {:?}", answer.reply)),

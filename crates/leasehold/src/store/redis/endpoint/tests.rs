@@ -41,6 +41,7 @@ fn link_to(url: &str, told: &Arc<Told>) -> Endpoint {
         warn: Arc::new(|_| ()),
         caller: None,
         is_voter: false,
+        shared: None,
         is_resp2: url.ends_with("protocol=2"),
         runtime: Arc::default(),
     };

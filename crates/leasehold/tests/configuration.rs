@@ -1,0 +1,143 @@
+//! Settings of clients, errors with their sources, and the cost of a list.
+
+use std::error::Error as _;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, ErrorKind, Store};
+use leasehold_testkit::{Cluster, Proxy, Server};
+
+#[tokio::test]
+async fn defaults_of_the_builder_apply_unless_a_lock_sets_its_own() {
+    let client =
+        Client::builder().store("memory:").ttl(Duration::from_secs(60)).label("all").connect().await.unwrap();
+    let (by_default, own) = (client.mutex("a"), client.mutex("b").ttl(Duration::from_secs(5)).label("own"));
+    let guards = [by_default.lock().await.unwrap(), own.lock().await.unwrap()];
+    assert!(
+        guards[0].remaining() > Duration::from_secs(30) && guards[1].remaining() <= Duration::from_secs(5)
+    );
+    let label = async |lock: &leasehold::Mutex| {
+        lock.inspect().await.unwrap().holders[0].metadata.label.clone().unwrap()
+    };
+    assert_eq!((&*label(&by_default).await, &*label(&own).await), ("all", "own"));
+}
+
+#[tokio::test]
+async fn invalid_settings_are_refused() {
+    let settings = || Client::builder().store(Store::memory());
+    for builder in [Client::builder(), settings().ttl(Duration::ZERO), settings().label("x".repeat(2_000))] {
+        assert_eq!(builder.connect().await.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+#[tokio::test]
+async fn connect_and_close_end_at_their_limits() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::builder()
+        .store(proxy.url())
+        .close_timeout(Duration::from_millis(50))
+        .connect()
+        .await
+        .unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(3_600)).lock().await.unwrap();
+    proxy.swallow_replies(true);
+    let late =
+        Client::builder().store(proxy.url()).connect_timeout(Duration::from_millis(50)).connect().await;
+    assert!(late.unwrap_err().is_timeout());
+    // Without a limit it would wait until the lease has expired.
+    assert!(client.close().await.unwrap_err().is_timeout());
+    drop(guard);
+}
+
+/// Each text of the chain appears once.
+fn assert_chain(error: &leasehold::Error) {
+    let mut said = error.to_string();
+    let source = error.source().unwrap_or_else(|| panic!("no source: {error}"));
+    assert!(!said.contains(&source.to_string()), "{error} repeats {source}");
+    assert!(said.len() > 20, "it says what happened: {error}");
+    said.push_str(&source.to_string());
+    assert!(!said.contains("secret"));
+}
+
+#[tokio::test]
+async fn redis_errors_are_the_source() {
+    let mut server = Server::on_port();
+    let client = Client::connect(&server.url()).await.unwrap();
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    let full = client.mutex("a").lock().await.unwrap_err();
+    assert_chain(&full);
+    let source = full.source().unwrap().downcast_ref::<redis::RedisError>().unwrap();
+    assert!(source.to_string().contains("OOM") && full.is_unavailable(), "{source:?}");
+    assert!(full.to_string().contains("mutex \"a\" on redis://"), "the lock and the store: {full}");
+    assert_eq!(full.clone().to_string(), full.to_string());
+    server.stop();
+    let refused = Client::connect(&server.url()).await.unwrap_err();
+    assert_chain(&refused);
+    let source = refused.source().unwrap().downcast_ref::<redis::RedisError>().unwrap();
+    assert!(source.is_connection_refusal() && refused.to_string().contains("connection refused"));
+}
+
+#[tokio::test]
+async fn sqlite_errors_are_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    std::fs::write(&path, "no database, ".repeat(1_000)).unwrap();
+    let error = Client::builder().store(Store::sqlite(&path)).connect().await.unwrap_err();
+    assert_chain(&error);
+    assert!(error.source().unwrap().is::<rusqlite::Error>(), "{error:?}");
+}
+
+/// A reply over the proxy takes 50 ms, so a round trip per lock would take 15 s.
+#[tokio::test]
+async fn list_takes_one_round_trip_per_page() {
+    const LOCKS: usize = 300;
+    const DELAY: Duration = Duration::from_millis(50);
+    let server = Server::on_port();
+    let direct = Client::connect(&server.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..LOCKS {
+        guards.push(
+            direct.mutex(format!("lock {number:03}")).ttl(Duration::from_secs(600)).lock().await.unwrap(),
+        );
+    }
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    proxy.delay_replies(DELAY);
+    let begun = Instant::now();
+    let listed = client.list().await.unwrap();
+    let took = begun.elapsed();
+    assert_eq!(listed.len(), LOCKS);
+    assert!(listed.is_sorted_by_key(|lock| lock.name.clone()));
+    assert_eq!(listed[7].holders[0].token, guards[7].token());
+    assert!(took < DELAY * 100, "{took:?}");
+}
+
+#[tokio::test]
+async fn list_of_a_cluster_has_the_locks_of_all_nodes() {
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..30 {
+        guards.push(client.mutex(format!("lock {number:02}")).lock().await.unwrap());
+    }
+    let listed = client.list().await.unwrap();
+    let names: Vec<_> = listed.iter().map(|lock| lock.name.clone()).collect();
+    assert_eq!(names, (0..30).map(|number| format!("lock {number:02}")).collect::<Vec<_>>());
+    assert!(listed.iter().zip(&guards).all(|(lock, guard)| lock.holders[0].token == guard.token()));
+}
+
+#[cfg(feature = "serde")]
+#[tokio::test]
+async fn views_are_serialized_with_the_names_of_the_command_line() {
+    let client = Client::connect("memory:").await.unwrap();
+    let guard = client.rw_lock("table").label("me").write().await.unwrap();
+    let view = client.list().await.unwrap();
+    let json = serde_json::to_value(&view[0]).unwrap();
+    assert_eq!(json["kind"], "rw");
+    assert_eq!(json["holders"][0]["token"], guard.token().get());
+    assert_eq!(json["holders"][0]["mode"], "write");
+    assert_eq!(json["holders"][0]["metadata"]["label"], "me");
+    assert!(json["holders"][0]["expires_in_ms"].as_u64().unwrap() > 1_000, "{json}");
+    let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
+    assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
+}

@@ -1,0 +1,151 @@
+//! Clients that send their commands over a connection that the program has already.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, Store};
+use leasehold_testkit::{Proxy, Server, until};
+use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
+
+fn redis_client(url: &str) -> redis::Client {
+    redis::Client::open(url).unwrap()
+}
+
+async fn multiplexed(url: &str) -> MultiplexedConnection {
+    redis_client(url).get_multiplexed_async_connection().await.unwrap()
+}
+
+async fn manager(url: &str) -> ConnectionManager {
+    redis_client(url).get_connection_manager().await.unwrap()
+}
+
+async fn connect<C>(server: &Server, connection: &C) -> Result<Client, Error>
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    let store = Store::redis_connection(redis_client(&server.url()), connection.clone());
+    Client::builder().store(store).connect().await
+}
+
+async fn id_of(connection: &mut impl ConnectionLike) -> u64 {
+    redis::cmd("CLIENT").arg("ID").query_async(connection).await.unwrap()
+}
+
+/// The last command of each connection of the server, by connection.
+fn commands(server: &Server) -> Vec<(u64, String)> {
+    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    let field = |line: &str, name: &str| {
+        let found = line
+            .split(' ')
+            .find_map(|field| field.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')));
+        found.unwrap_or_default().to_owned()
+    };
+    list.lines().map(|line| (field(line, "id").parse().unwrap(), field(line, "cmd"))).collect()
+}
+
+fn is_used(server: &Server, id: u64) -> bool {
+    commands(server).iter().any(|(known, command)| *known == id && command.starts_with("eval"))
+}
+
+/// A lock that a client of its own sees is in the right place.
+async fn lock_is_visible_to_others(client: &Client, server: &Server, name: &str) {
+    let guard = client.mutex(name).lock().await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let holders = other.mutex(name).inspect().await.unwrap().holders;
+    assert_eq!(holders.len(), 1, "{name}");
+    assert_eq!(holders[0].token, guard.token());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
+    let server = Server::on_port();
+    let mut shared = multiplexed(&server.url()).await;
+    let id = id_of(&mut shared).await;
+    let before = commands(&server).len();
+    let client = connect(&server, &shared).await.unwrap();
+    assert_eq!(commands(&server).len(), before + 1);
+    let guard = client.mutex("a").lock().await.unwrap();
+    assert!(is_used(&server, id), "{:?}", commands(&server));
+    let (waiting, released) = (client.mutex("a").global_fifo(), client.mutex("a").global_fifo());
+    drop(released);
+    let waiter = tokio::spawn(async move { waiting.lock().await });
+    until(async || client.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn killed_shared_connection_costs_no_lock_and_a_manager_is_used_again() {
+    let server = Server::on_port();
+    let mut shared = manager(&server.url()).await;
+    let client = connect(&server, &shared).await.unwrap();
+    let held = client.mutex("held").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let id = id_of(&mut shared).await;
+    server.run(&["CLIENT", "KILL", "ID", &id.to_string()]);
+    for number in 0..5 {
+        lock_is_visible_to_others(&client, &server, &format!("after {number}")).await;
+    }
+    until(async || {
+        let id: Result<u64, _> = redis::cmd("CLIENT").arg("ID").query_async(&mut shared).await;
+        drop(client.mutex("again").try_lock().await);
+        id.is_ok_and(|id| is_used(&server, id))
+    })
+    .await;
+    held.release().await.unwrap();
+
+    let mut ended = multiplexed(&server.url()).await;
+    let client = connect(&server, &ended).await.unwrap();
+    let id = id_of(&mut ended).await;
+    server.run(&["CLIENT", "KILL", "ID", &id.to_string()]);
+    for number in 0..5 {
+        lock_is_visible_to_others(&client, &server, &format!("without {number}")).await;
+    }
+}
+
+#[tokio::test]
+async fn connection_to_another_server_or_database_is_refused() {
+    let (server, other) = (Server::on_port(), Server::on_port());
+    let error = connect(&server, &multiplexed(&other.url()).await).await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("another server or database"), "{error}");
+    let mut elsewhere = multiplexed(&server.url()).await;
+    redis::cmd("SELECT").arg(1).query_async::<()>(&mut elsewhere).await.unwrap();
+    assert!(connect(&server, &elsewhere).await.unwrap_err().is_invalid());
+}
+
+#[tokio::test]
+async fn answers_do_not_count_after_the_shared_connection_went_elsewhere() {
+    let (server, other) = (Server::on_port(), Server::on_port());
+    let proxy = Proxy::before(&server);
+    let mut shared = manager(&proxy.url()).await;
+    let client = connect(&server, &shared).await.unwrap();
+    lock_is_visible_to_others(&client, &server, "before").await;
+    proxy.lead_to(&other);
+    proxy.cut();
+    // It is over there now, without a command of ours in between.
+    redis::cmd("SET").arg("there").arg(1).query_async::<()>(&mut shared).await.ok();
+    until(async || redis::cmd("SET").arg("there").arg(1).query_async::<()>(&mut shared).await.is_ok()).await;
+    assert_eq!(other.query::<Option<u32>>(&["GET", "there"]).unwrap(), Some(1));
+    for number in 0..5 {
+        lock_is_visible_to_others(&client, &server, &format!("after {number}")).await;
+    }
+}
+
+#[tokio::test]
+async fn answers_do_not_count_after_another_database_was_selected() {
+    let server = Server::on_port();
+    let mut shared = multiplexed(&server.url()).await;
+    let client = connect(&server, &shared).await.unwrap();
+    redis::cmd("SELECT").arg(1).query_async::<()>(&mut shared).await.unwrap();
+    for number in 0..5 {
+        lock_is_visible_to_others(&client, &server, &format!("after {number}")).await;
+    }
+}
+
+#[test]
+fn connection_outside_of_a_runtime_is_refused() {
+    let server = Server::on_port();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let shared = runtime.block_on(multiplexed(&server.url()));
+    let error = futures_util::FutureExt::now_or_never(connect(&server, &shared)).unwrap().unwrap_err();
+    assert!(error.is_invalid(), "{error}");
+}
