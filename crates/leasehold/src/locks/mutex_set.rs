@@ -292,13 +292,13 @@ impl SetGuard {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Whether all leases are held, as [`Guard::is_held`].
+    /// As [`Guard::is_held`], for all leases.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// Waits until one lease is lost, as [`Guard::lost`]. Returns the guard of that lease and the loss.
+    /// As [`Guard::lost`], for the lease that is lost first. Also returns the guard of that lease.
     ///
     /// # Cancel safety
     ///
@@ -351,7 +351,7 @@ impl SetGuard {
         .await
     }
 
-    /// Renews all leases concurrently, as [`Guard::renew`].
+    /// As [`Guard::renew`], for all leases concurrently.
     ///
     /// # Errors
     ///
@@ -364,7 +364,7 @@ impl SetGuard {
         join_all(self.guards.iter().map(Guard::renew)).await.into_iter().collect()
     }
 
-    /// Releases all leases concurrently, as [`Guard::release`].
+    /// As [`Guard::release`], for all leases concurrently.
     ///
     /// # Errors
     ///
