@@ -49,7 +49,7 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         Self::builder().store(Store::redis(redis)).connect().await
@@ -379,7 +379,7 @@ impl ClientBuilder {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Client, Error> {
         self.connect_from(runtime::Handle::try_current().ok()).await
     }

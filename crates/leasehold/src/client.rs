@@ -82,7 +82,7 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }

@@ -251,7 +251,7 @@ impl RedlockBuilder {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Redlock, Error> {
         let Self { nodes, mut url } = self;
         url.nodes = nodes.iter().map(|node| RedisUrl::of_node(node)).collect::<Result<_, _>>()?;
