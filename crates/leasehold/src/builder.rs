@@ -1,4 +1,4 @@
-//! How a client is configured in types: the store, and what its locks have unless they say otherwise.
+//! Configures a client: the store, and the defaults of its locks.
 
 use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
@@ -20,7 +20,7 @@ use crate::store::SharedConnection;
 use crate::url::StoreUrl;
 
 impl Client {
-    /// Settings for a client, of which only the store is necessary.
+    /// Configures a client. Only the store is required.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -33,8 +33,8 @@ impl Client {
     }
 
     /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
-    /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
-    /// the caller's too.
+    /// certificates in memory or a custom DNS resolver. Leasehold opens its own connections with this client.
+    /// [`Store::redis_connection`] also uses a connection of the program.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -49,7 +49,7 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         Self::builder().store(Store::redis(redis)).connect().await
@@ -61,7 +61,7 @@ impl Client {
     }
 }
 
-/// Where a client keeps its locks, for [`ClientBuilder::store`]. A `&str` or a `String` is an address, as for
+/// The store of a client's locks, for [`ClientBuilder::store`]. A `&str` or a `String` is an address, as for
 /// [`Client::connect`].
 ///
 /// ```
@@ -85,8 +85,8 @@ enum Choice {
 }
 
 impl Store {
-    /// The memory of this process (`memory:`), for this client and its clones. `"memory:NAME"` is shared by the clients of the
-    /// process that name it.
+    /// The memory of this process (`memory:`), for this client and its clones. The address `"memory:NAME"` is shared by the
+    /// clients of the process that use the same NAME.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -101,8 +101,8 @@ impl Store {
         Self(Choice::Url(StoreUrl::Memory { name: String::new() }))
     }
 
-    /// A file that the processes of this machine share. It is created if it is missing. For `synchronous=full` write an
-    /// address.
+    /// A file that the processes of this machine share. It is created if it is missing. For `synchronous=full` pass an
+    /// address instead.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -120,8 +120,8 @@ impl Store {
         Self(Choice::Url(StoreUrl::Sqlite { path: path.into(), is_durable: false }))
     }
 
-    /// One Redis server, for settings that an address can't express, such as certificates in memory or a custom DNS resolver.
-    /// leasehold opens its own connections with this client.
+    /// One Redis server, for settings that an address can't express, such as certificates in memory or a custom DNS
+    /// resolver. Leasehold opens its own connections with this client.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -137,24 +137,26 @@ impl Store {
         Self(Choice::Redis(Box::new(client), None))
     }
 
-    /// One Redis server, with a connection that the program has already: a [`redis::aio::MultiplexedConnection`] or a
-    /// `redis::aio::ConnectionManager`. `client` is what it was made with, because a connection does not tell its address.
+    /// One Redis server, with an existing connection of the program: a [`redis::aio::MultiplexedConnection`] or a
+    /// `redis::aio::ConnectionManager`. `client` is the client that made the connection, because a connection has no
+    /// address.
     ///
-    /// Commands of the program's own tasks go out over `connection`. leasehold opens one more connection, for pushes, and for
-    /// what its own thread sends: renewals, rechecks, and releases of dropped guards must not depend on a runtime that may
-    /// be busy. With `replicas(n)` there is a third one, because WAIT needs a connection of its own. `diagnose` opens
-    /// connections while it runs.
+    /// Calls of the program's tasks send their commands over `connection`. Leasehold opens one more connection, for pushes,
+    /// renewals, re-checks and releases of dropped guards. Its own thread sends these, so they do not depend on a runtime
+    /// that may be busy. With `replicas(n)` there is a third connection, because WAIT blocks its connection. `diagnose`
+    /// opens connections while it runs.
     ///
-    /// **Safety.** When the client connects, a key that is written over one connection is read over the other. A
-    /// `ConnectionManager` may reconnect to another server later, and a program may select another database. So each command has a
-    /// CLIENT INFO before it in the same round trip (some microseconds of the server). If the reply shows another connection,
-    /// the answers behind it are discarded, as those of a lost connection are, and leasehold's own connection serves until the
-    /// shared one has been verified again. A lock that was granted elsewhere in the meantime is never used; it expires there
-    /// after its ttl. The user of the connection needs the right `+client|info`.
+    /// **Safety.** Both connections must lead to the same database. At connect, leasehold writes a key over one connection
+    /// and reads it over the other. Later, a `ConnectionManager` may reconnect to another server, and a program may select
+    /// another database. Leasehold therefore sends CLIENT INFO before each command, in the same round trip (some
+    /// microseconds of the server). If the reply shows another connection, leasehold discards the answers that follow it, as
+    /// for a lost connection. It then uses its own connection until the shared one has been verified again. A lock that
+    /// another server granted in the meantime is never used; it expires there after its ttl. The user of the connection
+    /// needs the right `+client|info`.
     ///
-    /// **Conditions.** Call `connect` in the tokio runtime that drives the connection. Commands that block a connection (BLPOP,
-    /// XREAD with BLOCK) delay the locks' commands behind them, which fail after 1 s. Not for clusters and Sentinels: those have
-    /// addresses.
+    /// **Conditions.** Call `connect` in the tokio runtime that drives the connection. Commands that block a connection
+    /// (BLPOP, XREAD with BLOCK) delay the lock commands behind them, and these fail after 1 s. Clusters and Sentinels are
+    /// not supported; use their addresses.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -230,7 +232,7 @@ impl ClientBuilder {
         Self { store: None, options: ClientOptions::default(), label: None }
     }
 
-    /// Where the locks are kept: an address, or a [`Store`]. It must be given.
+    /// Sets the store of the locks, which is required: an address, or a [`Store`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -245,7 +247,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The ttl of this client's locks unless a lock sets its own: 100 ms to 30 days, 10 s by default.
+    /// Sets the default ttl of this client's locks: 100 ms to 30 days, 10 s by default.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -260,7 +262,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum length of a wait queue unless a lock sets its own; 100,000 by default.
+    /// Sets the default maximum length of a wait queue, 100,000 by default.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -275,7 +277,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How many replicas must have each grant and renewal unless a lock says otherwise; 0 by default. Redis only.
+    /// Sets the default number of replicas that must confirm each grant and renewal, 0 by default. Redis only.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -289,8 +291,8 @@ impl ClientBuilder {
         self
     }
 
-    /// What this client's holders and waiters publish about themselves. By default host, process id and program; an empty one
-    /// hides them:
+    /// Sets the metadata that this client's holders and waiters publish. The default has the host, the process id and the
+    /// program. Empty metadata hides them:
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -308,7 +310,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Text that inspection shows beside host, process and program, unless a lock sets its own. At most 1 KiB.
+    /// Sets the default label: text that inspection shows in addition to host, process and program. At most 1
+    /// KiB.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -323,8 +326,9 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum duration of [`connect`](Self::connect). Without it the store decides: 5 s for a Redis server. Reconnects
-    /// are not concerned: they adapt to the ttl of the leases that are held. Opening a file is not interrupted.
+    /// Sets the maximum duration of [`connect`](Self::connect). The default depends on the store: 5 s for a Redis server.
+    /// This does not affect reconnects, whose time limit depends on the ttl of the held leases. It does not interrupt the
+    /// opening of a file.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -339,8 +343,8 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum duration of [`Client::close`], as [`Client::close_timeout`] has it. Without it `close` waits until everything
-    /// is released, or has expired.
+    /// Sets the maximum duration of [`Client::close`]. By default `close` waits until every lease is released or has
+    /// expired.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -357,7 +361,8 @@ impl ClientBuilder {
 
     /// Connects to the store.
     ///
-    /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    /// If this is called in a tokio runtime (with its timers and sockets enabled), the calling tasks send their
+    /// commands to Redis themselves. Otherwise the client's thread sends them.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -368,13 +373,13 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// `is_invalid` if there is no store, or a setting or an address can't be used, or a shared connection leads elsewhere than
-    /// its client; `is_unsupported` for a store that can't be used; `is_unavailable` if the store can't be opened; `is_timeout`
-    /// if that took longer than [`connect_timeout`](Self::connect_timeout).
+    /// `is_invalid` if no store is set, if a setting or an address is invalid, or if a shared connection leads to another
+    /// server than its client; `is_unsupported` if this build does not support the store; `is_unavailable` if the store
+    /// can't be opened; `is_timeout` if that took longer than [`connect_timeout`](Self::connect_timeout).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Client, Error> {
         self.connect_from(runtime::Handle::try_current().ok()).await
     }

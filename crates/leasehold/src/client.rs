@@ -31,7 +31,7 @@ use crate::locks::semaphore::Semaphore;
 use crate::store::{self, Inbox};
 use crate::url::StoreUrl;
 
-/// A connection to a store. Cloning is cheap, and all clones are one client.
+/// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
 /// A client owns one thread, which renews its leases, detects losses, and releases dropped guards. The thread ends after the
 /// last clone, lock and guard are dropped. A process that forks without `exec` must not use a client of its parent.
@@ -52,13 +52,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it),
-    /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
-    /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
-    /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
-    /// [The guide](crate::guide::operations#addresses) has the parameters of each. [`Client::builder`] has more settings.
+    /// Connects to the store at this address:
     ///
-    /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    /// - `memory:`; `memory:NAME` is shared by the clients of this process that use the same NAME.
+    /// - `sqlite:PATH`: shared by the processes of this machine.
+    /// - `redis://[user:password@]host[:port][/database]`, `rediss://…` (TLS), `redis+unix:///PATH`,
+    ///   `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`.
+    /// - `redlock://host[:port],…`: a quorum of servers, as [`Redlock`](crate::Redlock).
+    ///
+    /// [The guide](crate::guide::operations#addresses) lists the parameters of each. [`Client::builder`] has more settings.
+    ///
+    /// If this is called in a tokio runtime (with its timers and sockets enabled), the calling tasks send their
+    /// commands to Redis themselves. Otherwise the client's thread sends them.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -72,12 +77,12 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_invalid` and `is_unsupported` for an address that can't be used, `is_unavailable` when the store can't be
-    /// opened: the message names its path and says what to do.
+    /// `is_invalid` or `is_unsupported` for an address that can't be used; `is_unavailable` if the store can't be
+    /// opened. The message names the address and the fix.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
@@ -88,7 +93,7 @@ impl Client {
         Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
-    /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
+    /// The warnings about the store from the time of the connect, for an operator. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -103,8 +108,8 @@ impl Client {
         self.handle.store.warnings()
     }
 
-    /// Checks the store for settings that make locks unsafe, and returns the fix for each: versions, settings, clocks, access
-    /// rights, and the cost of a lock. It takes some tens of milliseconds per server.
+    /// Checks the store for settings that make locks unsafe, and returns the fix for each. The checks include versions,
+    /// settings, clocks, access rights, and the cost of a lock. They take some tens of milliseconds per server.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -119,8 +124,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// It changes no setting. On a Redis server it acquires and releases a lock of its own and deletes its keys. If the future
-    /// is dropped before that, the keys expire within an hour.
+    /// No setting is changed. On a Redis server the call acquires and releases a test lock, and deletes its keys. If the
+    /// future is dropped before that, the keys expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
@@ -186,8 +191,8 @@ impl Client {
         Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
     }
 
-    /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
-    /// characters) is reported when the lock is used.
+    /// A lock with one holder at a time. Sends nothing. An invalid name (empty, longer than 512 bytes, or with control
+    /// characters) causes an error when the lock is used.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -199,8 +204,8 @@ impl Client {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
-    /// The mutex of that name for a named owner, which may hold it more than once, from several tasks or processes. As
-    /// [`Self::mutex`], nothing is sent.
+    /// The mutex of that name for a named owner. The owner may hold it more than once, in several tasks or processes.
+    /// Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -212,7 +217,7 @@ impl Client {
         ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
-    /// A semaphore with this many permits, at least 1. As [`Self::mutex`], nothing is sent.
+    /// A semaphore with this many permits, at least 1. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -224,7 +229,7 @@ impl Client {
         Semaphore::new(self.handle.clone(), name.as_ref(), permits)
     }
 
-    /// A lock with many readers or one writer. As [`Self::mutex`], nothing is sent.
+    /// A lock with many readers or one writer. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -236,7 +241,7 @@ impl Client {
         RwLock::new(self.handle.clone(), name.as_ref())
     }
 
-    /// An election with one leader at a time. As [`Self::mutex`], nothing is sent.
+    /// An election with one leader at a time. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -248,7 +253,7 @@ impl Client {
         Election::new(self.handle.clone(), name.as_ref())
     }
 
-    /// A latch that opens after this many counts. As [`Self::mutex`], nothing is sent.
+    /// A latch that opens after this many counts. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -260,8 +265,8 @@ impl Client {
         Latch::new(self.handle.clone(), name.as_ref(), count)
     }
 
-    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days. As
-    /// [`Self::mutex`], nothing is sent.
+    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days.
+    /// Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -275,7 +280,7 @@ impl Client {
         OncePer::new(self.handle.clone(), name.as_ref(), period)
     }
 
-    /// A barrier at which this many parties wait for each other, 1 to 65,534. As [`Self::mutex`], nothing is sent.
+    /// A barrier at which this many parties wait for each other, 1 to 65,534. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -287,8 +292,8 @@ impl Client {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
-    /// All locks of this store with a holder or a waiter, ordered by name. On Redis it costs one round trip per 1,000 keys of
-    /// each node, and one more. What it shows is no snapshot: locks may change while it reads.
+    /// All locks of this store with a holder or a waiter, ordered by name. On Redis this takes one round trip per 1,000 keys
+    /// of each node, and one more. The result is not a snapshot: locks may change during the call.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -375,11 +380,11 @@ impl Client {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed it.
-    /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
+    /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed
+    /// it. Guards lose their leases at once (`Loss::Closed`), and waiters get an error with `is_closed`.
     ///
-    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
-    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout), if that is set.
+    /// If the store does not answer, this waits until the longest lease has expired, and at least 2 s.
+    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout) can limit the wait.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -392,8 +397,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; places in wait queues expire
-    /// by themselves. `is_timeout` with a time limit of the builder.
+    /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; queue entries expire
+    /// later. `is_timeout` if the builder's `close_timeout` has passed.
     ///
     /// # Cancel safety
     ///
@@ -406,7 +411,7 @@ impl Client {
         self.closed().await
     }
 
-    /// As [`Self::close`], but waits at most `limit`. With zero it closes the client and does not wait.
+    /// As [`Self::close`], but waits at most `limit`. A `limit` of zero closes the client without waiting.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -418,7 +423,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable` as there; `is_timeout` when the limit has passed. Releases then continue in the background.
+    /// `is_unavailable` as for [`Self::close`]; `is_timeout` when the limit has passed. Releases then continue in
+    /// the background.
     ///
     /// # Cancel safety
     ///

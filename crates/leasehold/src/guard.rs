@@ -14,11 +14,12 @@ use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
 
-/// A held lease. It is renewed while the guard lives, and released when [`release`](Self::release) is called or the guard is
-/// dropped.
+/// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
+/// the guard.
 ///
-/// A guard can be dropped anywhere: outside a runtime, in a panic, on another thread. An embedded store is called at once;
-/// for other stores the client's own thread sends the release. Only `release` reports whether the store has confirmed it.
+/// A guard can be dropped anywhere: outside a runtime, in a panic, on another thread. Dropping calls an embedded store
+/// (`memory:`, `sqlite:`) directly; for other stores the client's thread sends the release. Only `release` reports whether
+/// the store has confirmed it.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -76,9 +77,9 @@ impl Guard {
         self.is_over = true;
     }
 
-    /// Replaces the lock's `min_hold`: the store retains the lock until this long after the grant, even if it is released
-    /// earlier. Zero releases at once, for work that turned out to be unnecessary. A lease with a minimum hold is not handed
-    /// off between the tasks of its client.
+    /// Replaces the lock's `min_hold`: after an earlier release, the store retains the lock until this long after the grant.
+    /// With zero the release frees the lock at once, for work that turned out to be unnecessary. A lease with a minimum hold
+    /// is not handed off between the tasks of its client.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -94,7 +95,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Then nothing was changed.
+    /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Nothing is changed in that
+    /// case.
     pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
         let longest = self.handle.capabilities.max_ttl.map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
         if min_hold > longest {
@@ -135,8 +137,8 @@ impl Guard {
         self.token
     }
 
-    /// How much longer the lease may be trusted if no further renewal succeeds. Measured by this process's own clock, which
-    /// counts suspend. Zero when the lease is lost.
+    /// The time for which the lease may be trusted if no further renewal succeeds. It is measured by the local clock, which
+    /// includes suspend. Zero when the lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -151,8 +153,8 @@ impl Guard {
         self.handle.session.remaining(self.sequence, self.handle.now()).unwrap_or(Duration::ZERO)
     }
 
-    /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated when
-    /// it continues; the fencing token protects against that.
+    /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated
+    /// when the process continues. The fencing token protects against that.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -170,7 +172,7 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// Waits until the lease is lost. Without a response from the store it ends after [`Self::remaining`].
+    /// Waits until the lease is lost. If the store does not respond, this returns after [`Self::remaining`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -191,7 +193,8 @@ impl Guard {
         poll_fn(|context| session.poll_lost(&mut watch, context)).await
     }
 
-    /// Waits until the lease has at most this much time left, because renewals fail or are off, or until it is lost.
+    /// Waits until [`Self::remaining`] is at most `left`, which happens if renewals fail or are off, or until the
+    /// lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -226,8 +229,9 @@ impl Guard {
         }
     }
 
-    /// Renews the lease now to its full ttl, and waits for the store's confirmation. With automatic renewal off, this keeps the
-    /// lease. With it on, this ensures a full ttl before a long step: a lease that was granted after a wait begins with 3 s.
+    /// Renews the lease now to its full ttl, and waits for the store's confirmation. With `auto_renew(false)`, only this
+    /// call extends the lease. With automatic renewal, this call ensures a full ttl before a long step: a lease that was
+    /// granted after a wait starts with 3 s.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -242,8 +246,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The client retries it in the background, with or
-    /// without automatic renewal.
+    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The client then retries it in the background,
+    /// even with `auto_renew(false)`.
     ///
     /// # Cancel safety
     ///
@@ -265,7 +269,7 @@ impl Guard {
         }
     }
 
-    /// Runs `work` while the lease is held, and drops it when the lease is lost.
+    /// Runs `work` while the lease is held. Drops `work` when the lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -282,12 +286,12 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost`. If the work finished after its lease ended, its value is dropped too, because the work may have run
-    /// unprotected.
+    /// `is_lost`. If the lease was lost before the work finished, the value of the work is dropped too, because the
+    /// work may have run without the lock.
     ///
     /// # Cancel safety
     ///
-    /// That of `work`. The guard is only borrowed.
+    /// As cancel safe as `work`. The guard is only borrowed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         poll_fn(|context| {
@@ -313,8 +317,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client retries
-    /// it in the background until the lease has expired.
+    /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client then
+    /// retries it in the background until the lease has expired.
     ///
     /// # Cancel safety
     ///
@@ -336,7 +340,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` as there; `is_timeout` when the limit has passed. The client then retries in the background.
+    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed. The client then
+    /// retries in the background.
     ///
     /// # Cancel safety
     ///

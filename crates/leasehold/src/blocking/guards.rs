@@ -85,7 +85,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Guard::release`].
     pub fn release(self) -> Result<(), Error> {
         block_on(self.0.release())
     }
@@ -94,7 +94,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Guard::release_timeout`].
     pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
         block_on(self.0.release_timeout(limit))
     }
@@ -138,7 +138,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// The same as those of the async method.
             pub fn downgrade(self) -> Result<Guard, Error> {
                 block_on(self.inner().downgrade()).blocking()
             }
@@ -147,7 +147,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`crate::Guard::release`].
             pub fn release(self) -> Result<(), Error> {
                 self.guard.release()
             }
@@ -156,7 +156,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`crate::Guard::release_timeout`].
             pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
                 self.guard.release_timeout(limit)
             }
@@ -188,7 +188,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::upgrade`].
     pub fn upgrade(self) -> Result<WriteGuard, Error> {
         block_on(self.inner().upgrade()).blocking()
     }
@@ -197,7 +197,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::try_upgrade`].
     pub fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
         block_on(self.inner().try_upgrade()).blocking()
     }
@@ -206,7 +206,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::upgrade_timeout`].
     pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
         block_on(self.inner().upgrade_timeout(limit)).blocking()
     }
@@ -239,7 +239,7 @@ impl SetGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::SetGuard::release`].
     pub fn release(self) -> Result<(), Error> {
         self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
     }

@@ -18,8 +18,9 @@ use crate::options::settings;
 
 /// A lock with many readers or one writer. Created by [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// Readers and writers wait in one FIFO queue: later readers do not overtake a waiting writer, and adjacent readers are granted
-/// together. So neither starves the other. Each reader has its own lease: a crashed reader delays a writer for at most its ttl.
+/// Readers and writers wait in one FIFO queue. Later readers do not overtake a waiting writer. Readers that are adjacent in
+/// the queue are granted together. Neither readers nor writers starve. Each reader has its own lease, so a crashed reader
+/// delays a writer for at most its ttl.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -183,8 +184,8 @@ impl RwLock {
         Ok(self.0.lock_timeout(WRITER, limit).await?.map(self.exchangeable()))
     }
 
-    /// Waits without a limit for the upgradable read lease: shared with readers, but with one upgradable reader at a time. That
-    /// excludes two readers that wait for each other to upgrade.
+    /// Waits without a limit for the upgradable read lease. It is shared with readers, but there is one upgradable reader at
+    /// a time. Two readers therefore cannot deadlock by upgrading.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -267,11 +268,11 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`Guard::release`].
             ///
             /// # Cancel safety
             ///
-            /// As there.
+            /// As [`Guard::release`].
             pub async fn release(self) -> Result<(), Error> {
                 self.guard.release().await
             }
@@ -280,11 +281,11 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`Guard::release_timeout`].
             ///
             /// # Cancel safety
             ///
-            /// As there.
+            /// As [`Guard::release_timeout`].
             pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
                 self.guard.release_timeout(limit).await
             }
@@ -328,8 +329,8 @@ pub struct WriteGuard {
 }
 
 impl WriteGuard {
-    /// Continues as a reader with the same token. No writer comes in between, and the readers at the head of the queue are
-    /// granted.
+    /// Continues as a reader with the same token. No other writer is granted in between. Readers at the head of the queue
+    /// are granted at once.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -343,8 +344,8 @@ impl WriteGuard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease had ended before; nothing is held then. `is_unavailable` if the store did not respond; the lease
-    /// is then being released.
+    /// `is_lost` if the lease had ended before; nothing is held in that case. `is_unavailable` if the store did not respond;
+    /// the client then releases the lease.
     ///
     /// # Cancel safety
     ///
@@ -384,8 +385,8 @@ pub struct UpgradableGuard {
 }
 
 impl UpgradableGuard {
-    /// Waits ahead of the queue until the readers have released, and continues as a writer with a higher token. No other writer
-    /// comes in between.
+    /// Waits ahead of the queue until the other readers have released, and continues as a writer with a higher token. No
+    /// other writer is granted in between.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -399,8 +400,8 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease ended before: what was read may be stale, and nothing is held. `is_unavailable` if the store did
-    /// not respond, and `is_closed`; the lease is then being released.
+    /// `is_lost` if the lease ended before the upgrade: nothing is held, and data that was read under the lease may be
+    /// stale. `is_unavailable` if the store did not respond; `is_closed`. In both cases the client releases the lease.
     ///
     /// # Cancel safety
     ///
@@ -413,7 +414,7 @@ impl UpgradableGuard {
         }
     }
 
-    /// Upgrades if no reader holds the lock; otherwise returns itself as the inner error.
+    /// Upgrades if no other reader holds the lock. Otherwise returns this guard as the inner error.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -437,7 +438,7 @@ impl UpgradableGuard {
         self.upgrade_within(WaitMode::NoWait).await
     }
 
-    /// Waits at most `limit` for the upgrade; returns itself as the inner error at the limit.
+    /// Waits at most `limit` for the upgrade. At the limit returns this guard as the inner error.
     ///
     /// ```
     /// # leasehold::doc_test(async {
