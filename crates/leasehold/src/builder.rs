@@ -405,13 +405,14 @@ impl ClientBuilder {
                 if shared.is_some() && caller.is_none() {
                     return invalid(format!("{shown}: a connection can only be shared in its tokio runtime"));
                 }
-                let open =
-                    move |id, inbox| async move { store::open_own(&client, shared, id, inbox, caller).await };
+                let open = move |id, inbox, _| async move {
+                    store::open_own(&client, shared, id, inbox, caller).await
+                };
                 return Client::with_options(shown, options, open).await;
             }
         };
         let shown = url.to_string();
-        let open = move |id, inbox| async move { store::open(&url, id, inbox, caller).await };
+        let open = move |id, inbox, clock| async move { store::open(&url, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
     }
 }

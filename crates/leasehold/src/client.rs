@@ -84,7 +84,8 @@ impl Client {
 
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let opened = url.clone();
-        let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
+        let open =
+            move |id, inbox, clock| async move { store::open(&opened, clock, id, inbox, caller).await };
         Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
@@ -152,6 +153,7 @@ impl Client {
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
+        let open = move |id, inbox, _| open(id, inbox);
         Self::with_options(url, ClientOptions::default(), open).await
     }
 
@@ -161,21 +163,22 @@ impl Client {
         open: O,
     ) -> Result<Self, Error>
     where
-        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
+        O: FnOnce(ClientId, Weak<dyn Inbox>, Clock) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
-        let session = Arc::new(Session::new(random_id()?, Clock::System));
+        let clock = Clock::System;
+        let session = Arc::new(Session::new(random_id()?, clock.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
         let (limit, shown) = (options.connect_timeout, url.clone());
         let open = move || async move {
-            let Some(limit) = limit else { return open(id, inbox).await };
+            let Some(limit) = limit else { return open(id, inbox, clock).await };
             let late = |_| {
                 let what = format!("{shown}: not connected within {limit:?}");
                 Err(Error::new(ErrorKind::Timeout, what))
             };
-            tokio::time::timeout(limit, open(id, inbox)).await.unwrap_or_else(late)
+            tokio::time::timeout(limit, open(id, inbox, clock)).await.unwrap_or_else(late)
         };
         let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
         start.map_err(Error::from)?;

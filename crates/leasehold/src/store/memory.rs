@@ -17,7 +17,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, St
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
 use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::engine::clock::{self, Clock};
+use crate::engine::clock::Clock;
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;
@@ -76,7 +76,7 @@ impl Memory {
             return Arc::default();
         }
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = clock::in_memory();
+        let now = Clock::System.in_memory();
         named.retain(|_, known| known.is_to_be_known(now));
         let known = named.get(name);
         if let Some(store) = known.and_then(Named::store) {

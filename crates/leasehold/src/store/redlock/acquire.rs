@@ -16,7 +16,6 @@ use tokio::time::{sleep, timeout};
 use super::attempts::{NodeAttempt, NodeRequests};
 use super::gather::drain;
 use super::{Quorum, STRAGGLER_GRACE, answer};
-use crate::engine::clock;
 use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// Random pauses between tries: up to the first, then up to twice as long, and so on.
@@ -73,7 +72,7 @@ impl Quorum {
     ) -> CallResult {
         loop {
             let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
-                return answer(clock::local(), Reply::Cancelled);
+                return answer(self.now(), Reply::Cancelled);
             };
             let sent = self.attempts.past(resource.clone(), request.clone(), acquisition, requests);
             let ballot = self.vote(sent).await;
@@ -85,7 +84,7 @@ impl Quorum {
 
     /// Asks all nodes for their votes on a try, and waits for the verdict.
     async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> Ballot {
-        let sent_at = clock::local();
+        let sent_at = self.now();
         let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
@@ -127,7 +126,7 @@ impl Quorum {
     /// The attempt's result after a vote; `None` if the attempt retries at once.
     async fn conclude(self: &Arc<Self>, ballot: Ballot) -> Option<CallResult> {
         let Ballot { sent, verdict, round, time_until_free, .. } = &ballot;
-        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), clock::local());
+        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), self.now());
         if waits || matches!(verdict, Verdict::Busy | Verdict::Split) {
             self.note_contended(&sent.resource);
         }
@@ -161,7 +160,7 @@ impl Quorum {
         };
         self.release_at_nodes(&failed, round).await;
         if waits {
-            return Some(queued(clock::local(), Some(backoff(failed.tries))));
+            return Some(queued(self.now(), Some(backoff(failed.tries))));
         }
         if retries_now {
             sleep(backoff(failed.tries)).await;
@@ -182,7 +181,7 @@ impl Quorum {
         let Some(failed) = failed else { return self.superseded(sent, round).await };
         self.release_at_nodes(&failed, round).await;
         if let Some(time_to_quorum) = time_to_quorum {
-            return queued(clock::local(), Some(time_to_quorum));
+            return queued(self.now(), Some(time_to_quorum));
         }
         let message = match verdict {
             Verdict::TooLate => "a quorum granted it, but so late that the lease may have expired".to_owned(),
@@ -217,7 +216,7 @@ impl Quorum {
             let to = quorum.nodes[node].clone();
             let answered = match to.lags(usual) {
                 Some(error) => Err(error),
-                None => to.call_one(resource, command, floor).await,
+                None => to.call(resource, command, floor).await,
             };
             if !is_unknown(&answered) {
                 let has = matches!(&answered, Ok(answer) if keeps_something(&answer.reply));
@@ -241,7 +240,7 @@ impl Quorum {
     /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens
     /// follow that clock, and each node that learns one would remember the lock until its own clock has reached it.
     fn is_far_ahead(&self, node: usize) -> bool {
-        let now = clock::local();
+        let now = self.now();
         let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
             return false;
         };
@@ -268,7 +267,7 @@ impl Quorum {
     async fn superseded(self: &Arc<Self>, sent: &NodeAttempt, round: &Round) -> CallResult {
         self.release_at_nodes(sent, round).await;
         if self.attempts.is_cancelled(sent.request.acquisition) {
-            return answer(clock::local(), Reply::Cancelled);
+            return answer(self.now(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
         Err(StoreError::new(Failure::Unknown, message))
@@ -328,7 +327,7 @@ impl VoteCollector {
                 }
                 late.as_mut().reset(tokio::time::Instant::now() + limit);
             }
-            if let Some(verdict) = self.round.poll_verdict(clock::local()) {
+            if let Some(verdict) = self.round.poll_verdict(self.quorum.now()) {
                 return verdict;
             }
             tokio::select! {
@@ -358,7 +357,7 @@ impl VoteCollector {
     fn propagate(&self, node: usize, token: Token) {
         let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
         let command = Command::Renew(renew);
-        let call = self.quorum.nodes[node].clone().call_one(self.resource.clone(), command, Some(token));
+        let call = self.quorum.nodes[node].clone().call(self.resource.clone(), command, Some(token));
         self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
     }
 

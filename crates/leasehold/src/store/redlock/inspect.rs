@@ -124,7 +124,7 @@ impl Quorum {
     /// Each node's answer or error.
     async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
         let requests = self.nodes.iter().map(|node| {
-            let call = node.clone().call_one(resource.clone(), command.clone(), None);
+            let call = node.clone().call(resource.clone(), command.clone(), None);
             async { timeout(INSPECT_TIMEOUT, call).await }
         });
         let answered = join_all(requests).await.into_iter().map(|answered| match answered {

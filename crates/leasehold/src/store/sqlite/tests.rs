@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep as model_sweep};
 use leasehold_core::{
-    Acquisition, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime, Token,
-    TokenRange, View, WaitFor,
+    Acquisition, Answer, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime,
+    Token, TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
@@ -234,7 +234,7 @@ impl Inbox for IgnoredInbox {
 
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
     let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
-    let opened = Sqlite::open(path, false, ClientId::new(client), Arc::downgrade(&inbox));
+    let opened = Sqlite::open(path, false, Clock::System, ClientId::new(client), Arc::downgrade(&inbox));
     // It lives as long as the process.
     std::mem::forget(inbox);
     opened
@@ -371,7 +371,7 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
-    let last = Sqlite::open(&path, false, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
+    let last = Sqlite::open(&path, false, Clock::System, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
@@ -468,11 +468,11 @@ fn at(base: u64, seconds: u64) -> Now {
 fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
     let (until, resource) = (Instant::now() + BUSY_TIMEOUT, resource(name));
     let connection = store.connection.lock().unwrap();
-    let done = store.shared.transact(&connection, || now, until, &[(&resource, command)]);
+    let done = store.shared.transact_one(&connection, || now, until, (&resource, command));
     drop(connection);
-    let Ok((mut answers, pending)) = done else { panic!("the file is free") };
+    let Ok((answer, pending)) = done else { panic!("the file is free") };
     store.shared.send(pending);
-    answers.remove(0).reply
+    answer.reply
 }
 
 #[test]
@@ -574,7 +574,7 @@ fn symlinks_share_one_store_and_hard_links_are_refused() {
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let (told, hears) = std::sync::mpsc::channel();
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
-    let second = Sqlite::open(&link, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
+    let second = Sqlite::open(&link, false, Clock::System, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();

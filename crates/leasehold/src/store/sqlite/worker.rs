@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Resource};
+use leasehold_core::{Acquire, Command, Failure, Kind, Name, Resource};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -23,8 +23,7 @@ use super::{
     BUSY_TIMEOUT, CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent,
     schema,
 };
-use crate::engine::clock;
-use crate::store::{CallResult, StoreError};
+use crate::store::{Batch, CallResult, StoreError};
 
 /// Max number of queued jobs.
 const MAX_JOBS: usize = 65_536;
@@ -48,7 +47,8 @@ const TRANSACTION_PAUSE: Duration = Duration::from_micros(200);
 const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) enum Job {
-    Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<CallResult>>),
+    Command(Arc<Resource>, Command, oneshot::Sender<CallResult>),
+    Batch(Batch, oneshot::Sender<Vec<CallResult>>),
     /// All attempts are granted, or none is.
     AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
     List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
@@ -93,12 +93,20 @@ impl Jobs {
 
 impl Job {
     fn is_of_holders(&self) -> bool {
-        matches!(self, Self::Commands(batch, _) if are_of_holders(batch))
+        match self {
+            Self::Command(_, command, _) => is_of_holder(command),
+            Self::Batch(batch, _) => are_of_holders(batch),
+            Self::AcquireAll(..) | Self::List(_) => false,
+        }
     }
 }
 
+fn is_of_holder(command: &Command) -> bool {
+    matches!(command, Command::Renew(_) | Command::Release(_))
+}
+
 fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
-    batch.iter().all(|(_, command)| matches!(command, Command::Renew(_) | Command::Release(_)))
+    batch.iter().all(|(_, command)| is_of_holder(command))
 }
 
 impl JobQueue {
@@ -255,18 +263,30 @@ impl WorkerThread {
         self.receive_pushes();
         // If the receiver is gone, the client releases what the answers may have granted.
         match job {
-            Job::Commands(batch, tell) => {
-                let answers = self.run(&batch, until);
-                let _ = tell.send(answers);
+            Job::Command(resource, command, tell) => {
+                let began = Instant::now();
+                let answer = self.run_one(&resource, &command, until);
+                self.measure(1, began.elapsed());
+                let _ = tell.send(answer);
+            }
+            Job::Batch(batch, tell) => {
+                let _ = tell.send(self.run(&batch, until));
             }
             Job::AcquireAll(attempts, tell) => {
                 let _ = tell.send(self.run_all(&attempts, until));
             }
             Job::List(tell) => {
-                let listed = self.list();
-                let _ = tell.send(listed);
+                let _ = tell.send(self.list());
             }
         }
+    }
+
+    fn run_one(&mut self, resource: &Resource, command: &Command, until: Instant) -> CallResult {
+        self.receive_pushes();
+        let answered = self.transact(|shared, connection| {
+            shared.transact_one(connection, || shared.clock.embedded(), until, (resource, command))
+        });
+        answered.or_else(|error| self.shared.answer_to(error, command))
     }
 
     fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
@@ -308,48 +328,34 @@ impl WorkerThread {
     /// Not if the COMMIT may have taken effect, because a repeat would then answer for the first run.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
         self.receive_pushes();
-        match self.transact(chunk, until) {
+        match self.transact(|shared, connection| shared.transact(connection, until, chunk)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(TransactionError::Failed(error)) if error.failure == Failure::Unknown => {
-                chunk.iter().map(|_| Err(error.clone())).collect()
+                vec![Err(error); chunk.len()]
             }
-            Err(trouble) => match chunk {
-                [(_, command)] => vec![trouble.answer_to(command)],
-                _ => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
+            Err(error) => match chunk {
+                [(_, command)] => vec![self.shared.answer_to(error, command)],
+                _ => chunk.iter().map(|(resource, command)| self.run_one(resource, command, until)).collect(),
             },
         }
     }
 
-    fn transact(
-        &mut self,
-        chunk: &[(Arc<Resource>, Command)],
-        until: Instant,
-    ) -> Result<Vec<Answer>, TransactionError> {
-        let shared = self.shared.clone();
-        let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
-        let done = shared.transact(self.connection()?, clock::embedded, until, &commands);
-        Self::deliver(&shared, done)
-    }
-
     fn run_all(&mut self, attempts: &[(Arc<Resource>, Arc<Acquire>)], until: Instant) -> Vec<CallResult> {
-        let shared = self.shared.clone();
-        let done = self.connection().and_then(|connection| {
-            let done = shared.transact_all(connection, clock::embedded, until, attempts);
-            Self::deliver(&shared, done)
-        });
-        match done.map_err(TransactionError::into_error) {
+        match self.transact(|shared, connection| shared.transact_all(connection, until, attempts)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(error) => attempts.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => vec![Err(error.into_error()); attempts.len()],
         }
     }
 
-    fn deliver(
-        shared: &Shared,
-        done: Result<(Vec<Answer>, PendingPushes), TransactionError>,
-    ) -> Result<Vec<Answer>, TransactionError> {
-        let (answers, pending) = done?;
+    /// Runs a transaction over this thread's connection, and delivers its pushes.
+    fn transact<T>(
+        &mut self,
+        run: impl FnOnce(&Shared, &Connection) -> Result<(T, PendingPushes), TransactionError>,
+    ) -> Result<T, TransactionError> {
+        let shared = self.shared.clone();
+        let (done, pending) = run(&shared, self.connection()?)?;
         shared.send(pending);
-        Ok(answers)
+        Ok(done)
     }
 
     fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
@@ -399,21 +405,13 @@ impl WorkerThread {
     }
 
     fn sweep(&mut self) {
-        let shared = self.shared.clone();
         let until = Instant::now() + super::INLINE_TIMEOUT;
-        let swept =
-            self.connection().and_then(|connection| shared.sweep_batch(connection, clock::embedded, until));
-        self.is_behind = match swept {
-            Ok((is_behind, pending)) => {
-                shared.send(pending);
-                is_behind
-            }
-            Err(trouble) => {
-                let is_busy = matches!(trouble, TransactionError::Busy);
-                tracing::debug!(error = trouble.into_error().message, "expired leases could not be removed");
-                is_busy
-            }
-        };
+        let swept = self.transact(|shared, connection| shared.sweep_batch(connection, until));
+        self.is_behind = swept.unwrap_or_else(|error| {
+            let is_busy = matches!(error, TransactionError::Busy);
+            tracing::debug!(error = error.into_error().message, "expired leases could not be removed");
+            is_busy
+        });
     }
 }
 
