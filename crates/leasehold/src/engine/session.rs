@@ -19,10 +19,11 @@ use leasehold_core::{
 use tokio::sync::Notify;
 
 use super::clock::Clock;
-use super::entry::{Entry, LogEvent, ReleaseOutcome, Transmit};
+use super::entry::{Entry, Transmit};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
 };
+use super::releasing::ReleaseOutcome;
 use super::table::{DueWork, Effects, Table};
 use crate::store::{CallResult, Inbox};
 
@@ -98,20 +99,7 @@ impl Session {
             self.wake_driver();
         }
         for (resource, event) in effects.log_events {
-            match event {
-                LogEvent::Lost(loss) => tracing::warn!(%resource, %loss, "lease lost"),
-                LogEvent::RenewalFailed(error) => {
-                    tracing::warn!(%resource, error, "lease not renewed");
-                }
-                LogEvent::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),
-                LogEvent::ReleaseFailed(error) => {
-                    tracing::warn!(%resource, error, "lease not released yet");
-                }
-                LogEvent::ReleaseRecovered => tracing::info!(%resource, "lease released after retries"),
-                LogEvent::ReleaseUnconfirmed => {
-                    tracing::warn!(%resource, "release not confirmed; the lease has expired");
-                }
-            }
+            event.log(&resource);
         }
     }
 
