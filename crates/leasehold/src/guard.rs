@@ -10,7 +10,7 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
-    End, ReleaseOutcome, RenewalError, Request, Response, Sleep, Transmit, release_dropped, with_deadline,
+    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
@@ -395,8 +395,11 @@ impl Guard {
         self.handle.lost(&self.resource, loss)
     }
 
-    pub(crate) fn sleep(&self, span: Duration) -> Sleep {
-        Sleep::until(&self.handle.session, self.handle.now() + span)
+    /// Waits at most `limit` until the lease is lost.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let until = self.handle.now() + limit;
+        with_deadline(&self.handle.session, Some(until), self.lost()).await
     }
 }
 

@@ -290,7 +290,7 @@ impl Entry {
         self.end_attempt(now);
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
-                self.end(ReleaseOutcome::Unconfirmed)
+                self.end(ReleaseOutcome::Unconfirmed);
             }
             Stage::Lease { machine, .. } => {
                 machine.handle_timeout(now);

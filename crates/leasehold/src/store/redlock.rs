@@ -21,6 +21,7 @@ mod limits;
 mod node;
 mod release;
 mod renew;
+mod votes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -29,7 +29,9 @@
 mod checkpoint;
 mod doctor;
 mod files;
+mod jobs;
 mod limits;
+mod location;
 mod mailbox;
 mod rows;
 mod schema;
@@ -53,11 +55,12 @@ use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use files::Files;
+use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::Mailboxes;
 use schema::not_sent;
 use shared::{PendingPushes, Shared, TransactionError};
-use worker::{Job, Worker};
+use worker::Worker;
 
 /// The lease tables of one file, for one client.
 pub(crate) struct Sqlite {

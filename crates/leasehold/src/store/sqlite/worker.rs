@@ -3,12 +3,11 @@
 //! It sleeps in `poll` on its client's pipe and the wake pipe of the job queue, for at most [`FILE_CHECK_INTERVAL`] at a time.
 //! Everything that waits for the disk runs here: checkpoints, and writes to a busy file.
 
-use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,17 +15,11 @@ use leasehold_core::{Acquire, Command, Failure, Kind, Name, Resource};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::sync::oneshot;
 
+use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::Mailbox;
-use super::{
-    BUSY_TIMEOUT, CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent,
-    schema,
-};
-use crate::store::{Batch, CallResult, StoreError};
-
-/// Max number of queued jobs.
-const MAX_JOBS: usize = 65_536;
+use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
+use crate::store::{CallResult, StoreError};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -46,81 +39,16 @@ const TRANSACTION_PAUSE: Duration = Duration::from_micros(200);
 /// Pause between two batches of a sweep, so that other writers get the file.
 const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
-pub(super) enum Job {
-    Command(Arc<Resource>, Command, oneshot::Sender<CallResult>),
-    Batch(Batch, oneshot::Sender<Vec<CallResult>>),
-    /// All attempts are granted, or none is.
-    AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
-    List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
-}
-
 /// Handle of the thread. After a drop the thread ends by itself: the drop does not wait, because the file may be busy.
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
     mailbox: Arc<Mailbox>,
 }
 
-/// The thread's job queue.
-struct JobQueue {
-    jobs: Mutex<Jobs>,
-    is_ending: AtomicBool,
-    /// A byte in it wakes the thread. Writing never blocks: when it is full, the thread is awake.
-    wake_pipe: File,
-}
-
-/// Jobs in order of arrival, each with its deadline for getting the file.
-#[derive(Default)]
-struct Jobs {
-    /// Renewals and releases, which do not wait behind acquires, of which there may be thousands.
-    of_holders: VecDeque<(Instant, Job)>,
-    others: VecDeque<(Instant, Job)>,
-}
-
-impl Jobs {
-    fn len(&self) -> usize {
-        self.of_holders.len() + self.others.len()
-    }
-
-    fn push(&mut self, until: Instant, job: Job) {
-        let jobs = if job.is_of_holders() { &mut self.of_holders } else { &mut self.others };
-        jobs.push_back((until, job));
-    }
-
-    fn pop(&mut self) -> Option<(Instant, Job)> {
-        self.of_holders.pop_front().or_else(|| self.others.pop_front())
-    }
-}
-
-impl Job {
-    fn is_of_holders(&self) -> bool {
-        match self {
-            Self::Command(_, command, _) => is_of_holder(command),
-            Self::Batch(batch, _) => are_of_holders(batch),
-            Self::AcquireAll(..) | Self::List(_) => false,
-        }
-    }
-}
-
-fn is_of_holder(command: &Command) -> bool {
-    matches!(command, Command::Renew(_) | Command::Release(_))
-}
-
-fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
-    batch.iter().all(|(_, command)| is_of_holder(command))
-}
-
-impl JobQueue {
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Worker {
     pub(super) fn start(shared: Arc<Shared>, mailbox: &Arc<Mailbox>) -> io::Result<Self> {
         let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
-        let jobs = Mutex::default();
-        let queue =
-            Arc::new(JobQueue { jobs, is_ending: AtomicBool::new(false), wake_pipe: File::from(wake_pipe) });
+        let queue = Arc::new(JobQueue::new(File::from(wake_pipe)));
         let worker = Self { queue: queue.clone(), mailbox: mailbox.clone() };
         let thread = WorkerThread {
             shared,
@@ -136,21 +64,13 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Enqueues a job. Fails if the queue is full.
+    /// Enqueues a job. Fails if the queue is full, or the thread has ended.
     pub(super) fn submit(&self, job: Job) -> bool {
-        {
-            let mut jobs = self.queue.jobs();
-            if jobs.len() >= MAX_JOBS || self.queue.is_ending.load(Ordering::Acquire) {
-                return false;
-            }
-            jobs.push(Instant::now() + BUSY_TIMEOUT, job);
-        }
-        self.wake();
-        true
+        self.queue.push(job)
     }
 
     pub(super) fn wake(&self) {
-        let _ = (&self.queue.wake_pipe).write(&[1]);
+        self.queue.wake();
     }
 }
 
@@ -158,8 +78,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // At once, because the process may end before the thread does.
         self.mailbox.remove();
-        self.queue.is_ending.store(true, Ordering::Release);
-        self.wake();
+        self.queue.end();
     }
 }
 
@@ -184,9 +103,7 @@ impl Drop for WorkerThread {
     fn drop(&mut self) {
         // No thread receives this client's pushes any more, so the client must not count as reachable.
         self.mailbox.remove();
-        let mut jobs = self.queue.jobs();
-        self.queue.is_ending.store(true, Ordering::Release);
-        *jobs = Jobs::default();
+        self.queue.close();
     }
 }
 
@@ -194,7 +111,7 @@ impl WorkerThread {
     fn work(mut self) {
         self.maintain();
         let mut maintained = Instant::now();
-        while !self.queue.is_ending.load(Ordering::Acquire) {
+        while !self.queue.is_ending() {
             self.sleep();
             self.receive_pushes();
             self.run_jobs();
@@ -253,7 +170,7 @@ impl WorkerThread {
 
     fn run_jobs(&mut self) {
         loop {
-            let Some((until, job)) = self.queue.jobs().pop() else { return };
+            let Some((until, job)) = self.queue.pop() else { return };
             self.run_job(job, until);
         }
     }
@@ -319,7 +236,7 @@ impl WorkerThread {
     /// Runs the renewals and releases that were submitted during a long job.
     fn run_jobs_of_holders(&mut self) {
         loop {
-            let Some((until, job)) = self.queue.jobs().of_holders.pop_front() else { return };
+            let Some((until, job)) = self.queue.pop_of_holders() else { return };
             self.run_job(job, until);
         }
     }
