@@ -328,7 +328,7 @@ fn command_gets_the_store_s_address_without_its_password() {
 }
 
 #[test]
-fn memory_store_warns_that_it_excludes_nobody() {
+fn memory_store_warns_that_it_excludes_no_other_process() {
     let place = Place::on("memory:");
     for args in [&["run", "a", "--", "true"][..], &["run", "-n", "a", "--", "true"]] {
         let (code, said) = place.code(args);

@@ -112,12 +112,12 @@ impl Session {
         terms: LeaseTerms,
         min_hold: Duration,
         command: Acquire,
-        patience: Option<WaitPolicy>,
+        wait_policy: Option<WaitPolicy>,
         now: LocalTime,
     ) -> Result<Option<Transmit>, Closed> {
         let sequence = command.acquisition.sequence;
         let owner = command.owner.clone();
-        let machine = AcquireMachine::new(command, patience, now);
+        let machine = AcquireMachine::new(command, wait_policy, now);
         let mut entry = Box::new(Entry::new(resource, owner, terms, min_hold, machine));
         let mut effects = Effects::default();
         let transmit = {

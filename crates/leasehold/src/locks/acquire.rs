@@ -76,7 +76,7 @@ impl Lock {
             resource: resource.clone(),
             terms: self.terms,
             wait: WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters },
-            patience: WaitPolicy {
+            wait_policy: WaitPolicy {
                 deadline: LocalTime::NEVER,
                 repoll_interval: intervals.repoll_interval,
                 confirms_pushes: self.terms.replicas > 0,

@@ -117,13 +117,13 @@ impl Lock {
             metadata: self.metadata.clone(),
         };
         let confirms_pushes = terms.replicas > 0;
-        let patience = deadline.map(|deadline| WaitPolicy {
+        let wait_policy = deadline.map(|deadline| WaitPolicy {
             deadline,
             repoll_interval: intervals.repoll_interval,
             confirms_pushes,
         });
         let began =
-            session.begin(resource.clone(), terms, self.min_hold, command, patience, self.handle.now());
+            session.begin(resource.clone(), terms, self.min_hold, command, wait_policy, self.handle.now());
         let transmit = began.map_err(|Closed| self.handle.closed())?;
         Ok((
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },

@@ -151,14 +151,14 @@ impl Memory {
 impl Inner {
     fn step(&mut self, now: Now, resource: &Resource, command: &Command, pushes: &mut Vec<Push>) -> Answer {
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         if let Some(table) = self.tables.get_mut(resource) {
-            let answer = never_fails(apply(table, turn, command));
+            let answer = never_fails(apply(table, context, command));
             note_token(&self.last_token, table);
             return answer;
         }
         let mut table = Table::new();
-        let answer = never_fails(apply(&mut table, turn, command));
+        let answer = never_fails(apply(&mut table, context, command));
         note_token(&self.last_token, &table);
         if !table.is_empty() {
             self.tables.insert(resource.clone(), table);
@@ -175,10 +175,10 @@ impl Inner {
         let table = |(resource, _): &(Arc<Resource>, _)| self.tables.remove(&**resource).unwrap_or_default();
         let mut tables: Vec<_> = attempts.iter().map(table).collect();
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let acquires = attempts.iter().map(|(_, acquire)| acquire);
         let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
-        let answers = never_fails(apply_all(turn, &mut steps));
+        let answers = never_fails(apply_all(context, &mut steps));
         for ((resource, _), table) in attempts.iter().zip(tables) {
             note_token(&self.last_token, &table);
             if !table.is_empty() {
@@ -203,8 +203,8 @@ impl Inner {
         let Some((resource, table)) = self.tables.range_mut((from, Bound::Unbounded)).next() else { return };
         let resource = resource.clone();
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
-        let is_kept = never_fails(sweep(table, turn));
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let is_kept = never_fails(sweep(table, context));
         note_token(&self.last_token, table);
         if !is_kept {
             self.tables.remove(&resource);

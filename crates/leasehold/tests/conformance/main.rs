@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockInfo};
-use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
+use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, retry_if_paused};
 
 /// The store of one test, shared by several clients.
 struct Store {
@@ -230,7 +230,7 @@ pub(crate) use on_store;
 
 /// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
 pub(crate) async fn run(attempt: impl AsyncFn()) {
-    undisturbed(Duration::from_millis(250), async || {
+    retry_if_paused(Duration::from_millis(250), async || {
         let ended = AssertUnwindSafe(tokio::time::timeout(LIMIT, attempt())).catch_unwind().await;
         match ended {
             Ok(Ok(())) => Ok(()),

@@ -188,7 +188,7 @@ impl Quorum {
         let each = self.nodes.iter().zip(round.votes()).zip(node_errors);
         each.map(|((node, vote), node_errors)| {
             let what = match vote {
-                Some(Vote::Yes(_)) => "granted it, and was told that it is given back".to_owned(),
+                Some(Vote::Yes(_)) => "granted it, and was told to release it".to_owned(),
                 Some(Vote::No) => "busy".to_owned(),
                 Some(Vote::Abstains(_)) => {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"

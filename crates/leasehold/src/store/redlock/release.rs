@@ -20,7 +20,7 @@ impl Quorum {
         if until.is_some() {
             self.releases_pending.notify_one();
         }
-        let Some(known) = self.attempts.give_back(release.acquisition, until) else {
+        let Some(known) = self.attempts.release(release.acquisition, until) else {
             // No try has left anything at the nodes. NotHeld still needs a quorum that answers.
             self.call_all(&resource, Command::Inspect).await?;
             return answer(self.now(), Reply::NotHeld);

@@ -114,7 +114,7 @@ fn judge(seen: &Seen) -> Component {
     if let Some(free) = seen.free_bytes {
         component.fact("room on the disk", size(free));
         if free < LITTLE_ROOM {
-            let why = "when the disk is full, no lock can be taken, given back or renewed";
+            let why = "when the disk is full, no lock can be acquired, released or renewed";
             component.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }

@@ -33,8 +33,8 @@ impl Shared {
                 Some(resource) => {
                     let PendingPushes { pushes, reached, .. } = pending;
                     let mut is_reachable = |client| self.is_reachable(client, reached);
-                    let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes };
-                    sweep(&mut SqliteRows::new(connection, &resource, now.wall), turn)?
+                    let context = CommandContext { now, is_reachable: &mut is_reachable, pushes };
+                    sweep(&mut SqliteRows::new(connection, &resource, now.wall), context)?
                 }
             };
             if is_kept {

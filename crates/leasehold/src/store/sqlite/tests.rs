@@ -73,10 +73,10 @@ impl<'c> Twins<'c> {
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);
         let (resource, mut table) = self.resources[at].clone();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
-        let Ok(expected) = apply(&mut table, turn, command);
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
-        let found = apply(&mut self.rows(&resource), turn, command).unwrap();
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
+        let Ok(expected) = apply(&mut table, context, command);
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
+        let found = apply(&mut self.rows(&resource), context, command).unwrap();
         assert_eq!(found, expected, "after {command:?}");
         assert_eq!(ours, theirs, "pushed after {command:?}");
         self.resources[at].1 = table;
@@ -87,13 +87,13 @@ impl<'c> Twins<'c> {
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);
         let (resources, mut tables): (Vec<_>, Vec<_>) = self.resources.clone().into_iter().unzip();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
         let mut steps: Vec<_> = tables.iter_mut().zip(attempts).collect();
-        let Ok(expected) = apply_all(turn, &mut steps);
+        let Ok(expected) = apply_all(context, &mut steps);
         let mut rows: Vec<_> = resources.iter().map(|resource| self.rows(resource)).collect();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
         let mut steps: Vec<_> = rows.iter_mut().zip(attempts).collect();
-        let found = apply_all(turn, &mut steps).unwrap();
+        let found = apply_all(context, &mut steps).unwrap();
         assert_eq!(found, expected, "after {attempts:?}");
         assert_eq!(ours, theirs, "pushed after {attempts:?}");
         self.resources = resources.into_iter().zip(tables).collect();
@@ -103,10 +103,12 @@ impl<'c> Twins<'c> {
     fn sweep(&mut self, at: usize) -> bool {
         let mut is_reachable = |_| true;
         let (resource, mut table) = self.resources[at].clone();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
-        let Ok(expected) = model_sweep(&mut table, turn);
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
-        assert_eq!(model_sweep(&mut self.rows(&resource), turn).unwrap(), expected);
+        let context =
+            CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
+        let Ok(expected) = model_sweep(&mut table, context);
+        let context =
+            CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
+        assert_eq!(model_sweep(&mut self.rows(&resource), context).unwrap(), expected);
         self.resources[at].1 = table;
         expected
     }
@@ -446,7 +448,7 @@ fn write_ahead_log_stays_bounded() {
             while store.try_call_inline(&resource("a"), &release(acquisition)).is_none() {}
         }
         largest = checkpoint::size(&path).max(largest);
-        // The worker has its turn, in bounded time.
+        // The worker gets its turn, in bounded time.
         let give_up = Instant::now() + Duration::from_secs(10);
         while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER && Instant::now() < give_up {
             thread::yield_now();
