@@ -1,24 +1,19 @@
 //! The connection to a store.
 
+mod open;
+
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
-use std::pin::pin;
-use std::sync::{Arc, Weak};
-use std::task::Poll;
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Kind};
+use leasehold_core::Kind;
 use tokio::runtime;
-use tokio::sync::oneshot;
 
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
-use crate::engine::driver;
-use crate::engine::manual::ManualClock;
-use crate::engine::{Session, Sleep};
+use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
-use crate::handle::{ClientOptions, Handle, resource_of};
+use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
@@ -28,8 +23,6 @@ use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::store::{self, Inbox};
-use crate::url::StoreUrl;
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
@@ -87,13 +80,7 @@ impl Client {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
-    pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        let opened = url.clone();
-        let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
-        Self::with_options(url.to_string(), ClientOptions::default(), open).await
-    }
-
-    /// The warnings about the store from the time of the connect, for an operator. Sends nothing.
+    /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -138,61 +125,8 @@ impl Client {
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
-    /// A client of a clock that a test moves. It has no thread.
-    pub(crate) fn with_manual_clock(
-        clock: &Arc<ManualClock>,
-        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
-    ) -> Result<Self, Error> {
-        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
-        let inbox: Arc<dyn Inbox> = session.clone();
-        let store = open(session.id, Arc::downgrade(&inbox));
-        driver::start_manual(clock, session.clone(), store.clone());
-        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
-        Ok(Self { handle: Arc::new(handle) })
-    }
-
-    #[cfg(test)]
-    pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
-    where
-        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
-    {
-        Self::with_options(url, ClientOptions::default(), open).await
-    }
-
-    pub(crate) async fn with_options<O, F>(
-        url: String,
-        options: ClientOptions,
-        open: O,
-    ) -> Result<Self, Error>
-    where
-        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
-    {
-        let session = Arc::new(Session::new(random_id()?, Clock::System));
-        let inbox: Arc<dyn Inbox> = session.clone();
-        let (id, inbox) = (session.id, Arc::downgrade(&inbox));
-        let (tell, told) = oneshot::channel();
-        let (limit, shown) = (options.connect_timeout, url.clone());
-        let open = move || async move {
-            let Some(limit) = limit else { return open(id, inbox).await };
-            let late = |_| {
-                let what = format!("{shown}: not connected within {limit:?}");
-                Err(Error::new(ErrorKind::Timeout, what))
-            };
-            tokio::time::timeout(limit, open(id, inbox)).await.unwrap_or_else(late)
-        };
-        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
-        start.map_err(Error::from)?;
-        let store = told.await.map_err(|_| {
-            Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
-        })??;
-        tracing::debug!(store = %url, client = %session.id, "connected");
-        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
-    }
-
-    /// A lock with one holder at a time. Sends nothing. An invalid name (empty, longer than 512 bytes, or with control
-    /// characters) causes an error when the lock is used.
+    /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
+    /// characters) is reported when the lock is used.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -432,17 +366,11 @@ impl Client {
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         let session = &self.handle.session;
         session.close(session.now());
-        let mut limit = pin!(Sleep::until(session, session.now() + limit));
-        let mut closed = pin!(self.closed());
-        poll_fn(|context| match closed.as_mut().poll(context) {
-            Poll::Ready(closed) => Poll::Ready(closed),
-            Poll::Pending => limit.as_mut().poll(context).map(|()| {
-                let what =
-                    "not everything was released within the limit; releases are retried in the background";
-                Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
-            }),
+        let until = session.now() + limit;
+        with_deadline(session, Some(until), self.closed()).await.unwrap_or_else(|| {
+            let what = "not everything was released within the limit; releases are retried in the background";
+            Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
         })
-        .await
     }
 
     async fn closed(&self) -> Result<(), Error> {
@@ -465,20 +393,5 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
-    }
-}
-
-fn random_id() -> Result<ClientId, Error> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
-    })?;
-    Ok(ClientId::new(u128::from_be_bytes(bytes)))
-}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Self::new(ErrorKind::Unavailable, format!("the client's thread could not be started: {error}"))
-            .with_source(error)
     }
 }

@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::engine::{End, ReleaseOutcome, RenewalError, Response, Sleep, Transmit};
+use crate::engine::{
+    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
+};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
@@ -43,19 +45,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token, local_queue: None, is_over: false }
-    }
-
-    /// A guard for a lease that a local queue owns.
-    pub(crate) fn from_local_queue(
+    pub(crate) fn new(
         handle: Arc<Handle>,
         sequence: u64,
         resource: Arc<Resource>,
         token: Token,
-        queue: u64,
+        local_queue: Option<u64>,
     ) -> Self {
-        Self { handle, sequence, resource, token, local_queue: Some(queue), is_over: false }
+        Self { handle, sequence, resource, token, local_queue, is_over: false }
     }
 
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
@@ -218,12 +215,8 @@ impl Guard {
                 return;
             }
             // A renewal only moves this later, so checking again then is soon enough.
-            let mut sleep = self.sleep_until(self.handle.now() + (remaining - left));
-            let ended = poll_fn(|context| match lost.as_mut().poll(context) {
-                Poll::Ready(_) => Poll::Ready(true),
-                Poll::Pending => Pin::new(&mut sleep).poll(context).map(|()| false),
-            });
-            if ended.await {
+            let until = self.handle.now() + (remaining - left);
+            if with_deadline(&self.handle.session, Some(until), lost.as_mut()).await.is_some() {
                 return;
             }
         }
@@ -255,8 +248,7 @@ impl Guard {
     /// background.
     pub async fn renew(&self) -> Result<(), Error> {
         let session = &self.handle.session;
-        let mut request =
-            self.handle.send(&self.resource, session.begin_renewal(self.sequence, self.handle.now()));
+        let mut request = self.send(session.begin_renewal(self.sequence, self.handle.now()));
         let mut watch = session.watch(self.sequence);
         let renewed = poll_fn(|context| {
             request.poll_response(context);
@@ -375,29 +367,29 @@ impl Guard {
         deadline: Option<LocalTime>,
     ) -> Result<ReleaseOutcome, Error> {
         let session = &self.handle.session;
-        let mut request = self.handle.send(&self.resource, transmit);
+        let mut request = self.send(transmit);
         let mut watch = session.watch(self.sequence);
-        let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
-        let mut error = None;
-        poll_fn(|context: &mut Context<'_>| {
-            match request.poll_response(context) {
-                Some(Response { end: Some(End::Release(given)), .. }) => return Poll::Ready(Ok(given)),
-                Some(response) => error = response.error,
-                None => {}
+        let released = poll_fn(|context| {
+            let Response { end, error } = request.poll_response(context).unwrap_or_default();
+            if let Some(End::Release(released)) = end {
+                return Poll::Ready(Ok(released));
             }
-            if let Poll::Ready(given) = session.poll_released(&mut watch, context) {
-                return Poll::Ready(Ok(given));
+            match (session.poll_released(&mut watch, context), error) {
+                (Poll::Ready(released), _) => Poll::Ready(Ok(released)),
+                (Poll::Pending, Some(error)) if deadline.is_none() => {
+                    Poll::Ready(Err(self.handle.store_error(&self.resource, &error)))
+                }
+                (Poll::Pending, _) => Poll::Pending,
             }
-            match (&mut limit, &error) {
-                (None, Some(error)) => Poll::Ready(Err(self.handle.store_error(&self.resource, error))),
-                (Some(limit), _) => Pin::new(limit).poll(context).map(|()| {
-                    let what = "release not confirmed within the limit; it is retried in the background";
-                    Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
-                }),
-                (None, None) => Poll::Pending,
-            }
+        });
+        with_deadline(session, deadline, released).await.unwrap_or_else(|| {
+            let what = "release not confirmed within the limit; it is retried in the background";
+            Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
         })
-        .await
+    }
+
+    fn send(&self, transmit: Option<Transmit>) -> Request<'_> {
+        Request::send(&self.handle.session, &*self.handle.store, &self.resource, transmit)
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -408,19 +400,18 @@ impl Guard {
         self.handle.lost(&self.resource, loss)
     }
 
-    pub(crate) fn sleep(&self, span: Duration) -> Sleep {
-        self.sleep_until(self.handle.now() + span)
-    }
-
-    fn sleep_until(&self, until: LocalTime) -> Sleep {
-        Sleep::until(&self.handle.session, until)
+    /// Waits at most `limit` until the lease is lost.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let until = self.handle.now() + limit;
+        with_deadline(&self.handle.session, Some(until), self.lost()).await
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.is_over && !self.try_hand_off() {
-            self.handle.abandon(&self.resource, self.sequence);
+            release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
         }
     }
 }

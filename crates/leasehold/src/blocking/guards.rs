@@ -1,10 +1,7 @@
 //! Held leases, without async.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::ops::Deref;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{Loss, Token};
@@ -73,12 +70,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
-        let mut lost = pin!(self.0.lost());
-        let mut sleep = pin!(self.0.sleep(limit));
-        block_on(poll_fn(|context| match lost.as_mut().poll(context) {
-            Poll::Ready(loss) => Poll::Ready(Some(loss)),
-            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
-        }))
+        block_on(self.0.lost_within(limit))
     }
 
     /// As [`crate::Guard::release`].
