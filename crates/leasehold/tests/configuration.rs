@@ -30,6 +30,30 @@ async fn invalid_settings_are_refused() {
 }
 
 #[tokio::test]
+async fn limits_of_the_builder_apply_to_every_kind() {
+    let client = Client::builder().store("memory:").max_waiters(0).connect().await.unwrap();
+    let _mutex = client.mutex("a").lock().await.unwrap();
+    assert!(client.mutex("a").lock().await.unwrap_err().is_queue_full());
+    let _permit = client.semaphore("a", 1).acquire(1).await.unwrap();
+    assert!(client.semaphore("a", 1).acquire(1).await.unwrap_err().is_queue_full());
+    let _writer = client.rw_lock("a").write().await.unwrap();
+    assert!(client.rw_lock("a").read().await.unwrap_err().is_queue_full());
+
+    let client = Client::builder().store("memory:").replicas(1).connect().await.unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap_err().is_unsupported());
+    assert!(client.semaphore("a", 1).try_acquire(1).await.unwrap_err().is_unsupported());
+    assert!(client.election("a").try_campaign().await.unwrap_err().is_unsupported());
+}
+
+#[tokio::test]
+async fn path_of_no_file_is_refused() {
+    for path in ["", ":memory:", "locks\0.db"] {
+        let connected = Client::builder().store(Store::sqlite(path)).connect().await;
+        assert_eq!(connected.map(drop).unwrap_err().kind(), ErrorKind::Invalid, "{path:?}");
+    }
+}
+
+#[tokio::test]
 async fn connect_and_close_end_at_their_limits() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
