@@ -145,13 +145,14 @@ impl Redis {
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
         let shared = shared.map(SharedConnection::for_client);
+        let tasks = caller.clone();
         let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let endpoint = opening.endpoint(Target::Server(info.clone()), client);
         let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
-        if let Some(shared) = shared {
-            let verified = shared.verify(&mut connections.driver_conn()).await;
+        if let Some((shared, tasks)) = shared.zip(tasks) {
+            let verified = shared.verify(&mut connections.driver_conn(), &tasks).await;
             let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
             connections.set_caller_conn(Wire::Shared(wire));
             opening.callers.set_usable();
