@@ -260,3 +260,13 @@ fn connection_in_a_runtime_without_timers_is_refused() {
         assert!(error.is_invalid(), "{error}");
     });
 }
+
+#[test]
+fn connection_of_a_runtime_that_does_not_run_is_refused() {
+    let server = Server::on_port();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let shared = runtime.block_on(multiplexed(&server.url()));
+    let _entered = runtime.enter();
+    let error = pollster::block_on(connect(&server, &shared)).unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("does not run"), "{error}");
+}

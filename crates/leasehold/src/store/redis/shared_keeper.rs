@@ -23,10 +23,11 @@ impl SharedKeeper {
     pub(super) async fn keep(self) {
         let mut has_warned = false;
         loop {
-            let Some(connections) = self.connections.upgrade() else { return };
-            let verified = self.connection.verify(&mut connections.driver_conn(), &self.caller).await;
-            match verified {
+            let own = self.connections.upgrade().map(|connections| connections.driver_conn());
+            let Some(mut own) = own else { return };
+            match self.connection.verify(&mut own, &self.caller).await {
                 Ok(wire) => {
+                    let Some(connections) = self.connections.upgrade() else { return };
                     connections.set_caller_conn(Wire::Shared(wire));
                     self.runtime.set_usable();
                     has_warned = false;

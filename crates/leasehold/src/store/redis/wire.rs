@@ -137,19 +137,15 @@ impl SharedConnection {
     /// that uses it, where it would end with that runtime.
     async fn run_in(&self, caller: &Handle, pipeline: Pipeline) -> Values {
         let shared = self.clone();
-        match timeout(ANSWER_TIMEOUT, caller.spawn(async move { shared.run(pipeline).await })).await {
-            Ok(Ok(values)) => values,
-            Ok(Err(_)) => {
-                let message =
-                    "the tokio runtime that `connect` was called in has ended, or has no timers or sockets";
-                Err((ErrorKind::Client, OWN, message.to_owned()).into())
-            }
-            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        }
+        caller.spawn(async move { shared.run(pipeline).await }).await.unwrap_or_else(|_| {
+            let message =
+                "the tokio runtime that `connect` was called in has ended, or has no timers or sockets";
+            Err((ErrorKind::Client, OWN, message.to_owned()).into())
+        })
     }
 
     /// Verifies that the connection leads to the database of `own`: a key that is written over the one is read over the other.
-    /// Tasks of `caller` use the connection.
+    /// Tasks of `caller` use the connection. While that runtime does not run, this waits for it.
     pub(super) async fn verify(
         &self,
         own: &mut MultiplexedConnection,
