@@ -162,6 +162,21 @@ async fn views_are_serialized_with_the_names_of_the_command_line() {
     assert_eq!(json["holders"][0]["mode"], "write");
     assert_eq!(json["holders"][0]["metadata"]["label"], "me");
     assert!(json["holders"][0]["expires_in_ms"].as_u64().unwrap() > 1_000, "{json}");
+    let waiting = client.rw_lock("table");
+    let waiter = tokio::spawn(async move { waiting.read().await });
+    leasehold_testkit::until(async || client.list().await.unwrap()[0].waiters.len() == 1).await;
+    let json = serde_json::to_value(&client.list().await.unwrap()[0]).unwrap();
+    let names = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let both = ["client", "is_own", "metadata", "mode"];
+    assert_eq!(
+        names(&json["waiters"][0]),
+        [&both[..], &["position", "skipped", "waiting_for_ms", "weight"]].concat()
+    );
+    let holder =
+        [&["client", "expires_in_ms", "held_for_ms"], &both[1..], &["owner", "retained", "token", "weight"]];
+    assert_eq!(names(&json["holders"][0]), holder.concat());
+    guard.release().await.unwrap();
+    drop(waiter.await.unwrap().unwrap());
     let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
     assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
 }
