@@ -261,7 +261,9 @@ impl ClientBuilder {
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
-            Some(Choice::Url(url)) => url,
+            Some(Choice::Memory) => StoreUrl::Memory { name: String::new() },
+            #[cfg(all(feature = "sqlite", unix))]
+            Some(Choice::File(path)) => StoreUrl::sqlite(path, false)?,
             #[cfg(feature = "redis")]
             Some(Choice::Redis(client, shared)) => {
                 let shown = format!("redis://{}", client.get_connection_info().addr());

@@ -79,15 +79,23 @@ impl StoreUrl {
         if path.starts_with("//") {
             return Err(invalid("write sqlite:PATH or sqlite:///ABSOLUTE/PATH, without a host"));
         }
-        if path.is_empty() || path == ":memory:" {
+        Self::sqlite(PathBuf::from(path), is_durable)
+    }
+
+    #[cfg(all(feature = "sqlite", unix))]
+    pub(crate) fn sqlite(path: PathBuf, is_durable: bool) -> Result<Self, Error> {
+        use std::os::unix::ffi::OsStrExt as _;
+
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.is_empty() || bytes == b":memory:" {
             return Err(invalid(
                 "sqlite: needs the path of a file, for example sqlite:locks.db; a store without a file is memory:",
             ));
         }
-        if path.contains('\0') {
+        if bytes.contains(&0) {
             return Err(invalid("a path has no NUL character"));
         }
-        Ok(Self::Sqlite { path: PathBuf::from(path), is_durable })
+        Ok(Self::Sqlite { path, is_durable })
     }
 }
 

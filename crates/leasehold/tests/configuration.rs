@@ -30,6 +30,30 @@ async fn invalid_settings_are_refused() {
 }
 
 #[tokio::test]
+async fn limits_of_the_builder_apply_to_every_kind() {
+    let client = Client::builder().store("memory:").max_waiters(0).connect().await.unwrap();
+    let _mutex = client.mutex("a").lock().await.unwrap();
+    assert!(client.mutex("a").lock().await.unwrap_err().is_queue_full());
+    let _permit = client.semaphore("a", 1).acquire(1).await.unwrap();
+    assert!(client.semaphore("a", 1).acquire(1).await.unwrap_err().is_queue_full());
+    let _writer = client.rw_lock("a").write().await.unwrap();
+    assert!(client.rw_lock("a").read().await.unwrap_err().is_queue_full());
+
+    let client = Client::builder().store("memory:").replicas(1).connect().await.unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap_err().is_unsupported());
+    assert!(client.semaphore("a", 1).try_acquire(1).await.unwrap_err().is_unsupported());
+    assert!(client.election("a").try_campaign().await.unwrap_err().is_unsupported());
+}
+
+#[tokio::test]
+async fn path_of_no_file_is_refused() {
+    for path in ["", ":memory:", "locks\0.db"] {
+        let connected = Client::builder().store(Store::sqlite(path)).connect().await;
+        assert_eq!(connected.map(drop).unwrap_err().kind(), ErrorKind::Invalid, "{path:?}");
+    }
+}
+
+#[tokio::test]
 async fn connect_and_close_end_at_their_limits() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
@@ -138,6 +162,21 @@ async fn views_are_serialized_with_the_names_of_the_command_line() {
     assert_eq!(json["holders"][0]["mode"], "write");
     assert_eq!(json["holders"][0]["metadata"]["label"], "me");
     assert!(json["holders"][0]["expires_in_ms"].as_u64().unwrap() > 1_000, "{json}");
+    let waiting = client.rw_lock("table");
+    let waiter = tokio::spawn(async move { waiting.read().await });
+    leasehold_testkit::until(async || client.list().await.unwrap()[0].waiters.len() == 1).await;
+    let json = serde_json::to_value(&client.list().await.unwrap()[0]).unwrap();
+    let names = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let both = ["client", "is_own", "metadata", "mode"];
+    assert_eq!(
+        names(&json["waiters"][0]),
+        [&both[..], &["position", "skipped", "waiting_for_ms", "weight"]].concat()
+    );
+    let holder =
+        [&["client", "expires_in_ms", "held_for_ms"], &both[1..], &["owner", "retained", "token", "weight"]];
+    assert_eq!(names(&json["holders"][0]), holder.concat());
+    guard.release().await.unwrap();
+    drop(waiter.await.unwrap().unwrap());
     let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
     assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
 }

@@ -141,6 +141,28 @@ async fn answers_do_not_count_after_another_database_was_selected() {
     }
 }
 
+#[tokio::test]
+async fn list_does_not_fail_after_another_database_was_selected() {
+    let server = Server::on_port();
+    let mut shared = multiplexed(&server.url()).await;
+    let client = connect(&server, &shared).await.unwrap();
+    let _guard = client.mutex("a").lock().await.unwrap();
+    redis::cmd("SELECT").arg(1).query_async::<()>(&mut shared).await.unwrap();
+    assert_eq!(client.list().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn connection_of_either_protocol_is_used() {
+    let server = Server::on_port();
+    for protocol in ["resp2", "resp3"] {
+        let mut shared = multiplexed(&format!("{}?protocol={protocol}", server.url())).await;
+        let id = id_of(&mut shared).await;
+        let client = connect(&server, &shared).await.unwrap();
+        lock_is_visible_to_others(&client, &server, protocol).await;
+        assert!(is_used(&server, id), "{protocol}");
+    }
+}
+
 #[test]
 fn connection_outside_of_a_runtime_is_refused() {
     let server = Server::on_port();
@@ -148,4 +170,103 @@ fn connection_outside_of_a_runtime_is_refused() {
     let shared = runtime.block_on(multiplexed(&server.url()));
     let error = futures_util::FutureExt::now_or_never(connect(&server, &shared)).unwrap().unwrap_err();
     assert!(error.is_invalid(), "{error}");
+}
+
+#[tokio::test]
+async fn lost_right_to_client_info_leaves_no_lease() {
+    let server = Server::on_port();
+    server.run(&["ACL", "SETUSER", "job", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = server.url().replace("redis://", "redis://job:pw@");
+    let client = redis_client(&url);
+    let shared = multiplexed(&url).await;
+    let client = Client::builder().store(Store::redis_connection(client, shared)).connect().await.unwrap();
+    server.run(&["ACL", "SETUSER", "job", "-client|info"]);
+    // The server runs the command behind the refused CLIENT INFO.
+    for number in 0..5 {
+        lock_is_visible_to_others(&client, &server, &format!("after {number}")).await;
+    }
+    server.run(&["ACL", "SETUSER", "job", "+client|info"]);
+    until(async || {
+        lock_is_visible_to_others(&client, &server, "again").await;
+        is_used_by(&server, "job") > 1
+    })
+    .await;
+    server.run(&["ACL", "SETUSER", "job", "-client|info"]);
+    drop(client.mutex("tried").try_lock().await);
+    let other = Client::connect(&server.url()).await.unwrap();
+    let granted = other.mutex("tried").lock_timeout(Duration::from_secs(3)).await.unwrap();
+    assert!(granted.is_some(), "the lease of the discarded answer was released");
+}
+
+#[tokio::test]
+async fn documented_rights_suffice_for_a_shared_connection() {
+    let document = include_str!("../guide/operations.md");
+    let server = Server::on_port();
+    for right in ["+evalsha", "+client|info"] {
+        let rule = document
+            .lines()
+            .find(|line| line.starts_with("ACL SETUSER") && line.split(' ').any(|word| word == right))
+            .unwrap_or_else(|| panic!("no rule has {right}"));
+        server.run(&rule.split(' ').collect::<Vec<_>>());
+    }
+    let url = server.url().replace("redis://", "redis://locks:PASSWORD@");
+    let store = Store::redis_connection(redis_client(&url), multiplexed(&url).await);
+    let client = Client::builder().store(store).connect().await.unwrap();
+    lock_is_visible_to_others(&client, &server, "a").await;
+    assert_eq!(is_used_by(&server, "locks"), 1);
+}
+
+/// How many connections of this user sent a script last.
+fn is_used_by(server: &Server, user: &str) -> usize {
+    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    let user = format!(" user={user} ");
+    list.lines().filter(|line| line.contains(&user) && line.contains(" cmd=eval")).count()
+}
+
+#[tokio::test]
+async fn closed_client_leaves_the_shared_connection_open() {
+    let server = Server::on_port();
+    let mut shared = manager(&server.url()).await;
+    let client = connect(&server, &shared).await.unwrap();
+    let before = commands(&server);
+    server.run(&["CLIENT", "KILL", "TYPE", "normal"]);
+    server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    // The program is idle: leasehold finds that the connection is gone, and the manager makes another one.
+    until(async || {
+        commands(&server).iter().filter(|new| before.iter().all(|old| old.0 != new.0)).count() >= 3
+    })
+    .await;
+    client.close().await.unwrap();
+    let id = id_of(&mut shared).await;
+    assert!(before.iter().all(|(old, _)| *old != id));
+}
+
+#[test]
+fn connection_in_a_runtime_without_timers_is_refused() {
+    let server = Server::on_port();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    runtime.block_on(async {
+        let settings =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let shared = redis_client(&server.url())
+            .get_multiplexed_async_connection_with_config(&settings)
+            .await
+            .unwrap();
+        let error = connect(&server, &shared).await.map(async |client| client.mutex("a").lock().await);
+        let error = match error {
+            Err(error) => error,
+            Ok(lock) => panic!("{:?}", lock.await),
+        };
+        assert!(error.is_invalid(), "{error}");
+    });
+}
+
+#[test]
+fn connection_of_a_runtime_that_does_not_run_is_refused() {
+    let server = Server::on_port();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let shared = runtime.block_on(multiplexed(&server.url()));
+    let _entered = runtime.enter();
+    let error = pollster::block_on(connect(&server, &shared)).unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("does not run"), "{error}");
 }

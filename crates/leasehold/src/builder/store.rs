@@ -9,7 +9,6 @@ use redis::aio::ConnectionLike;
 
 #[cfg(feature = "redis")]
 use crate::store::SharedConnection;
-use crate::url::StoreUrl;
 
 /// Where a client keeps its locks, for [`ClientBuilder::store`](crate::ClientBuilder::store). A `&str` or a `String` is an address, as for
 /// [`Client::connect`](crate::Client::connect).
@@ -29,7 +28,9 @@ pub struct Store(pub(super) Choice);
 #[derive(Clone)]
 pub(super) enum Choice {
     Address(String),
-    Url(StoreUrl),
+    Memory,
+    #[cfg(all(feature = "sqlite", unix))]
+    File(PathBuf),
     #[cfg(feature = "redis")]
     Redis(Box<redis::Client>, Option<SharedConnection>),
 }
@@ -48,7 +49,7 @@ impl Store {
     /// ```
     #[must_use]
     pub fn memory() -> Self {
-        Self(Choice::Url(StoreUrl::Memory { name: String::new() }))
+        Self(Choice::Memory)
     }
 
     /// A file that the processes of this machine share. It is created if it is missing. For `synchronous=full` pass an
@@ -67,7 +68,7 @@ impl Store {
     /// ```
     #[cfg(all(feature = "sqlite", unix))]
     pub fn sqlite(path: impl Into<PathBuf>) -> Self {
-        Self(Choice::Url(StoreUrl::Sqlite { path: path.into(), is_durable: false }))
+        Self(Choice::File(path.into()))
     }
 
     /// One Redis server, for settings that an address can't express, such as certificates in memory or a custom DNS
@@ -143,7 +144,9 @@ impl fmt::Debug for Store {
         match &self.0 {
             // It may have a password in it.
             Choice::Address(_) => f.write_str("Store(an address)"),
-            Choice::Url(url) => write!(f, "Store({url})"),
+            Choice::Memory => f.write_str("Store(memory:)"),
+            #[cfg(all(feature = "sqlite", unix))]
+            Choice::File(path) => write!(f, "Store(sqlite:{})", path.display()),
             #[cfg(feature = "redis")]
             Choice::Redis(client, _) => write!(f, "Store(redis://{})", client.get_connection_info().addr()),
         }

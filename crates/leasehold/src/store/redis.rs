@@ -40,6 +40,7 @@ use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
 use redis::ConnectionAddr;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
@@ -145,13 +146,18 @@ impl Redis {
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
         let shared = shared.map(SharedConnection::for_client);
+        let tasks = caller.clone();
         let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let endpoint = opening.endpoint(Target::Server(info.clone()), client);
         let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
-        if let Some(shared) = shared {
-            let verified = shared.verify(&mut connections.driver_conn()).await;
+        if let Some((shared, tasks)) = shared.zip(tasks) {
+            let mut own = connections.driver_conn();
+            let Ok(verified) = timeout(2 * ANSWER_TIMEOUT, shared.verify(&mut own, &tasks)).await else {
+                let what = "the tokio runtime that `connect` was called in does not run";
+                return Err(Error::new(ErrorKind::Unavailable, format!("{shown}: {what}")));
+            };
             let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
             connections.set_caller_conn(Wire::Shared(wire));
             opening.callers.set_usable();

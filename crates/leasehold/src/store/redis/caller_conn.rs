@@ -42,7 +42,11 @@ pub(super) struct CallerRuntime {
 
 impl CallerRuntime {
     pub(super) fn is_usable(&self) -> bool {
-        self.has_connected.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
+        self.has_connected.load(Ordering::SeqCst) && !self.has_ended()
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     pub(super) fn set_usable(&self) {

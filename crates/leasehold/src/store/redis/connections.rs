@@ -111,10 +111,6 @@ impl Connections {
         if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
     }
 
-    pub(super) fn preferred(&self) -> Wire {
-        self.caller_conn().unwrap_or_else(|| self.driver_conn.clone().into())
-    }
-
     pub(super) fn set_caller_conn(&self, connection: Wire) {
         *self.caller_slot() = Some(connection);
     }

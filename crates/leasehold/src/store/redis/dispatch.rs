@@ -73,7 +73,7 @@ impl Nodes {
     /// Every stored resource, in any order. `Inspect` shows which are in use.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         match self {
-            Self::Server { endpoint, .. } => exec::list(endpoint.connections().await?.preferred()).await,
+            Self::Server { endpoint, .. } => list_node(endpoint).await,
             Self::Cluster { .. } => {
                 Ok(self.inspect_all().await?.into_iter().map(|(resource, _)| resource).collect())
             }
@@ -122,7 +122,24 @@ async fn inspect_node(
     let connections = endpoint.connections().await?;
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
     let options = CallOptions { variant, vote_args, is_asking: false, is_atomic: false };
-    exec::inspect_all(connections.preferred(), options).await
+    if let Some(caller_conn) = connections.caller_conn()
+        && let Ok(found) = exec::inspect_all(caller_conn, options).await
+    {
+        return Ok(found);
+    }
+    // It only reads, so it can be repeated over the connection that does not depend on the program.
+    exec::inspect_all(connections.driver_conn().into(), options).await
+}
+
+/// The resources that are stored on a server, as `inspect_node`.
+async fn list_node(endpoint: &Endpoint) -> Result<Vec<Resource>, StoreError> {
+    let connections = endpoint.connections().await?;
+    if let Some(caller_conn) = connections.caller_conn()
+        && let Ok(found) = exec::list(caller_conn).await
+    {
+        return Ok(found);
+    }
+    exec::list(connections.driver_conn().into()).await
 }
 
 /// Runs calls on one node, with the subscriptions that they need.
@@ -210,7 +227,6 @@ async fn repeat_lost(
     }
 }
 
-/// By the nearest connection, unless that turns out to be gone.
 /// Runs calls on the preferred connection. A lost caller connection is dropped.
 async fn run_over(
     connections: &Connections,

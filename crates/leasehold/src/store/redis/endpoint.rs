@@ -382,10 +382,10 @@ impl Reconnector {
             client.clone(),
             server.clone().unwrap_or_default(),
         ));
-        if let Some(connection) = self.endpoint_config.shared.clone() {
-            let runtime = self.endpoint_config.runtime.clone();
-            let keeper = SharedKeeper { connection, connections: Arc::downgrade(&connections), runtime };
-            tasks.spawn(keeper.keep());
+        let shared = self.endpoint_config.shared.clone();
+        if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
+            let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
+            tasks.spawn(SharedKeeper { connection, connections, caller, runtime }.keep());
         // RESP2 does not report the loss of this connection.
         } else if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
             let caller_conn = CallerConnection {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -119,6 +120,11 @@ impl SharedConnection {
         self.changed.notified().await;
     }
 
+    /// Ends one wait in [`Self::until_changed`], also one that begins later.
+    pub(super) fn notify_changed(&self) {
+        self.changed.notify_one();
+    }
+
     async fn run(&self, pipeline: Pipeline) -> Values {
         // The program may have set no limit of its own.
         match timeout(ANSWER_TIMEOUT, self.connection.run(pipeline)).await {
@@ -127,8 +133,24 @@ impl SharedConnection {
         }
     }
 
+    /// Runs a pipeline in a task of `caller`. A connection that reconnects starts its new connection in the runtime of the task
+    /// that uses it, where it would end with that runtime.
+    async fn run_in(&self, caller: &Handle, pipeline: Pipeline) -> Values {
+        let shared = self.clone();
+        caller.spawn(async move { shared.run(pipeline).await }).await.unwrap_or_else(|_| {
+            let message =
+                "the tokio runtime that `connect` was called in has ended, or has no timers or sockets";
+            Err((ErrorKind::Client, OWN, message.to_owned()).into())
+        })
+    }
+
     /// Verifies that the connection leads to the database of `own`: writes a key over `own`, and reads it over this connection.
-    pub(super) async fn verify(&self, own: &mut MultiplexedConnection) -> RedisResult<SharedWire> {
+    /// A task of `caller` uses this connection. While that runtime does not run, this waits for it.
+    pub(super) async fn verify(
+        &self,
+        own: &mut MultiplexedConnection,
+        caller: &Handle,
+    ) -> RedisResult<SharedWire> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
         let nonce = format!("{:032x}", u128::from_be_bytes(nonce));
@@ -136,7 +158,7 @@ impl SharedConnection {
         let verified = Instant::now();
         let mut questions = client_info();
         questions.cmd("SET").arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
-        let mut answers = self.run(questions).await?.into_iter();
+        let mut answers = self.run_in(caller, questions).await?.into_iter();
         let mut next = || answers.next().unwrap_or_else(|| Err(changed())).and_then(Value::extract_error);
         let identity = Identity::parse(&next()?).ok_or_else(changed)?;
         next()?;
@@ -161,7 +183,7 @@ pub(super) fn refused(store: &str, error: &RedisError) -> Error {
     Error::from_store(store, &store_error(error))
 }
 
-/// Whether the error reports that a shared connection leads to another database than the client's own connection.
+/// Whether the error reports that a shared connection can't be used, for example because it leads to another database.
 pub(super) fn leads_elsewhere(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Client && error.to_string().starts_with(OWN)
 }
@@ -180,11 +202,14 @@ impl SharedWire {
     }
 
     async fn pipeline(&self, commands: Vec<Cmd>) -> Values {
-        let values = self.checked(commands).await;
-        if values.is_err() {
-            self.connection.changed.notify_one();
-        }
-        values
+        self.checked(commands).await.map_err(|error| {
+            self.connection.notify_changed();
+            if error.is_timeout() || error.is_unrecoverable_error() {
+                return error;
+            }
+            // For callers any other error of the connection is a lost connection too.
+            io::Error::new(io::ErrorKind::ConnectionReset, error).into()
+        })
     }
 
     /// An error is one of the connection. Those of commands are among the values.
@@ -198,9 +223,9 @@ impl SharedWire {
         if values.len() != count + 1 {
             return Err(changed());
         }
-        let info = values.remove(0)?;
-        let is_same =
-            Identity::parse(&info).is_some_and(|now| now.continues(&self.identity, self.verified.elapsed()));
+        // An error in place of the identity says nothing about the commands: the server has run them nevertheless.
+        let now = values.remove(0).ok().and_then(|info| Identity::parse(&info));
+        let is_same = now.is_some_and(|now| now.continues(&self.identity, self.verified.elapsed()));
         if is_same { Ok(values) } else { Err(changed()) }
     }
 }
