@@ -146,6 +146,15 @@ impl Client {
         Ok(Self { handle: Arc::new(handle) })
     }
 
+    /// A client of the simulation, which drives it.
+    #[cfg(feature = "_simulation")]
+    pub(crate) fn simulated(session: Arc<Session>, store: Arc<dyn store::Store>) -> Self {
+        // The host and the process id would differ from run to run.
+        let metadata = crate::metadata::HolderMetadata::default();
+        let options = ClientOptions { metadata, ..ClientOptions::default() };
+        Self { handle: Arc::new(Handle::new(session, store, "simulated:".to_owned(), options)) }
+    }
+
     #[cfg(test)]
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where

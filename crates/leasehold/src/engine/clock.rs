@@ -77,6 +77,10 @@ fn micros(kernel: impl Kernel, id: ClockId) -> u64 {
 
 /// The local clock, by which this process decides how long it may trust a lease.
 pub(crate) fn local() -> LocalTime {
+    #[cfg(feature = "_simulation")]
+    if let Some(simulated) = crate::simulation::local_time() {
+        return simulated;
+    }
     local_by(clock_gettime)
 }
 

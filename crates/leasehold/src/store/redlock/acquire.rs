@@ -169,9 +169,7 @@ impl Quorum {
         }
         Some(match verdict {
             Verdict::Busy => answer(now, Reply::Busy),
-            _ => {
-                Err(StoreError::new(Failure::NotSent, self.split_failure(round, node_errors)))
-            }
+            _ => Err(StoreError::new(Failure::NotSent, self.split_failure(round, node_errors))),
         })
     }
 
