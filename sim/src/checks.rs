@@ -81,8 +81,10 @@ pub struct Violation {
 pub struct Attempt {
     /// Its resource.
     pub resource: usize,
-    /// Where and in which epoch of its data the server last confirmed the lease, or the place that its trust is counted from.
+    /// Which server last confirmed the lease, and in which epoch of its data.
     pub epoch: (usize, u32),
+    /// From which epoch the client counts its trust: a pushed grant counts from the answer before it.
+    trust: (usize, u32),
     /// In which epoch the server last answered an `Acquire`.
     anchor: (usize, u32),
     /// Its number in the order of all grants; zero before.
@@ -100,6 +102,8 @@ pub struct Attempt {
     commands: u64,
     ttl: Micros,
     has_owner: bool,
+    /// It exchanges a lease, and goes before all others.
+    replaces: bool,
 }
 
 /// The queue of a resource, from the server's answers. It is copied with the server's data.
@@ -164,6 +168,8 @@ pub struct Books {
     grants: u64,
     /// From then on the network is healthy, and commands are counted.
     pub healthy_from: Micros,
+    /// The longest delay of a message without faults.
+    slowest: Micros,
     /// The first broken promise.
     pub violation: Option<Violation>,
 }
@@ -171,7 +177,7 @@ pub struct Books {
 impl Books {
     /// Empty books for these locks.
     #[must_use]
-    pub fn new(kinds: impl Iterator<Item = LockKind>) -> Self {
+    pub fn new(kinds: impl Iterator<Item = LockKind>, slowest: Micros) -> Self {
         let book = |kind| LockBook {
             kind,
             last_token: 0,
@@ -186,6 +192,7 @@ impl Books {
             records: BTreeMap::new(),
             grants: 0,
             healthy_from: Micros::MAX,
+            slowest,
             violation: None,
         }
     }
@@ -236,7 +243,9 @@ impl Books {
             Command::Release(release) => (release.acquisition, false),
             Command::Inspect | Command::ForceRelease => return,
         };
-        shadow.unclaimed.retain(|(other, _)| *other != acquisition);
+        if !matches!(command, Command::Acquire(_)) {
+            shadow.unclaimed.retain(|(other, _)| *other != acquisition);
+        }
         if is_sign_of_life {
             shadow.excuse(acquisition.client, false);
         }
@@ -244,6 +253,7 @@ impl Books {
             let attempt = self.attempts.entry(acquisition).or_insert_with(|| Attempt {
                 resource,
                 epoch,
+                trust: epoch,
                 anchor: epoch,
                 order: 0,
                 ranges: Vec::new(),
@@ -256,6 +266,7 @@ impl Books {
                 commands: 0,
                 ttl: micros(acquire.ttl),
                 has_owner: acquire.owner.is_some(),
+                replaces: acquire.replaces.is_some(),
             });
             attempt.anchor = epoch;
         }
@@ -292,8 +303,11 @@ impl Books {
             }
         }
         for push in pushes {
-            // The lease that a waiter wanted to replace is gone.
+            // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
             if push.kind == PushKind::Revoked {
+                if let (Command::ForceRelease, Some(attempt)) = (command, self.attempts.get_mut(&push.acquisition)) {
+                    attempt.is_forced = true;
+                }
                 shadow.queue.retain(|entry| entry.acquisition != push.acquisition);
             }
         }
@@ -302,12 +316,16 @@ impl Books {
             .filter(|push| matches!(push.kind, PushKind::Granted(_)))
             .map(|push| push.acquisition)
             .chain(match (command, reply) {
-                (Command::Acquire(acquire), Reply::Granted(_)) if acquire.replaces.is_none() => Some(acquire.acquisition),
+                (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire.acquisition),
                 _ => None,
             })
             .collect();
+        // A replica that is behind may grant once more what was granted before.
+        let waited: Vec<Acquisition> = shadow.queue.iter().map(|entry| entry.acquisition).collect();
         let is_new = |acquisition: &Acquisition| {
-            self.attempts.get(acquisition).is_none_or(|attempt| attempt.granted_at.is_none())
+            self.attempts.get(acquisition).is_none_or(|attempt| {
+                (attempt.granted_at.is_none() || waited.contains(acquisition)) && !attempt.replaces
+            })
         };
         let new: Vec<Acquisition> = granted.iter().copied().filter(is_new).collect();
         if let Some((late, early)) = shadow.overtaken(&new, &granted)
@@ -323,11 +341,13 @@ impl Books {
                 _ => None,
             })
             .collect();
-        for (grant, acquisition, _) in &grants {
-            shadow.unclaimed.push((*acquisition, clock + grant.valid_for));
-        }
         if let (Command::Acquire(acquire), Reply::Granted(grant)) = (command, reply) {
             grants.push((*grant, acquire.acquisition, Some(&**acquire)));
+        }
+        for (grant, acquisition, _) in &grants {
+            if waited.contains(acquisition) {
+                shadow.unclaimed.push((*acquisition, clock + grant.valid_for));
+            }
         }
         // One command may grant to several.
         grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
@@ -349,7 +369,7 @@ impl Books {
             }
             (Command::Renew(renew), Reply::Renewed { tokens, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
-                    attempt.epoch = epoch;
+                    (attempt.epoch, attempt.trust) = (epoch, epoch);
                     if let Some(tokens) = tokens {
                         attempt.ranges.push((tokens.first.get(), tokens.last.get()));
                         self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);
@@ -379,8 +399,9 @@ impl Books {
         // holder's lease may have ended.
         let waited = granted_at - attempt.first_command;
         let held = now - granted_at;
-        let renewals = held * 10 / (attempt.ttl.min(3 * SECOND) * 3).max(1);
-        let rechecks = if attempt.queued { 1 + waited / (250 * 1000) } else { 0 };
+        // Renewals count from when the attempt was sent.
+        let renewals = (held + 2 * self.slowest) * 10 / (attempt.ttl.min(3 * SECOND) * 3).max(1);
+        let rechecks = if attempt.queued { 2 + waited / (250 * 1000) } else { 0 };
         let allowed = 2 + renewals + rechecks;
         let sent = attempt.commands;
         if sent > allowed {
@@ -412,7 +433,7 @@ impl Books {
         let is_exchange = acquire.is_some_and(|acquire| acquire.replaces.is_some());
         self.check_ghost(now, clock, acquisition, epoch, "granted");
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
-            attempt.epoch = trusted_epoch;
+            (attempt.epoch, attempt.trust) = (epoch, trusted_epoch);
         }
         if is_repeat {
             return;
@@ -479,7 +500,7 @@ impl Books {
             self.broken(now, Promise::OneHolder, || format!("a guard of r{resource} was never granted"));
             return;
         };
-        let (epoch, is_forced) = (attempt.epoch, attempt.is_forced);
+        let (epoch, is_forced) = (attempt.epoch, attempt.is_forced || attempt.trust != attempt.epoch);
         if !attempt.ranges.iter().any(|(first, last)| (*first..=*last).contains(&record.token)) {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || format!("a guard has token {token}, which was never granted to it"));
@@ -493,7 +514,7 @@ impl Books {
         for (number, other) in others.iter().filter_map(|number| Some((number, self.records.get(number)?))) {
             let Some(known) = self.attempts.get(&other.probe.acquisition()) else { continue };
             // Section "Redis: what no setting prevents": data that a server has lost, a failover, a clock set forward.
-            if known.epoch != epoch || known.is_forced || other.is_exchanged || other.task == record.task {
+            if known.epoch != epoch || known.trust != epoch || known.is_forced || other.is_exchanged || other.task == record.task {
                 continue;
             }
             if other.owner.is_some() && (other.owner == record.owner || owners.contains(&other.owner)) {

@@ -291,7 +291,7 @@ impl World {
             .flat_map(|server| &server.connections)
             .filter(|(connection, (process, _))| {
                 let known = &self.processes[*process];
-                !known.is_alive || known.lanes.iter().all(|lane| lane.connection != Some(**connection))
+                !known.is_alive || known.lanes.iter().all(|lane| lane.connection != Some(**connection) && lane.opening != Some(**connection))
             })
             .map(|(connection, _)| *connection)
             .collect();

@@ -413,8 +413,12 @@ impl World {
             return;
         }
         if !is_late && !self.servers[server].connections.contains_key(&connection) {
-            if let Some(late) = late {
-                self.after(late, Event::Request { connection, call, attempt, is_late: true, content });
+            match late {
+                Some(late) => self.after(late, Event::Request { connection, call, attempt, is_late: true, content }),
+                None => {
+                    let delay = self.delay();
+                    self.after(delay, Event::ClosedAtClient { connection });
+                }
             }
             return;
         }

@@ -81,7 +81,8 @@ impl Drop for Registration {
             let removed = world.books.records.remove(&self.0);
             if let Some(record) = &removed {
                 let (resource, task) = (record.resource, record.task as u64);
-                if is_trusted {
+                // A loss that was reported has just happened; one that was not may have, unless the lease is renewed.
+                if is_trusted || !world.plan.locks[resource].renews {
                     world.demand[resource].busy_at = world.now;
                 }
                 let column = world.column(process);
@@ -317,10 +318,11 @@ impl User {
                 Got::Set(set) => set.run(body).await.is_err(),
                 _ => held.guards()[0].run(body).await.is_err(),
             };
-            self.watch(&held, false);
             if is_lost {
                 self.say(5, || format!("has lost r{}", op.lock));
+                with(|world| world.note_busy(&held.numbers()));
             }
+            self.watch(&held, false);
         } else {
             body.await;
         }
@@ -625,6 +627,10 @@ impl Got {
 }
 
 impl Held {
+    fn numbers(&self) -> Vec<u64> {
+        self.records.iter().map(|Registration(number)| *number).collect()
+    }
+
     fn guards(&self) -> Vec<&Guard> {
         match &self.got {
             Got::Set(set) => set.guards().iter().collect(),
@@ -646,6 +652,13 @@ impl World {
     fn is_sound(&self, process: ProcessId) -> bool {
         let known = &self.processes[process];
         known.is_alive && self.machines[known.client].tainted <= self.now
+    }
+
+    /// These guards were held until now.
+    fn note_busy(&mut self, records: &[u64]) {
+        for record in records.iter().filter_map(|number| self.books.records.get(number)) {
+            self.demand[record.resource].busy_at = self.now;
+        }
     }
 
     /// Another guard exists, so the loss of this one must have been reported.

@@ -405,7 +405,7 @@ impl World {
             sleeps: BTreeMap::new(),
             loss: (0, false, 0),
             delay: (0, 0),
-            books: Books::new(plan.locks.iter().map(|lock| lock.kind)),
+            books: Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.base + 21 * plan.network.jitter),
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             progress: vec![0; plan.tasks.len()],
