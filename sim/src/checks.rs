@@ -210,6 +210,13 @@ impl Books {
         }
     }
 
+    /// The user renews a lease: that command is not the engine's.
+    pub fn excuse_renewal(&mut self, acquisition: Acquisition) {
+        if let Some(attempt) = self.attempts.get_mut(&acquisition) {
+            attempt.commands = attempt.commands.saturating_sub(1);
+        }
+    }
+
     /// Whether an attempt is one of this resource.
     #[must_use]
     pub fn is_of(&self, acquisition: Acquisition, resource: usize) -> bool {
@@ -327,7 +334,13 @@ impl Books {
                 (attempt.granted_at.is_none() || waited.contains(acquisition)) && !attempt.replaces
             })
         };
-        let new: Vec<Acquisition> = granted.iter().copied().filter(is_new).collect();
+        // What was granted and given back in one step overtook no one.
+        let is_given_back = |acquisition: &Acquisition| {
+            matches!(command, Command::Release(release) if release.acquisition == *acquisition)
+                || pushes.iter().any(|push| push.acquisition == *acquisition && push.kind == PushKind::Revoked)
+        };
+        let new: Vec<Acquisition> =
+            granted.iter().copied().filter(|acquisition| is_new(acquisition) && !is_given_back(acquisition)).collect();
         if let Some((late, early)) = shadow.overtaken(&new, &granted)
             && self.locks[resource].kind != LockKind::Reentrant
         {
@@ -401,7 +414,8 @@ impl Books {
         let held = now - granted_at;
         // Renewals count from when the attempt was sent.
         let renewals = (held + 2 * self.slowest) * 10 / (attempt.ttl.min(3 * SECOND) * 3).max(1);
-        let rechecks = if attempt.queued { 2 + waited / (250 * 1000) } else { 0 };
+        // Of several holders, or of leases that are retained, each may end at a time of its own.
+        let rechecks = if attempt.queued { 8 + waited / (250 * 1000) } else { 0 };
         let allowed = 2 + renewals + rechecks;
         let sent = attempt.commands;
         if sent > allowed {

@@ -307,6 +307,8 @@ impl User {
             self.sleep(op.hold / 2).await;
             if op.renews {
                 for guard in held.guards() {
+                    let acquisition = LeaseProbe::of(guard).acquisition();
+                    with(|world| world.books.excuse_renewal(acquisition));
                     let _ = guard.renew().await;
                 }
             }
