@@ -69,7 +69,7 @@ fn pairs(mutex: &leasehold::Mutex, count: u32) {
         for _ in 0..count {
             let guard = mutex.lock().await.expect("granted");
             std::hint::black_box(guard.token());
-            guard.release().await.expect("given back");
+            guard.release().await.expect("released");
         }
     });
 }
@@ -239,7 +239,7 @@ fn handover() {
             thread::sleep(Duration::from_millis(1));
         }
         let began = Instant::now();
-        guard.release().expect("given back");
+        guard.release().expect("released");
         let mut first = [0];
         child.stdout.take().expect("piped").read_exact(&mut first).expect("it prints");
         times.push(began.elapsed().as_secs_f64());
@@ -277,7 +277,7 @@ fn waiting() {
     let percent = f64::from(ticks) * 0.01 / SPAN.as_secs_f64() * 100.0 * 100.0 / f64::from(WAITERS);
     println!("\nwaiting: {WAITERS} processes for {SPAN:?}");
     bar("percent of a core for 100 waiters", percent, 1.0);
-    guard.release().expect("given back");
+    guard.release().expect("released");
     for child in &mut waiters {
         child.wait().expect("it ends");
     }

@@ -121,7 +121,7 @@ pub fn peer(url: &str) {
             if line == "lock" {
                 let guard = mutex.lock().await.expect("granted");
                 let at = clock();
-                guard.release().await.expect("given back");
+                guard.release().await.expect("released");
                 println!("{at:.9}");
             } else {
                 told.recv().await.expect("a message");
@@ -157,7 +157,7 @@ async fn between_processes(report: &mut Report, url: &str) {
         while mutex.inspect().await.expect("answers").waiters.is_empty() {}
         tokio::time::sleep(REST).await;
         let began = clock();
-        guard.release().await.expect("given back");
+        guard.release().await.expect("released");
         ours.push(peer.answer() - began);
     }
     let ratio = median(ours.iter().zip(&bare).map(|(ours, bare)| ours / bare).collect());
@@ -203,7 +203,7 @@ async fn crowd(report: &mut Report, server: &Server, waiters: u32) {
             while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
                 let guard = mutex.lock().await.expect("granted");
                 tokio::task::yield_now().await;
-                guard.release().await.expect("given back");
+                guard.release().await.expect("released");
             }
         })
     });
@@ -245,7 +245,7 @@ async fn waiting(report: &mut Report, server: &Server) {
         report.at_most("commands per second", rate, bar);
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
         join_all(tasks).await;
-        guard.release().await.expect("given back");
+        guard.release().await.expect("released");
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::handoff::sent;
 use crate::report::Report;
-use crate::rounds::{Racer, medians, race, ratio, wall};
+use crate::rounds::{Contender, measure_rounds, medians, ratio, wall};
 use crate::runtime;
 
 const NAME: &str = "bench:local";
@@ -44,20 +44,20 @@ pub fn run(report: &mut Report) {
 /// The cost of the local queue for a single task.
 async fn uncontended(report: &mut Report, server: &Server) {
     let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
-    let (strict, mutex) = (&mutex.clone().global_fifo(), &mutex);
+    let (global_fifo, mutex) = (&mutex.clone().global_fifo(), &mutex);
     let pairs = |mutex| async move {
         for _ in 0..PAIRS {
-            Mutex::lock(mutex).await.expect("it is free").release().await.expect("is given back");
+            Mutex::lock(mutex).await.expect("it is free").release().await.expect("is released");
         }
     };
-    let mut racers = [
-        Racer::new("mutex, global FIFO", move || pairs(strict)),
-        Racer::new("mutex, local hand-off", move || pairs(mutex)),
+    let mut contenders = [
+        Contender::new("mutex, global FIFO", move || pairs(global_fifo)),
+        Contender::new("mutex, local hand-off", move || pairs(mutex)),
     ];
-    let used = race(ROUNDS, &mut racers, &wall()).await;
+    let used = measure_rounds(ROUNDS, &mut contenders, &wall()).await;
     report.title(&format!("lock + release, one after the other ({ROUNDS} rounds of {PAIRS})"));
-    for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
-        report.time(racer.name, time / f64::from(PAIRS), ratio(&used, index, 0));
+    for (index, (contender, time)) in contenders.iter().zip(medians(&used)).enumerate() {
+        report.time(contender.name, time / f64::from(PAIRS), ratio(&used, index, 0));
     }
     report.at_most("local hand-off against global FIFO", ratio(&used, 1, 0), 1.05);
 }
@@ -73,7 +73,7 @@ fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>
                 let guard = mutex.lock().await.expect("granted");
                 let token = guard.token().get();
                 assert!(highest.swap(token, Ordering::Relaxed) < token, "every token is higher");
-                guard.release().await.expect("given back");
+                guard.release().await.expect("released");
                 turns += 1;
             }
             turns
@@ -107,7 +107,7 @@ async fn with_another(report: &mut Report, server: &Server) {
         let asked = Instant::now();
         let guard = other.lock().await.expect("granted");
         longest = longest.max(asked.elapsed());
-        guard.release().await.expect("given back");
+        guard.release().await.expect("released");
         tokio::time::sleep(HOLD).await;
     }
     end.store(true, Ordering::Relaxed);
@@ -196,6 +196,6 @@ async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instan
         tokio::time::sleep(HOLD).await;
         last.lock().expect("no thread panics").0 = Instant::now();
         turns.fetch_add(1, Ordering::Relaxed);
-        guard.release().await.expect("given back");
+        guard.release().await.expect("released");
     }
 }

@@ -4,17 +4,15 @@ mod columns;
 mod pictures;
 mod plot;
 mod tables;
+mod text;
 mod verdict;
-mod words;
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::compare::results::Results;
-
-/// The charts of a page: file names and contents.
-pub type Pictures = Vec<(String, String)>;
+pub use pictures::Pictures;
 
 /// Writes the page, its charts, and a copy of the results.
 ///
@@ -43,9 +41,9 @@ pub fn publish(from: &Path) -> io::Result<()> {
 #[must_use]
 pub fn write(results: &Results) -> (String, Pictures) {
     let pictures = pictures::draw(results);
-    let mut page = words::opening(results);
+    let mut page = text::opening(results);
     page += &tables::participants(results);
-    for scenario in words::SCENARIOS {
+    for scenario in text::SCENARIOS {
         if results.cells.iter().any(|cell| cell.scenario == scenario.letter) {
             page += &format!("\n## ({}) {}\n\n{}\n", scenario.letter, scenario.title, scenario.about);
             for (name, _) in
@@ -56,7 +54,7 @@ pub fn write(results: &Results) -> (String, Pictures) {
             page += &tables::scenario(results, scenario.letter);
         }
     }
-    page += &words::verdict(&verdict::verdict(results));
+    page += &text::verdict(&verdict::verdict(results));
     (page, pictures)
 }
 

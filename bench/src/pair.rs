@@ -6,7 +6,7 @@ use redis::aio::MultiplexedConnection;
 
 use crate::bare::{self, Bare, two_pings};
 use crate::report::Report;
-use crate::rounds::{Racer, medians, race, ratio, wall};
+use crate::rounds::{Contender, measure_rounds, medians, ratio, wall};
 use crate::runtime;
 
 /// One after the other, at full speed.
@@ -49,36 +49,36 @@ async fn connect(url: &str) -> (MultiplexedConnection, Client) {
 }
 
 async fn ours(mutex: &Mutex) {
-    mutex.lock().await.expect("it is free").release().await.expect("is given back");
+    mutex.lock().await.expect("it is free").release().await.expect("is released");
 }
 
 async fn sequential(report: &mut Report, url: &str, title: &str, pairs: u32, rounds: u32, bars: &[f64]) {
     let (connection, client) = connect(url).await;
     let mutex = client.mutex("bench:pair");
     let (connection, mutex) = (&connection, &mutex);
-    let mut racers = [
-        Racer::new("two PINGs", move || async move {
+    let mut contenders = [
+        Contender::new("two PINGs", move || async move {
             let mut connection = connection.clone();
             for _ in 0..pairs {
                 two_pings(&mut connection).await;
             }
         }),
-        Racer::new("SET NX PX, compare and delete", move || async move {
+        Contender::new("SET NX PX, compare and delete", move || async move {
             let mut bare = Bare::new(connection.clone());
             for _ in 0..pairs {
                 bare.pair("bench:bare").await;
             }
         }),
-        Racer::new("leasehold", move || async move {
+        Contender::new("leasehold", move || async move {
             for _ in 0..pairs {
                 ours(mutex).await;
             }
         }),
     ];
-    let used = race(rounds, &mut racers, &wall()).await;
+    let used = measure_rounds(rounds, &mut contenders, &wall()).await;
     report.title(&format!("lock + release, {title} ({rounds} rounds of {pairs})"));
-    for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
-        report.time(racer.name, time / f64::from(pairs), ratio(&used, index, 0));
+    for (index, (contender, time)) in contenders.iter().zip(medians(&used)).enumerate() {
+        report.time(contender.name, time / f64::from(pairs), ratio(&used, index, 0));
     }
     for (bar, (to, name)) in bars.iter().zip([(0, "two PINGs"), (1, "SET NX PX, compare and delete")]) {
         report.at_most(&format!("against {name}"), ratio(&used, 2, to), *bar);
@@ -91,8 +91,8 @@ async fn crowd(report: &mut Report, url: &str, tasks: u32) {
     let bare = Bare::new(connection);
     let mutexes: Vec<Mutex> = (0..tasks).map(|task| client.mutex(format!("bench:crowd:{task}"))).collect();
     let (bare, mutexes) = (&bare, &mutexes);
-    let mut racers = [
-        Racer::new("SET NX PX, compare and delete", move || async move {
+    let mut contenders = [
+        Contender::new("SET NX PX, compare and delete", move || async move {
             let all = (0..tasks).map(|task| {
                 let mut bare = bare.clone();
                 tokio::spawn(async move {
@@ -104,7 +104,7 @@ async fn crowd(report: &mut Report, url: &str, tasks: u32) {
             });
             join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
         }),
-        Racer::new("leasehold", move || async move {
+        Contender::new("leasehold", move || async move {
             let all = mutexes.iter().cloned().map(|mutex| {
                 tokio::spawn(async move {
                     for _ in 0..each {
@@ -115,11 +115,11 @@ async fn crowd(report: &mut Report, url: &str, tasks: u32) {
             join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
         }),
     ];
-    let used = race(CROWD_ROUNDS, &mut racers, &wall()).await;
+    let used = measure_rounds(CROWD_ROUNDS, &mut contenders, &wall()).await;
     report.title(&format!("lock + release by {tasks} tasks at once, each with a name of its own"));
     let times = medians(&used);
-    for (racer, time) in racers.iter().zip(&times) {
-        report.figure(racer.name, f64::from(each * tasks) / time, "pairs/s");
+    for (contender, time) in contenders.iter().zip(&times) {
+        report.figure(contender.name, f64::from(each * tasks) / time, "pairs/s");
     }
     report.at_least("throughput against SET NX PX, compare and delete", ratio(&used, 0, 1), 0.7);
 }

@@ -6,7 +6,7 @@ use leasehold::{Client, Mutex};
 use leasehold_testkit::{Proxy, Server};
 
 use crate::report::Report;
-use crate::rounds::{Racer, medians, race, ratio, wall};
+use crate::rounds::{Contender, measure_rounds, medians, ratio, wall};
 use crate::{percentile, runtime};
 
 const PAIRS: u32 = 200;
@@ -66,20 +66,20 @@ async fn pairs(
         let name = format!("{nodes} nodes{}", parameters.replace('?', ", "));
         mutexes.push((name, mutex_at(&quorum(&ports[..*nodes], parameters)).await));
     }
-    let mut racers: Vec<Racer<'_>> = mutexes
+    let mut contenders: Vec<Contender<'_>> = mutexes
         .iter()
         .map(|(name, mutex)| {
-            Racer::new(name, move || async move {
+            Contender::new(name, move || async move {
                 for _ in 0..pairs {
-                    mutex.lock().await.expect("it is free").release().await.expect("is given back");
+                    mutex.lock().await.expect("it is free").release().await.expect("is released");
                 }
             })
         })
         .collect();
-    let used = race(rounds, &mut racers, &wall()).await;
+    let used = measure_rounds(rounds, &mut contenders, &wall()).await;
     report.title(&format!("Redlock: lock + release, {title} ({rounds} rounds of {pairs})"));
-    for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
-        report.time(racer.name, time / f64::from(pairs), ratio(&used, index, 0));
+    for (index, (contender, time)) in contenders.iter().zip(medians(&used)).enumerate() {
+        report.time(contender.name, time / f64::from(pairs), ratio(&used, index, 0));
     }
     for (index, (nodes, parameters, bar)) in (1..).zip(bars) {
         report.at_most(
@@ -126,7 +126,7 @@ async fn latencies(mutex: &Mutex) -> f64 {
         let began = Instant::now();
         let guard = mutex.lock().await.expect("a minority may fail");
         took.push(began.elapsed().as_secs_f64());
-        guard.release().await.expect("is given back");
+        guard.release().await.expect("is released");
     }
     percentile(&mut took, 0.99)
 }

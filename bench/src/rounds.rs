@@ -7,13 +7,13 @@ use futures_util::future::LocalBoxFuture;
 use crate::median;
 
 /// A workload to measure.
-pub struct Racer<'a> {
+pub struct Contender<'a> {
     /// Its name.
     pub name: &'a str,
     work: Box<dyn FnMut() -> LocalBoxFuture<'a, ()> + 'a>,
 }
 
-impl<'a> Racer<'a> {
+impl<'a> Contender<'a> {
     /// Calls `work` once in each round.
     pub fn new<F: Future<Output = ()> + 'a>(name: &'a str, mut work: impl FnMut() -> F + 'a) -> Self {
         Self { name, work: Box::new(move || Box::pin(work())) }
@@ -21,13 +21,17 @@ impl<'a> Racer<'a> {
 }
 
 /// The use of each contestant in each round by `meter`: seconds of the wall clock, or of a server's CPU.
-pub async fn race(rounds: u32, racers: &mut [Racer<'_>], meter: &dyn Fn() -> f64) -> Vec<Vec<f64>> {
-    let mut used = vec![Vec::new(); racers.len()];
+pub async fn measure_rounds(
+    rounds: u32,
+    contenders: &mut [Contender<'_>],
+    meter: &dyn Fn() -> f64,
+) -> Vec<Vec<f64>> {
+    let mut used = vec![Vec::new(); contenders.len()];
     // The first round is a warm-up and does not count.
     for round in 0..=rounds {
-        for (racer, used) in racers.iter_mut().zip(&mut used) {
+        for (contender, used) in contenders.iter_mut().zip(&mut used) {
             let before = meter();
-            (racer.work)().await;
+            (contender.work)().await;
             if round > 0 {
                 used.push(meter() - before);
             }
@@ -36,7 +40,7 @@ pub async fn race(rounds: u32, racers: &mut [Racer<'_>], meter: &dyn Fn() -> f64
     used
 }
 
-/// The median of the rounds, for each racer.
+/// The median of the rounds, for each contender.
 #[must_use]
 pub fn medians(used: &[Vec<f64>]) -> Vec<f64> {
     used.iter().cloned().map(median).collect()

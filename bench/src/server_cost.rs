@@ -6,7 +6,7 @@ use leasehold_testkit::Server;
 
 use crate::bare::{self, Bare, Hash};
 use crate::report::Report;
-use crate::rounds::{Racer, medians, race, ratio};
+use crate::rounds::{Contender, measure_rounds, medians, ratio};
 use crate::runtime;
 
 const PAIRS: u32 = 20_000;
@@ -37,8 +37,8 @@ async fn compare(report: &mut Report, server: &Server, connections: u32, tasks: 
     let (bare, hash, clients) = (&bare, &hash, &clients);
     let each = PAIRS / tasks;
     let of = |task: u32| (task % connections) as usize;
-    let mut racers = [
-        Racer::new("SET NX PX, compare and delete", move || async move {
+    let mut contenders = [
+        Contender::new("SET NX PX, compare and delete", move || async move {
             let all = (0..tasks).map(|task| (bare[of(task)].clone(), format!("bench:bare:{task}")));
             all_at_once(all.map(|(mut bare, name)| async move {
                 for _ in 0..each {
@@ -47,7 +47,7 @@ async fn compare(report: &mut Report, server: &Server, connections: u32, tasks: 
             }))
             .await;
         }),
-        Racer::new("Redisson's scripts", move || async move {
+        Contender::new("Redisson's scripts", move || async move {
             let all = (0..tasks).map(|task| (hash[of(task)].clone(), format!("bench:hash:{task}")));
             all_at_once(all.map(|(mut hash, name)| async move {
                 for _ in 0..each {
@@ -56,23 +56,23 @@ async fn compare(report: &mut Report, server: &Server, connections: u32, tasks: 
             }))
             .await;
         }),
-        Racer::new("leasehold", move || async move {
+        Contender::new("leasehold", move || async move {
             let all = (0..tasks).map(|task| clients[of(task)].mutex(format!("bench:{task}")));
             all_at_once(all.map(|mutex| async move {
                 for _ in 0..each {
-                    mutex.lock().await.expect("it is free").release().await.expect("is given back");
+                    mutex.lock().await.expect("it is free").release().await.expect("is released");
                 }
             }))
             .await;
         }),
     ];
     let pid = server.pid();
-    let used = race(ROUNDS, &mut racers, &move || server_seconds(pid)).await;
+    let used = measure_rounds(ROUNDS, &mut contenders, &move || server_seconds(pid)).await;
     report.title(&format!(
         "the server's processor time for a lock + release: {tasks} tasks, {connections} connections"
     ));
-    for (index, (racer, time)) in racers.iter().zip(medians(&used)).enumerate() {
-        report.time(racer.name, time / f64::from(each * tasks), ratio(&used, index, 0));
+    for (index, (contender, time)) in contenders.iter().zip(medians(&used)).enumerate() {
+        report.time(contender.name, time / f64::from(each * tasks), ratio(&used, index, 0));
     }
     report.at_most("against SET NX PX, compare and delete", ratio(&used, 2, 0), bar);
     report.at_most("against Redisson's scripts", ratio(&used, 2, 1), 1.0);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::outcome::Outcome;
 use crate::recipe::{GetNil, GetSetNil, LockOptions, RetryPolicy};
-use crate::run::Outcome;
 use crate::sale::{Contender, Retry};
 
 /// Runs every published recipe for a lock on Redis, and shows what breaks it.

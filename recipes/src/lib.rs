@@ -9,6 +9,7 @@
 pub mod args;
 pub mod explorer;
 pub mod lottery;
+pub mod outcome;
 pub mod progress;
 pub mod real;
 pub mod recipe;

@@ -12,12 +12,12 @@ use rusqlite::{Connection, params};
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 use tokio::process::Command;
 
+use crate::outcome::{Outcome, find, servers};
 use crate::progress;
 use crate::real::{Process, RealClient};
 use crate::recipe::LockOptions;
 use crate::recipes::{ROWS, Row};
 use crate::redis::Redis;
-use crate::run::{Outcome, find, servers};
 use crate::worker::{self, Worker};
 
 /// Number of winners per round.

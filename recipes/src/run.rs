@@ -1,41 +1,15 @@
 //! A few concurrent clients of one recipe on a real Redis, with every step printed.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold_testkit::Server;
-
 use crate::args;
 use crate::explorer::Fault;
+use crate::outcome::{Outcome, find, servers};
 use crate::real::{Process, RealClient, TraceEvent, Watch};
 use crate::recipe::{AnyRecipe, LockOptions, Role, lock, unlock_within};
-use crate::recipes::{self, Row};
 use crate::redis::{Note, Redis, display_value};
-
-/// A result whose error is printed at the command line.
-pub type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
-
-/// The recipe of that name.
-///
-/// # Errors
-///
-/// An unknown name; the message lists all names.
-pub fn find(id: &str) -> Outcome<&'static Row> {
-    recipes::find(id).ok_or_else(|| {
-        let names: Vec<_> = recipes::ROWS.iter().map(|row| row.id).collect();
-        format!("no recipe is called '{id}'; the recipes are {}", names.join(", ")).into()
-    })
-}
-
-/// Starts this many servers, and returns them with their addresses. They exit when they are dropped.
-#[must_use]
-pub fn servers(nodes: usize) -> (Vec<Server>, Vec<String>) {
-    let servers: Vec<_> = (0..nodes).map(|_| Server::on_socket()).collect();
-    let urls = servers.iter().map(Server::url).collect();
-    (servers, urls)
-}
 
 /// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,9 +15,9 @@ use clap::ValueEnum;
 use redis::RedisResult;
 use tokio::time::timeout;
 
+use crate::outcome::{Outcome, find};
 use crate::recipe::AnyRecipe;
 use crate::redis::Redis;
-use crate::run::{Outcome, find};
 
 /// How long a request waits for the lock at most: the default timeout of `ab`.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -47,7 +47,7 @@ impl Retry {
     pub const POLICIES: [Self; 5] =
         [Self::SpinThenYield, Self::YieldThenSleep, Self::Sleep200ms, Self::Sleep2s, Self::Yield];
 
-    /// Pauses after a failed attempt, `waited` after the first one.
+    /// PauseDetector after a failed attempt, `waited` after the first one.
     async fn pause(self, redis: &Redis, recipe: &mut dyn AnyRecipe, waited: Duration) -> RedisResult<()> {
         let is_busy = waited < BUSY;
         let pause = match self {

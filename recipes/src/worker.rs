@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 
 /// A child that takes longer for one line has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);

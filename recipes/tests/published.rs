@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use leasehold_testkit::until;
 use recipes::explorer::Fault;
+use recipes::outcome::servers;
 use recipes::real::{Process, RealClient};
 use recipes::recipe::{AnyRecipe, LockOptions, RetryPolicy, Role, lock};
 use recipes::recipes::{ROWS, Row, find, rw_keys};
 use recipes::redis::{BoxFuture, Environment, Op, Redis};
-use recipes::run::servers;
 use redis::{RedisResult, Value};
 
 struct TestServers {

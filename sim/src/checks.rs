@@ -223,7 +223,8 @@ impl Books {
         self.attempts.get(&acquisition).is_some_and(|attempt| attempt.resource == resource)
     }
 
-    /// Before the server runs a command.
+    /// Before the server runs a command. `is_batch`: it may be left out.
+    #[allow(clippy::too_many_arguments)]
     pub fn before(
         &mut self,
         now: Micros,
@@ -232,6 +233,7 @@ impl Books {
         shadow: &mut Shadow,
         command: &Command,
         epoch: (usize, u32),
+        is_batch: bool,
     ) {
         shadow.queue.retain(|entry| entry.deadline > clock);
         let lapsed: Vec<ClientId> = shadow
@@ -253,7 +255,8 @@ impl Books {
         if !matches!(command, Command::Acquire(_)) {
             shadow.unclaimed.retain(|(other, _)| *other != acquisition);
         }
-        if is_sign_of_life {
+        // Of several attempts as one command, those behind a refused one are not made.
+        if is_sign_of_life && !is_batch {
             shadow.excuse(acquisition.client, false);
         }
         if let Command::Acquire(acquire) = command {
@@ -312,7 +315,9 @@ impl Books {
         for push in pushes {
             // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
             if push.kind == PushKind::Revoked {
-                if let (Command::ForceRelease, Some(attempt)) = (command, self.attempts.get_mut(&push.acquisition)) {
+                if let (Command::ForceRelease, Some(attempt)) =
+                    (command, self.attempts.get_mut(&push.acquisition))
+                {
                     attempt.is_forced = true;
                 }
                 shadow.queue.retain(|entry| entry.acquisition != push.acquisition);
@@ -337,14 +342,21 @@ impl Books {
         // What was granted and given back in one step overtook no one.
         let is_given_back = |acquisition: &Acquisition| {
             matches!(command, Command::Release(release) if release.acquisition == *acquisition)
-                || pushes.iter().any(|push| push.acquisition == *acquisition && push.kind == PushKind::Revoked)
+                || pushes
+                    .iter()
+                    .any(|push| push.acquisition == *acquisition && push.kind == PushKind::Revoked)
         };
-        let new: Vec<Acquisition> =
-            granted.iter().copied().filter(|acquisition| is_new(acquisition) && !is_given_back(acquisition)).collect();
+        let new: Vec<Acquisition> = granted
+            .iter()
+            .copied()
+            .filter(|acquisition| is_new(acquisition) && !is_given_back(acquisition))
+            .collect();
         if let Some((late, early)) = shadow.overtaken(&new, &granted)
             && self.locks[resource].kind != LockKind::Reentrant
         {
-            self.broken(now, Promise::Fifo, || format!("{late} was granted before {early}, which came earlier"));
+            self.broken(now, Promise::Fifo, || {
+                format!("{late} was granted before {early}, which came earlier")
+            });
         }
         shadow.queue.retain(|entry| !granted.contains(&entry.acquisition));
         let mut grants: Vec<_> = pushes
@@ -394,7 +406,13 @@ impl Books {
         }
     }
 
-    fn released(&mut self, now: Micros, clock: StoreTime, release: &leasehold_core::Release, epoch: (usize, u32)) {
+    fn released(
+        &mut self,
+        now: Micros,
+        clock: StoreTime,
+        release: &leasehold_core::Release,
+        epoch: (usize, u32),
+    ) {
         let healthy_from = self.healthy_from;
         let Some(attempt) = self.attempts.get_mut(&release.acquisition) else { return };
         if !release.tombstone.is_zero() {
@@ -479,7 +497,9 @@ impl Books {
         epoch: (usize, u32),
         what: &str,
     ) {
-        let Some((at, of)) = self.attempts.get(&acquisition).and_then(|attempt| attempt.tombstone) else { return };
+        let Some((at, of)) = self.attempts.get(&acquisition).and_then(|attempt| attempt.tombstone) else {
+            return;
+        };
         if of == epoch && clock.since(at) < TOMBSTONE_TTL {
             self.broken(now, Promise::NoGhost, || {
                 format!("{acquisition} was {what} after it had been given up")
@@ -502,7 +522,9 @@ impl Books {
         book.last_token = if is_forgotten { last } else { before.max(last) };
         book.last_token_epoch = epoch;
         if first <= before && !is_forgotten {
-            self.broken(now, Promise::TokensRise, || format!("token {first} was granted after {before} on r{resource}"));
+            self.broken(now, Promise::TokensRise, || {
+                format!("token {first} was granted after {before} on r{resource}")
+            });
         }
     }
 
@@ -517,7 +539,9 @@ impl Books {
         let (epoch, is_forced) = (attempt.epoch, attempt.is_forced || attempt.trust != attempt.epoch);
         if !attempt.ranges.iter().any(|(first, last)| (*first..=*last).contains(&record.token)) {
             let token = record.token;
-            self.broken(now, Promise::TokensRise, || format!("a guard has token {token}, which was never granted to it"));
+            self.broken(now, Promise::TokensRise, || {
+                format!("a guard has token {token}, which was never granted to it")
+            });
         }
         if is_forced {
             return;
@@ -528,7 +552,12 @@ impl Books {
         for (number, other) in others.iter().filter_map(|number| Some((number, self.records.get(number)?))) {
             let Some(known) = self.attempts.get(&other.probe.acquisition()) else { continue };
             // Section "Redis: what no setting prevents": data that a server has lost, a failover, a clock set forward.
-            if known.epoch != epoch || known.trust != epoch || known.is_forced || other.is_exchanged || other.task == record.task {
+            if known.epoch != epoch
+                || known.trust != epoch
+                || known.is_forced
+                || other.is_exchanged
+                || other.task == record.task
+            {
                 continue;
             }
             if other.owner.is_some() && (other.owner == record.owner || owners.contains(&other.owner)) {
@@ -536,7 +565,10 @@ impl Books {
             }
             owners.push(other.owner);
             weight += u64::from(other.weight);
-            with += &format!(" guard {number} of process {} (weight {}, token {})", other.process, other.weight, other.token);
+            with += &format!(
+                " guard {number} of process {} (weight {}, token {})",
+                other.process, other.weight, other.token
+            );
         }
         if weight > u64::from(capacity) {
             let (process, token) = (record.process, record.token);
@@ -550,14 +582,23 @@ impl Books {
                 && record.token <= last
             {
                 let token = record.token;
-                self.broken(now, Promise::TokensRise, || format!("a guard has token {token} after {last} on r{resource}"));
+                self.broken(now, Promise::TokensRise, || {
+                    format!("a guard has token {token} after {last} on r{resource}")
+                });
             }
             self.locks[resource].last_guard = Some((record.token, epoch));
         }
     }
 
     /// A write with a guard's token reaches the fenced resource, which compares tokens. Returns whether it was accepted.
-    pub fn write(&mut self, now: Micros, resource: usize, acquisition: Acquisition, token: u64, is_fenced: bool) -> bool {
+    pub fn write(
+        &mut self,
+        now: Micros,
+        resource: usize,
+        acquisition: Acquisition,
+        token: u64,
+        is_fenced: bool,
+    ) -> bool {
         let Some(attempt) = self.attempts.get(&acquisition) else { return false };
         let (order, epoch) = (attempt.order, attempt.epoch);
         let book = &mut self.locks[resource];
@@ -602,8 +643,11 @@ impl Shadow {
     /// One of these new grants, and an entry before it that has no excuse and was not granted in the same step.
     fn overtaken(&self, new: &[Acquisition], granted: &[Acquisition]) -> Option<(Acquisition, Acquisition)> {
         new.iter().find_map(|late| {
-            let at = self.queue.iter().position(|entry| entry.acquisition == *late).unwrap_or(self.queue.len());
-            let early = self.queue[..at].iter().find(|entry| !entry.is_excused && !granted.contains(&entry.acquisition));
+            let at =
+                self.queue.iter().position(|entry| entry.acquisition == *late).unwrap_or(self.queue.len());
+            let early = self.queue[..at]
+                .iter()
+                .find(|entry| !entry.is_excused && !granted.contains(&entry.acquisition));
             early.map(|early| (*late, early.acquisition))
         })
     }

@@ -259,8 +259,11 @@ impl World {
             self.at(at, Event::ClosedAtServer { connection });
         }
         let records = &mut self.books.records;
-        let locks: Vec<usize> =
-            records.values().filter(|record| record.process == process).map(|record| record.resource).collect();
+        let locks: Vec<usize> = records
+            .values()
+            .filter(|record| record.process == process)
+            .map(|record| record.resource)
+            .collect();
         records.retain(|_, record| record.process != process);
         for lock in locks {
             self.demand[lock].busy_at = self.now;
@@ -291,7 +294,10 @@ impl World {
             .flat_map(|server| &server.connections)
             .filter(|(connection, (process, _))| {
                 let known = &self.processes[*process];
-                !known.is_alive || known.lanes.iter().all(|lane| lane.connection != Some(**connection) && lane.opening != Some(**connection))
+                !known.is_alive
+                    || known.lanes.iter().all(|lane| {
+                        lane.connection != Some(**connection) && lane.opening != Some(**connection)
+                    })
             })
             .map(|(connection, _)| *connection)
             .collect();
@@ -315,7 +321,9 @@ impl World {
             self.after(after, Event::ClosedAtClient { connection });
         }
         let absent: Vec<usize> = (0..self.machines.len())
-            .filter(|client| self.machines[*client].process.is_none() && !self.plan.clients[*client].is_absent)
+            .filter(|client| {
+                self.machines[*client].process.is_none() && !self.plan.clients[*client].is_absent
+            })
             .collect();
         for client in absent {
             self.after(0, Event::Start { client });

@@ -74,7 +74,9 @@ impl History {
         for (now, column, line) in shown {
             let column = match column {
                 Column::Server => 0,
-                Column::Client(client) => columns.iter().position(|other| other == client).map_or(0, |at| at + 1),
+                Column::Client(client) => {
+                    columns.iter().position(|other| other == client).map_or(0, |at| at + 1)
+                }
             };
             let seconds = format!("{}.{:06}", now / 1_000_000, now % 1_000_000);
             let _ = writeln!(text, "{seconds:>13}  {}{line}", " ".repeat(column * WIDTH));

@@ -37,7 +37,8 @@ struct Args {
 
 fn parse() -> Result<Args, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut args = Args { seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
+    let mut args =
+        Args { seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
     let mut words = std::env::args().skip(1).peekable();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -70,7 +71,9 @@ fn main() -> ExitCode {
         }
     };
     let is_fine = match (&args.case, &args.planted) {
-        (Some(case), planted) => replay(case, planted.as_ref().and_then(|planted| planted.first().copied()), args.lines),
+        (Some(case), planted) => {
+            replay(case, planted.as_ref().and_then(|planted| planted.first().copied()), args.lines)
+        }
         (None, Some(planted)) => planted.iter().all(|bug| find(*bug, args.from, args.threads)),
         (None, None) => explore(&args),
     };
@@ -81,7 +84,13 @@ fn replay(case: &Case, planted: Option<Planted>, lines: usize) -> bool {
     println!("{:#?}", Plan::new(case));
     let outcome = run(case, planted, Some(lines));
     println!("{}", outcome.timeline);
-    println!("{:.3} simulated hours, {} grants, {} polls, history {:016x}", hours(outcome.simulated), outcome.grants, outcome.polls, outcome.hash);
+    println!(
+        "{:.3} simulated hours, {} grants, {} polls, history {:016x}",
+        hours(outcome.simulated),
+        outcome.grants,
+        outcome.polls,
+        outcome.hash
+    );
     match &outcome.violation {
         None => println!("no promise was broken"),
         Some(violation) => println!("✗ {}: {}", violation.promise, violation.what),
@@ -91,7 +100,8 @@ fn replay(case: &Case, planted: Option<Planted>, lines: usize) -> bool {
 
 fn explore(args: &Args) -> bool {
     let began = Instant::now();
-    let (next, done, simulated, grants) = (AtomicU64::new(args.from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (next, done, simulated, grants) =
+        (AtomicU64::new(args.from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let is_over = AtomicBool::new(false);
     let failed = Mutex::new(Vec::new());
     let limit = args.minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
@@ -104,7 +114,8 @@ fn explore(args: &Args) -> bool {
                         break;
                     }
                     let case = Case { seed, ..Case::default() };
-                    let outcome = if seed.is_multiple_of(TWICE) { run_twice(&case) } else { run(&case, None, None) };
+                    let outcome =
+                        if seed.is_multiple_of(TWICE) { run_twice(&case) } else { run(&case, None, None) };
                     done.fetch_add(1, Ordering::Relaxed);
                     simulated.fetch_add(outcome.simulated, Ordering::Relaxed);
                     grants.fetch_add(outcome.grants, Ordering::Relaxed);
@@ -150,7 +161,9 @@ fn find(bug: Planted, from: u64, threads: usize) -> bool {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from + LIMIT || found.lock().expect("no thread panicked").is_some_and(|found| found < seed) {
+                    if seed >= from + LIMIT
+                        || found.lock().expect("no thread panicked").is_some_and(|found| found < seed)
+                    {
                         break;
                     }
                     let outcome = run(&Case { seed, ..Case::default() }, Some(bug), None);
@@ -159,14 +172,21 @@ fn find(bug: Planted, from: u64, threads: usize) -> bool {
                         let mut found = found.lock().expect("no thread panicked");
                         *found = Some(found.map_or(seed, |found| found.min(seed)));
                     } else {
-                        *others.lock().expect("no thread panicked").entry(violation.promise).or_insert(0) += 1;
+                        *others.lock().expect("no thread panicked").entry(violation.promise).or_insert(0) +=
+                            1;
                     }
                 }
             });
         }
     });
-    let others: Vec<String> = others.into_inner().expect("no thread panicked").iter().map(|(promise, count)| format!("{promise}: {count}")).collect();
-    let others = if others.is_empty() { String::new() } else { format!("; others before: {}", others.join(", ")) };
+    let others: Vec<String> = others
+        .into_inner()
+        .expect("no thread panicked")
+        .iter()
+        .map(|(promise, count)| format!("{promise}: {count}"))
+        .collect();
+    let others =
+        if others.is_empty() { String::new() } else { format!("; others before: {}", others.join(", ")) };
     match found.into_inner().expect("no thread panicked") {
         Some(seed) => println!("{bug}: found after {} seeds ({}){others}", seed - from + 1, bug.breaks()),
         None => println!("{bug}: NOT found in {LIMIT} seeds ({}){others}", bug.breaks()),

@@ -160,8 +160,16 @@ impl World {
     fn call(&mut self, process: ProcessId, thread: Thread, content: Content) -> u64 {
         let number = self.number();
         let sent_at = self.now;
-        let call =
-            Call { process, thread, content, attempt: 0, connection: None, sent_at, result: None, waker: None };
+        let call = Call {
+            process,
+            thread,
+            content,
+            attempt: 0,
+            connection: None,
+            sent_at,
+            result: None,
+            waker: None,
+        };
         self.calls.insert(number, call);
         if self.processes[process].is_alive {
             self.send(number);
@@ -174,7 +182,8 @@ impl World {
         let waits = self.plan.network.waits_for_connection;
         let Some(call) = self.calls.get_mut(&number) else { return };
         call.attempt += 1;
-        let (attempt, process, thread, content) = (call.attempt, call.process, call.thread, call.content.clone());
+        let (attempt, process, thread, content) =
+            (call.attempt, call.process, call.thread, call.content.clone());
         let lanes = &mut self.processes[process].lanes;
         let connection = match thread {
             Thread::Callers => lanes[0].connection.or(lanes[1].connection),
@@ -321,8 +330,10 @@ impl World {
         }
         let connection = self.number();
         let now = self.now;
-        self.connections
-            .insert(connection, Connection { process, lane, server, up: now, down: now, heard: now, late: None });
+        self.connections.insert(
+            connection,
+            Connection { process, lane, server, up: now, down: now, heard: now, late: None },
+        );
         self.processes[process].lanes[lane as usize].opening = Some(connection);
         self.up(connection, Event::Handshake { connection });
         // A server that stands still does not answer.
@@ -414,7 +425,9 @@ impl World {
         }
         if !is_late && !self.servers[server].connections.contains_key(&connection) {
             match late {
-                Some(late) => self.after(late, Event::Request { connection, call, attempt, is_late: true, content }),
+                Some(late) => {
+                    self.after(late, Event::Request { connection, call, attempt, is_late: true, content })
+                }
                 None => {
                     let delay = self.delay();
                     self.after(delay, Event::ClosedAtClient { connection });
@@ -432,9 +445,10 @@ impl World {
 
     fn run(&mut self, server: usize, process: ProcessId, content: &Content) -> Vec<Answered> {
         match content {
-            Content::Batch(batch) => {
-                batch.iter().map(|(resource, command)| self.run_one(server, process, resource, command)).collect()
-            }
+            Content::Batch(batch) => batch
+                .iter()
+                .map(|(resource, command)| self.run_one(server, process, resource, command))
+                .collect(),
             Content::All(attempts) => self.run_all(server, process, attempts),
         }
     }
@@ -448,7 +462,13 @@ impl World {
         is_planted.then_some(CallFailed { failure: Failure::NotSent, message: "a planted error" })
     }
 
-    fn run_one(&mut self, server: usize, process: ProcessId, resource: &Resource, command: &Command) -> Answered {
+    fn run_one(
+        &mut self,
+        server: usize,
+        process: ProcessId,
+        resource: &Resource,
+        command: &Command,
+    ) -> Answered {
         if let Some(failed) = self.refuses(server, command) {
             return Err(failed);
         }
@@ -459,7 +479,7 @@ impl World {
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
         let mut shadow = std::mem::take(&mut this.data.shadows[index]);
-        books.before(now, index, clock, &mut shadow, command, epoch);
+        books.before(now, index, clock, &mut shadow, command, epoch, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
         let reachable: Vec<_> = this.connections.values().map(|(_, client)| *client).collect();
         let mut is_first = planted == Some(Planted::HeadSkipped) && chance;
@@ -479,8 +499,11 @@ impl World {
                 let _ = renew;
                 answer
             }
-            (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => Answer { at: clock, reply: Reply::Released },
-            (Some(Planted::WaiterForgotten), Command::Acquire(acquire)) if acquire.wait.is_some() && acquire.acquisition.sequence.is_multiple_of(4) =>
+            (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => {
+                Answer { at: clock, reply: Reply::Released }
+            }
+            (Some(Planted::WaiterForgotten), Command::Acquire(acquire))
+                if acquire.wait.is_some() && acquire.acquisition.sequence.is_multiple_of(4) =>
             {
                 let before = this.data.tables[index].clone();
                 let answer = this.apply(now, index, command, &mut is_reachable, &mut pushes);
@@ -537,7 +560,7 @@ impl World {
         let indexes: Vec<usize> = attempts.iter().map(|(resource, _)| index_of(resource)).collect();
         for (index, command) in indexes.iter().zip(&commands) {
             let mut shadow = std::mem::take(&mut this.data.shadows[*index]);
-            books.before(now, *index, clock, &mut shadow, command, epoch);
+            books.before(now, *index, clock, &mut shadow, command, epoch, true);
             this.data.shadows[*index] = shadow;
         }
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
@@ -549,7 +572,8 @@ impl World {
             }
             is_reachable
         };
-        let steps: Vec<_> = indexes.iter().copied().zip(attempts.iter().map(|(_, acquire)| acquire)).collect();
+        let steps: Vec<_> =
+            indexes.iter().copied().zip(attempts.iter().map(|(_, acquire)| acquire)).collect();
         let answers = this.apply_all(now, &steps, &mut is_reachable, &mut pushes);
         let mut seen = Vec::new();
         for (((index, command), answer), (resource, _)) in
@@ -559,7 +583,17 @@ impl World {
             // Pushes name no resource: those of the attempts that the books know here.
             let theirs: Vec<Push> =
                 pushes.iter().filter(|push| books.is_of(push.acquisition, *index)).cloned().collect();
-            books.after(now, *index, clock, &mut shadow, command, &answer.reply, &theirs, &unreachable, epoch);
+            books.after(
+                now,
+                *index,
+                clock,
+                &mut shadow,
+                command,
+                &answer.reply,
+                &theirs,
+                &unreachable,
+                epoch,
+            );
             this.data.shadows[*index] = shadow;
             seen.push((resource.clone(), command.clone(), answer.clone()));
         }
@@ -762,7 +796,9 @@ fn describe(server: usize, resource: &Resource, command: &Command, reply: &Reply
         Command::ForceRelease => "release by force".to_owned(),
     };
     let reply = match reply {
-        Reply::Granted(grant) => format!("granted {}, {:?}", short(grant.tokens.first.get()), grant.valid_for),
+        Reply::Granted(grant) => {
+            format!("granted {}, {:?}", short(grant.tokens.first.get()), grant.valid_for)
+        }
         Reply::Renewed { valid_for, .. } => format!("renewed, {valid_for:?}"),
         Reply::Queued(queued) if queued.is_head => "next".to_owned(),
         Reply::Queued(_) => "queued".to_owned(),

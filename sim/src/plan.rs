@@ -360,7 +360,8 @@ impl Drawing {
         let is_crowded = self.rng.chance(10);
         let clients = if is_crowded { self.rng.between(20, 150) } else { self.rng.between(2, 5) };
         let clients: Vec<ClientPlan> = (0..clients).map(|_| self.client()).collect();
-        let locks: Vec<LockPlan> = (0..self.rng.between(1, if is_crowded { 1 } else { 3 })).map(|_| self.lock()).collect();
+        let locks: Vec<LockPlan> =
+            (0..self.rng.between(1, if is_crowded { 1 } else { 3 })).map(|_| self.lock()).collect();
         let heal_at = self.rng.between(10, 60) * SECOND;
         let pace = self.rng.pick(&[200 * MS, SECOND, 4 * SECOND]) * if is_crowded { 10 } else { 1 };
         let mut tasks = Vec::new();
@@ -413,9 +414,16 @@ impl Drawing {
             ttl,
             renews: is_plain || self.rng.chance(700),
             max_hold: (!is_plain && self.rng.chance(200)).then(|| self.rng.scaled(200 * MS, 20 * SECOND)),
-            min_hold: if !is_plain && self.rng.chance(200) { self.rng.scaled(100 * MS, 5 * SECOND) } else { 0 },
+            min_hold: if !is_plain && self.rng.chance(200) {
+                self.rng.scaled(100 * MS, 5 * SECOND)
+            } else {
+                0
+            },
             global_fifo: self.rng.chance(200),
-            handoff: self.rng.chance(300).then(|| (u32::try_from(self.rng.below(4)).unwrap_or(0), self.rng.scaled(MS, SECOND))),
+            handoff: self
+                .rng
+                .chance(300)
+                .then(|| (u32::try_from(self.rng.below(4)).unwrap_or(0), self.rng.scaled(MS, SECOND))),
         }
     }
 
@@ -427,7 +435,8 @@ impl Drawing {
             passed += op.think + op.hold;
             ops.push(op);
         }
-        let last = (0..self.rng.between(1, 3)).map(|_| (self.rng.index(locks.len()), self.rng.scaled(MS, 800 * MS)));
+        let last =
+            (0..self.rng.between(1, 3)).map(|_| (self.rng.index(locks.len()), self.rng.scaled(MS, 800 * MS)));
         TaskPlan { client, ops, last: last.collect(), is_absent: false }
     }
 
@@ -439,9 +448,15 @@ impl Drawing {
                 let has_next = locks.get(lock + 1).is_some_and(|next| next.kind == LockKind::Mutex);
                 if has_next && self.rng.chance(300) { Share::Set } else { Share::Whole }
             }
-            LockKind::ReadWrite => self.rng.pick(&[Share::Whole, Share::Read, Share::Read, Share::Upgradable]),
+            LockKind::ReadWrite => {
+                self.rng.pick(&[Share::Whole, Share::Read, Share::Read, Share::Upgradable])
+            }
             LockKind::Semaphore(_) | LockKind::Reentrant => {
-                if self.rng.chance(300) { Share::More } else { Share::Whole }
+                if self.rng.chance(300) {
+                    Share::More
+                } else {
+                    Share::Whole
+                }
             }
         };
         let mode = match self.rng.below(10) {
@@ -513,7 +528,10 @@ impl Drawing {
             29 => Fault::Full { lasts },
             30 => Fault::ClockStep { by: self.signed(20 * SECOND) },
             _ if self.rng.chance(500) => Fault::Suspend { client, lasts },
-            _ => Fault::SlowClock { client, ppm: -i64::try_from(self.rng.between(15_000, 60_000)).unwrap_or(0) },
+            _ => Fault::SlowClock {
+                client,
+                ppm: -i64::try_from(self.rng.between(15_000, 60_000)).unwrap_or(0),
+            },
         }
     }
 

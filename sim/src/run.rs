@@ -128,7 +128,9 @@ impl Run {
                 let closed = client.close().await;
                 closing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 if let Err(error) = closed {
-                    with(|world| world.broken(Promise::NothingLeft, || format!("process {process}: close: {error}")));
+                    with(|world| {
+                        world.broken(Promise::NothingLeft, || format!("process {process}: close: {error}"))
+                    });
                 }
             });
         }
@@ -136,7 +138,9 @@ impl Run {
         self.advance(until, |_| closing.load(std::sync::atomic::Ordering::Relaxed) == 0);
         let left = closing.load(std::sync::atomic::Ordering::Relaxed);
         if left > 0 {
-            with(|world| world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs")));
+            with(|world| {
+                world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs"))
+            });
         }
         // The drivers end, and what is still on its way arrives.
         let settled = with(|world| world.now) + 5 * SECOND;
@@ -148,17 +152,26 @@ impl Run {
         for process in living {
             let tasks = executor::count(*process);
             if tasks > 0 {
-                with(|world| world.broken(Promise::NothingLeft, || format!("{tasks} tasks of process {process} are left")));
+                with(|world| {
+                    world.broken(Promise::NothingLeft, || {
+                        format!("{tasks} tasks of process {process} are left")
+                    })
+                });
             }
             let inbox = with(|world| world.processes[*process].inbox.clone());
             let entries = inbox.map_or(0, |inbox| inbox.entries());
             if entries > 0 {
-                with(|world| world.broken(Promise::NothingLeft, || format!("process {process} has {entries} entries left")));
+                with(|world| {
+                    world.broken(Promise::NothingLeft, || {
+                        format!("process {process} has {entries} entries left")
+                    })
+                });
             }
         }
         with(|world| world.check_server(Some(living)));
         // Longer than any ttl, any queue entry and any tombstone.
-        let all_ended = with(|world| world.now + world.set_back + world.plan.longest_ttl().max(80 * SECOND) + 5 * SECOND);
+        let all_ended =
+            with(|world| world.now + world.set_back + world.plan.longest_ttl().max(80 * SECOND) + 5 * SECOND);
         self.advance(all_ended, |_| false);
         with(|world| world.check_server(None));
     }
@@ -313,9 +326,10 @@ impl World {
             return;
         }
         let seconds = (self.now - self.books.healthy_from) / SECOND + 1;
-        let busy = self.processes.iter().position(|process| {
-            process.driver_polls > 200 + 20 * seconds + 10 * process.messages
-        });
+        let busy = self
+            .processes
+            .iter()
+            .position(|process| process.driver_polls > 200 + 20 * seconds + 10 * process.messages);
         if let Some(busy) = busy {
             let (polls, messages) = (self.processes[busy].driver_polls, self.processes[busy].messages);
             self.storm(&format!("the driver of process {busy} was polled {polls} times in {seconds} s, with {messages} messages"));

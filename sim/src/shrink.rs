@@ -16,7 +16,8 @@ pub fn shrink(case: &Case, planted: Option<Planted>, promise: Promise, mut runs:
         let mut size = (parts.len() / 2).max(1);
         loop {
             for chunk in parts.chunks(size) {
-                let missing: Vec<Part> = chunk.iter().copied().filter(|part| !best.without.contains(part)).collect();
+                let missing: Vec<Part> =
+                    chunk.iter().copied().filter(|part| !best.without.contains(part)).collect();
                 if missing.is_empty() {
                     continue;
                 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold::simulation::LeaseProbe;
 use leasehold::{
-    Client, Error, Guard, Kind, Mutex, MutexSet, ReentrantMutex, RwLock, Semaphore, SetGuard, UpgradableGuard,
-    WriteGuard,
+    Client, Error, Guard, Kind, Mutex, MutexSet, ReentrantMutex, RwLock, Semaphore, SetGuard,
+    UpgradableGuard, WriteGuard,
 };
 
 use crate::checks::{Promise, Record};
@@ -74,7 +74,9 @@ struct Registration(u64);
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let found = try_with(|world| world.books.records.get(&self.0).map(|record| (record.process, record.probe.clone())));
+        let found = try_with(|world| {
+            world.books.records.get(&self.0).map(|record| (record.process, record.probe.clone()))
+        });
         let Some(Some((process, probe))) = found else { return };
         let is_trusted = run_as(process, || !probe.remaining().is_zero());
         let removed = with(|world| {
@@ -86,7 +88,9 @@ impl Drop for Registration {
                     world.demand[resource].busy_at = world.now;
                 }
                 let column = world.column(process);
-                world.say(column, &[48, resource as u64, task], || format!("task {task} gives up r{resource}"));
+                world.say(column, &[48, resource as u64, task], || {
+                    format!("task {task} gives up r{resource}")
+                });
             }
             removed
         });
@@ -191,7 +195,8 @@ impl User {
         let (task, process) = (self.task, self.process);
         with(|world| {
             // A second for connections that are still being made.
-            if world.now > world.plan.heal_at + 20 * SECOND && world.now > world.processes[process].resumed_at + SECOND
+            if world.now > world.plan.heal_at + 20 * SECOND
+                && world.now > world.processes[process].resumed_at + SECOND
             {
                 world.broken(Promise::NoError, || format!("task {task}: {error}"));
             }
@@ -258,7 +263,9 @@ impl User {
         let took = now - started;
         if was_running && stalls == stalls_now && took > limit + 5 * MS {
             let task = self.task;
-            with(|world| world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}")));
+            with(|world| {
+                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"))
+            });
         }
     }
 
@@ -419,7 +426,11 @@ impl User {
     /// After the faults: waits until the lock is granted, uses it and releases it.
     async fn last(&self, lock: usize, hold: Micros) {
         let plan = with(|world| world.plan.clone());
-        let share = if plan.locks[lock].kind == LockKind::ReadWrite && hold % 2 == 0 { Share::Read } else { Share::Whole };
+        let share = if plan.locks[lock].kind == LockKind::ReadWrite && hold % 2 == 0 {
+            Share::Read
+        } else {
+            Share::Whole
+        };
         let op = Op {
             think: 0,
             lock,
@@ -500,7 +511,9 @@ impl User {
         let is_own_trusted = is_trusted(process, &record.probe);
         let others: Vec<(u64, ProcessId, LeaseProbe, bool)> = with(|world| {
             let others = world.books.records.iter().filter(|(_, other)| other.resource == resource);
-            others.map(|(number, other)| (*number, other.process, other.probe.clone(), other.is_watched)).collect()
+            others
+                .map(|(number, other)| (*number, other.process, other.probe.clone(), other.is_watched))
+                .collect()
         });
         let is_sound = |process: ProcessId| with(|world| world.is_sound(process));
         let mut trusted = Vec::new();
@@ -681,12 +694,21 @@ impl World {
         let since = *self.demand[lock].waiting.get(&task)?;
         let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
         let stall = if self.demand[lock].sets > 0 { 0 } else { self.now.saturating_sub(free) };
-        let bound = if free < self.books.healthy_from {
+        // A lease that is not renewed and as short as a claim window looks like one of a frozen client when it ends: the client's
+        // other waiters are skipped until one of them asks again.
+        let plan = &self.plan.locks[lock];
+        let looks_frozen =
+            !plan.renews && plan.ttl <= 3 * SECOND || plan.max_hold.is_some_and(|hold| hold <= 3 * SECOND);
+        let bound = if free < self.books.healthy_from || looks_frozen {
             self.takeover_bound()
         } else {
             // A hand-off: a few messages, and what a minimum hold retains.
-            self.plan.locks[lock].min_hold + SECOND + 40 * (self.plan.network.base + 20 * self.plan.network.jitter)
+            self.plan.locks[lock].min_hold
+                + SECOND
+                + 40 * (self.plan.network.base + 20 * self.plan.network.jitter)
         };
-        (stall > bound).then(|| format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs"))
+        (stall > bound).then(|| {
+            format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs")
+        })
     }
 }

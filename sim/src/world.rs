@@ -405,11 +405,18 @@ impl World {
             sleeps: BTreeMap::new(),
             loss: (0, false, 0),
             delay: (0, 0),
-            books: Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.base + 21 * plan.network.jitter),
+            books: Books::new(
+                plan.locks.iter().map(|lock| lock.kind),
+                plan.network.base + 21 * plan.network.jitter,
+            ),
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             progress: vec![0; plan.tasks.len()],
-            finished: plan.tasks.iter().map(|task| task.is_absent || plan.clients[task.client].is_absent).collect(),
+            finished: plan
+                .tasks
+                .iter()
+                .map(|task| task.is_absent || plan.clients[task.client].is_absent)
+                .collect(),
             is_healed: false,
             set_back: 0,
             crashes: 0,
@@ -518,6 +525,11 @@ impl World {
     pub fn takeover_bound(&self) -> Micros {
         let min_hold = self.plan.locks.iter().map(|lock| lock.min_hold).max().unwrap_or(0);
         let frozen = self.crashes + self.plan.clients.len() as u64;
-        self.plan.longest_ttl() + min_hold + 5 * SECOND * (1 + frozen.min(20)) + 27 * SECOND + self.set_back + 2 * SECOND
+        self.plan.longest_ttl()
+            + min_hold
+            + 5 * SECOND * (1 + frozen.min(20))
+            + 27 * SECOND
+            + self.set_back
+            + 2 * SECOND
     }
 }

@@ -10,19 +10,20 @@
 mod builder;
 mod certificates;
 mod cluster;
-mod pauses;
+mod pause_detector;
 mod port;
 mod process;
 mod program;
 mod proxy;
 mod sentinels;
 mod server;
+mod start;
 mod wait;
 
 pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
-pub use pauses::{Pauses, undisturbed};
+pub use pause_detector::{PauseDetector, retry_if_paused};
 pub use port::Port;
 pub use program::Flavor;
 pub use proxy::Proxy;

@@ -1,6 +1,6 @@
 //! A proxy on a free port in front of a server, which injects network faults.
 //!
-//! It delays, holds, drops, disconnects and refuses. It never changes or reorders bytes. Only `swallow_messages` parses them, so that method
+//! It delays, holds, drops, disconnects and refuses. It never changes or reorders bytes. Only `drop_messages` parses them, so that method
 //! has no effect on TLS.
 
 mod frames;
@@ -8,14 +8,14 @@ mod link;
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::port::Port;
 use crate::server::Server;
 
-use link::{Direction, Link};
+use link::{Direction, Link, lock};
 
 /// A proxy, which stops when it is dropped. Without further calls it forwards everything without delay.
 pub struct Proxy {
@@ -99,24 +99,24 @@ impl Proxy {
     }
 
     /// Whether to drop all requests. Call [`Proxy::cut`] afterwards, since the byte stream has a gap.
-    pub fn swallow_requests(&self, swallow: bool) {
-        self.shared.requests.set_swallows(swallow);
+    pub fn drop_requests(&self, drops: bool) {
+        self.shared.requests.set_drops(drops);
     }
 
     /// Whether to drop all replies. Call [`Proxy::cut`] afterwards, since the byte stream has a gap.
-    pub fn swallow_replies(&self, swallow: bool) {
-        self.shared.replies.set_swallows(swallow);
+    pub fn drop_replies(&self, drops: bool) {
+        self.shared.replies.set_drops(drops);
     }
 
     /// Drops the pushes and pub/sub messages of the server that contain these bytes. None drops nothing.
-    pub fn swallow_messages(&self, with: Option<&[u8]>) {
+    pub fn drop_messages(&self, with: Option<&[u8]>) {
         self.shared.replies.set_unwanted(with);
     }
 
     /// Number of messages and pieces dropped so far.
     #[must_use]
-    pub fn swallowed(&self) -> usize {
-        self.shared.requests.swallowed() + self.shared.replies.swallowed()
+    pub fn dropped(&self) -> usize {
+        self.shared.requests.dropped() + self.shared.replies.dropped()
     }
 
     /// Number of open connections.
@@ -135,7 +135,7 @@ impl Proxy {
     }
 
     /// Directs new connections to another server, like a DNS name or a virtual address that moves. Open connections stay.
-    pub fn lead_to(&self, server: &Server) {
+    pub fn redirect_to(&self, server: &Server) {
         self.shared.server.store(server.port(), Ordering::SeqCst);
     }
 
@@ -197,9 +197,4 @@ impl Drop for Acceptor {
             let _ = thread.join();
         }
     }
-}
-
-/// Ignores poisoning: the thread that panicked has reported the failure.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -36,7 +36,7 @@ fn by_default_everything_passes_in_both_directions() {
     let value = vec![b'x'; 3_000_000];
     let _: () = connection.set("a", &value).unwrap();
     let found: Vec<u8> = connection.get("a").unwrap();
-    assert!(found == value && proxy.swallowed() == 0);
+    assert!(found == value && proxy.dropped() == 0);
     drop(connection);
     wait_until("the connection is over", || proxy.connections() == 0);
 }
@@ -109,29 +109,29 @@ fn held_request_is_executed_after_its_release() {
 }
 
 #[test]
-fn swallowed_replies_are_lost_although_their_commands_are_executed() {
+fn dropped_replies_are_lost_although_their_commands_are_executed() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     connection.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(connection.set::<_, _, ()>("a", 1).unwrap_err().is_timeout());
-    wait_until("the reply is lost", || proxy.swallowed() == 1);
+    wait_until("the reply is lost", || proxy.dropped() == 1);
     assert_eq!(server.admin().get::<_, i64>("a").unwrap(), 1);
     proxy.cut();
-    proxy.swallow_replies(false);
+    proxy.drop_replies(false);
     assert_eq!(ping(&mut try_connect(&proxy).unwrap()).unwrap(), "PONG");
 }
 
 #[test]
-fn swallowed_requests_are_never_executed() {
+fn dropped_requests_are_never_executed() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
-    proxy.swallow_requests(true);
+    proxy.drop_requests(true);
     connection.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(connection.set::<_, _, ()>("a", 1).unwrap_err().is_timeout());
-    wait_until("the request is lost", || proxy.swallowed() == 1);
+    wait_until("the request is lost", || proxy.dropped() == 1);
     assert_eq!(server.admin().get::<_, Option<i64>>("a").unwrap(), None);
 }
 
@@ -173,17 +173,17 @@ fn refuse_rejects_new_connections_and_keeps_open_ones() {
 }
 
 #[test]
-fn swallow_messages_drops_matching_messages_only() {
+fn drop_messages_drops_matching_messages_only() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     for protocol in ["", "?protocol=resp3"] {
-        let swallowed = proxy.swallowed();
+        let dropped = proxy.dropped();
         let client = redis::Client::open(format!("{}{protocol}", proxy.url())).unwrap();
         let mut connection = client.get_connection_with_timeout(TIMEOUT).unwrap();
         let mut inbox = connection.as_pubsub();
         inbox.set_read_timeout(Some(TIMEOUT)).unwrap();
         inbox.subscribe("letters").unwrap();
-        proxy.swallow_messages(Some(b"grant"));
+        proxy.drop_messages(Some(b"grant"));
         for letter in ["one", "a grant", "two", "granted", "three"] {
             let heard: i64 = server.admin().publish("letters", letter).unwrap();
             assert_eq!(heard, 1);
@@ -191,8 +191,8 @@ fn swallow_messages_drops_matching_messages_only() {
         for expected in ["one", "two", "three"] {
             assert_eq!(inbox.get_message().unwrap().get_payload::<String>().unwrap(), expected);
         }
-        assert_eq!(proxy.swallowed() - swallowed, 2);
-        proxy.swallow_messages(None);
+        assert_eq!(proxy.dropped() - dropped, 2);
+        proxy.drop_messages(None);
         let _: i64 = server.admin().publish("letters", "granted").unwrap();
         assert_eq!(inbox.get_message().unwrap().get_payload::<String>().unwrap(), "granted");
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold_bench_peer::turn::Turn;
+use leasehold_bench_peer::acquisition::Acquisition;
 
 use super::results::Figures;
 
@@ -19,7 +19,7 @@ pub enum Rule {
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Course {
+pub struct Window {
     /// Start, on the clock of the logs.
     pub start_ns: u64,
     /// Start of the measurement, after the warm-up.
@@ -34,10 +34,10 @@ pub struct Course {
 
 /// The figures of one run. Latencies are in microseconds.
 #[must_use]
-pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figures {
-    all.sort_by_key(|turn| turn.entered);
-    let counts = |turn: &&Turn| (course.from_ns..=course.end_ns).contains(&turn.entered);
-    let turns: Vec<Turn> = all.iter().filter(counts).copied().collect();
+pub fn figures(mut all: Vec<Acquisition>, window: Window, counter: Option<u64>) -> Figures {
+    all.sort_by_key(|acquisition| acquisition.entered);
+    let counts = |acquisition: &&Acquisition| (window.from_ns..=window.end_ns).contains(&acquisition.entered);
+    let acquisitions: Vec<Acquisition> = all.iter().filter(counts).copied().collect();
     let mut found = Figures::new();
     // Undefined figures, such as the fairness without any acquisition, are left out.
     let mut put = |name: &str, value: f64| {
@@ -45,12 +45,12 @@ pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figu
             found.insert(name.to_owned(), value);
         }
     };
-    put("turns", count(turns.len()));
-    put("rate", count(turns.len()) / (nanos(course.end_ns.saturating_sub(course.from_ns)) / 1e9));
+    put("turns", count(acquisitions.len()));
+    put("rate", count(acquisitions.len()) / (nanos(window.end_ns.saturating_sub(window.from_ns)) / 1e9));
     for (name, times) in [
-        ("pair", turns.iter().map(|turn| turn.done - turn.asked).collect()),
-        ("wait", waits(&all, &turns, course)),
-        ("handover", if course.rule == Rule::Exclusive { hand_overs(&turns) } else { Vec::new() }),
+        ("pair", acquisitions.iter().map(|acquisition| acquisition.done - acquisition.asked).collect()),
+        ("wait", waits(&all, &acquisitions, window)),
+        ("handover", if window.rule == Rule::Exclusive { hand_overs(&acquisitions) } else { Vec::new() }),
     ] {
         let mut times: Vec<u64> = times;
         times.sort_unstable();
@@ -60,44 +60,49 @@ pub fn figures(mut all: Vec<Turn>, course: Course, counter: Option<u64>) -> Figu
             }
         }
     }
-    let served = served(&turns, course.tasks);
+    let served = served(&acquisitions, window.tasks);
     put("jain", jain(&served));
     put("least", served.iter().copied().fold(f64::INFINITY, f64::min));
     put("most", served.iter().copied().fold(0.0, f64::max));
     // The check for overlaps covers every acquisition, those of the warm-up too.
-    put("overlaps", count(overlaps(&all, course.rule)));
+    put("overlaps", count(overlaps(&all, window.rule)));
     if let Some(counter) = counter {
-        let writes = all.iter().filter(|turn| !turn.is_shared).count();
+        let writes = all.iter().filter(|acquisition| !acquisition.is_shared).count();
         put("lost_counts", count(writes) - nanos(counter));
     }
-    let inside: u64 = turns.iter().map(|turn| turn.left - turn.entered).sum();
-    put("hold", nanos(inside) / 1e3 / count(turns.len()));
+    let inside: u64 = acquisitions.iter().map(|acquisition| acquisition.left - acquisition.entered).sum();
+    put("hold", nanos(inside) / 1e3 / count(acquisitions.len()));
     found
 }
 
 /// Time from a release to the next critical section, if the next holder was waiting.
-fn hand_overs(turns: &[Turn]) -> Vec<u64> {
-    let pairs = turns.iter().zip(turns.iter().skip(1));
+fn hand_overs(acquisitions: &[Acquisition]) -> Vec<u64> {
+    let pairs = acquisitions.iter().zip(acquisitions.iter().skip(1));
     let waited =
         pairs.filter(|(before, next)| next.asked < before.left && !(before.is_shared && next.is_shared));
     waited.filter_map(|(before, next)| next.entered.checked_sub(before.left)).collect()
 }
 
 /// Waiting times. A task that still waits at the end counts with the time up to then.
-fn waits(all: &[Turn], turns: &[Turn], course: Course) -> Vec<u64> {
-    let mut last: HashMap<u32, u64> = (0..course.tasks).map(|task| (task, course.start_ns)).collect();
-    last.extend(all.iter().filter(|turn| turn.entered <= course.end_ns).map(|turn| (turn.task, turn.done)));
-    let mut waits: Vec<u64> = turns.iter().map(|turn| turn.entered - turn.asked).collect();
-    let longest = last.values().map(|last| course.end_ns.saturating_sub(*last)).max();
+fn waits(all: &[Acquisition], acquisitions: &[Acquisition], window: Window) -> Vec<u64> {
+    let mut last: HashMap<u32, u64> = (0..window.tasks).map(|task| (task, window.start_ns)).collect();
+    last.extend(
+        all.iter()
+            .filter(|acquisition| acquisition.entered <= window.end_ns)
+            .map(|acquisition| (acquisition.task, acquisition.done)),
+    );
+    let mut waits: Vec<u64> =
+        acquisitions.iter().map(|acquisition| acquisition.entered - acquisition.asked).collect();
+    let longest = last.values().map(|last| window.end_ns.saturating_sub(*last)).max();
     // Only if it is the longest: a recent attempt says nothing.
     waits.extend(longest.filter(|longest| waits.iter().all(|wait| wait < longest)));
     waits
 }
 
-fn served(turns: &[Turn], tasks: u32) -> Vec<f64> {
+fn served(acquisitions: &[Acquisition], tasks: u32) -> Vec<f64> {
     let mut served = vec![0.0; tasks as usize];
-    for turn in turns {
-        if let Some(count) = served.get_mut(turn.task as usize) {
+    for acquisition in acquisitions {
+        if let Some(count) = served.get_mut(acquisition.task as usize) {
             *count += 1.0;
         }
     }
@@ -115,11 +120,16 @@ fn jain(served: &[f64]) -> f64 {
 }
 
 /// Number of violations of the promised exclusion.
-fn overlaps(turns: &[Turn], rule: Rule) -> usize {
+fn overlaps(acquisitions: &[Acquisition], rule: Rule) -> usize {
     // A holder that leaves at the moment when another one enters does not overlap.
-    let mut moments: Vec<(u64, bool, bool)> = turns
+    let mut moments: Vec<(u64, bool, bool)> = acquisitions
         .iter()
-        .flat_map(|turn| [(turn.entered, true, turn.is_shared), (turn.left, false, turn.is_shared)])
+        .flat_map(|acquisition| {
+            [
+                (acquisition.entered, true, acquisition.is_shared),
+                (acquisition.left, false, acquisition.is_shared),
+            ]
+        })
         .collect();
     moments.sort_by_key(|(at, enters, _)| (*at, *enters));
     let (mut readers, mut writers, mut found) = (0_u32, 0_u32, 0);
@@ -158,68 +168,76 @@ fn nanos(ns: u64) -> f64 {
 mod tests {
     use super::*;
 
-    const COURSE: Course =
-        Course { start_ns: 0, from_ns: 0, end_ns: 10_000, tasks: 2, rule: Rule::Exclusive };
+    const WINDOW: Window =
+        Window { start_ns: 0, from_ns: 0, end_ns: 10_000, tasks: 2, rule: Rule::Exclusive };
 
-    fn turn(task: u32, asked: u64, entered: u64, left: u64) -> Turn {
-        Turn { task, is_shared: false, asked, entered, left, done: left + 10 }
+    fn acquisition(task: u32, asked: u64, entered: u64, left: u64) -> Acquisition {
+        Acquisition { task, is_shared: false, asked, entered, left, done: left + 10 }
     }
 
-    fn of(turns: &[Turn], course: Course, counter: u64) -> Figures {
-        figures(turns.to_vec(), course, Some(counter))
+    fn of(acquisitions: &[Acquisition], window: Window, counter: u64) -> Figures {
+        figures(acquisitions.to_vec(), window, Some(counter))
     }
 
     #[test]
     fn two_that_take_turns_are_fair_and_not_broken() {
-        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 2_500, 3_000), turn(0, 2_100, 3_400, 9_900)];
-        let found = of(&turns[..2], COURSE, 2);
+        let acquisitions = [
+            acquisition(0, 0, 1_000, 2_000),
+            acquisition(1, 0, 2_500, 3_000),
+            acquisition(0, 2_100, 3_400, 9_900),
+        ];
+        let found = of(&acquisitions[..2], WINDOW, 2);
         assert_eq!((found["overlaps"], found["lost_counts"], found["jain"]), (0.0, 0.0, 1.0));
-        let found = of(&turns, COURSE, 3);
+        let found = of(&acquisitions, WINDOW, 3);
         assert_eq!((found["least"], found["most"], found["rate"]), (1.0, 2.0, 3e5));
         assert_eq!((found["handover_max"], found["handover_p50"]), (0.5, 0.5));
     }
 
     #[test]
     fn a_lock_that_lets_two_in_is_broken() {
-        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 1_999, 3_000)];
-        assert_eq!(of(&turns, COURSE, 2)["overlaps"], 1.0);
-        assert_eq!(of(&turns, COURSE, 1)["lost_counts"], 1.0);
-        let semaphore = Course { rule: Rule::Permits(2), ..COURSE };
-        assert_eq!(of(&turns, semaphore, 2)["overlaps"], 0.0);
-        assert_eq!(of(&turns, Course { rule: Rule::Permits(1), ..COURSE }, 2)["overlaps"], 1.0);
+        let acquisitions = [acquisition(0, 0, 1_000, 2_000), acquisition(1, 0, 1_999, 3_000)];
+        assert_eq!(of(&acquisitions, WINDOW, 2)["overlaps"], 1.0);
+        assert_eq!(of(&acquisitions, WINDOW, 1)["lost_counts"], 1.0);
+        let semaphore = Window { rule: Rule::Permits(2), ..WINDOW };
+        assert_eq!(of(&acquisitions, semaphore, 2)["overlaps"], 0.0);
+        assert_eq!(of(&acquisitions, Window { rule: Rule::Permits(1), ..WINDOW }, 2)["overlaps"], 1.0);
     }
 
     #[test]
     fn readers_may_be_inside_with_readers_and_not_with_a_writer() {
-        let reader = |turn: Turn| Turn { is_shared: true, ..turn };
-        let readers = [reader(turn(0, 0, 1_000, 2_000)), reader(turn(1, 0, 1_500, 3_000))];
-        assert_eq!(of(&readers, COURSE, 0)["overlaps"], 0.0);
-        let mixed = [readers[0], turn(1, 0, 1_500, 3_000)];
-        assert_eq!(of(&mixed, COURSE, 1)["overlaps"], 1.0);
+        let reader = |acquisition: Acquisition| Acquisition { is_shared: true, ..acquisition };
+        let readers = [reader(acquisition(0, 0, 1_000, 2_000)), reader(acquisition(1, 0, 1_500, 3_000))];
+        assert_eq!(of(&readers, WINDOW, 0)["overlaps"], 0.0);
+        let mixed = [readers[0], acquisition(1, 0, 1_500, 3_000)];
+        assert_eq!(of(&mixed, WINDOW, 1)["overlaps"], 1.0);
     }
 
     #[test]
     fn a_task_that_never_acquires_the_lock_has_waited_for_the_whole_run() {
-        let turns = [turn(0, 0, 100, 200), turn(0, 210, 300, 400)];
-        let found = of(&turns, COURSE, 2);
+        let acquisitions = [acquisition(0, 0, 100, 200), acquisition(0, 210, 300, 400)];
+        let found = of(&acquisitions, WINDOW, 2);
         assert_eq!(found["wait_max"], 10.0);
         // Also if it acquires the lock only at the end.
-        let late = [turns[0], turns[1], turn(1, 0, 10_001, 10_002)];
-        assert_eq!(of(&late, COURSE, 3)["wait_max"], 10.0);
+        let late = [acquisitions[0], acquisitions[1], acquisition(1, 0, 10_001, 10_002)];
+        assert_eq!(of(&late, WINDOW, 3)["wait_max"], 10.0);
         assert_eq!((found["least"], found["jain"]), (0.0, 0.5));
     }
 
     #[test]
     fn turns_before_it_counts_are_checked_and_not_counted() {
-        let course = Course { from_ns: 5_000, ..COURSE };
-        let turns = [turn(0, 0, 1_000, 2_000), turn(1, 0, 1_500, 2_500), turn(0, 2_100, 6_000, 7_000)];
-        let found = of(&turns, course, 3);
+        let window = Window { from_ns: 5_000, ..WINDOW };
+        let acquisitions = [
+            acquisition(0, 0, 1_000, 2_000),
+            acquisition(1, 0, 1_500, 2_500),
+            acquisition(0, 2_100, 6_000, 7_000),
+        ];
+        let found = of(&acquisitions, window, 3);
         assert_eq!((found["turns"], found["most"], found["overlaps"]), (1.0, 1.0, 1.0));
     }
 
     #[test]
     fn a_run_without_a_turn_has_figures_all_the_same() {
-        let found = of(&[], COURSE, 0);
+        let found = of(&[], WINDOW, 0);
         assert_eq!((found["rate"], found["wait_max"], found.get("jain")), (0.0, 10.0, None));
     }
 
@@ -233,7 +251,7 @@ mod tests {
 
     #[test]
     fn one_turn_each_for_some_of_many_is_as_fair_as_can_be() {
-        let course = Course { tasks: 10, ..COURSE };
-        assert_eq!(of(&[turn(3, 0, 100, 200), turn(5, 0, 300, 400)], course, 2)["jain"], 1.0);
+        let window = Window { tasks: 10, ..WINDOW };
+        assert_eq!(of(&[acquisition(3, 0, 100, 200), acquisition(5, 0, 300, 400)], window, 2)["jain"], 1.0);
     }
 }

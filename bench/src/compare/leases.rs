@@ -7,9 +7,9 @@ use leasehold_bench_peer::protocol::{Hold, Order};
 
 use super::Bench;
 use super::catalog::{RENEWING, Row};
+use super::environment::Environment;
 use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{NEAR, Scale};
-use super::stage::Stage;
 
 /// Maximum time to acquire all leases and to receive all replies.
 const TAKING: Duration = Duration::from_secs(60);
@@ -62,17 +62,17 @@ fn together(rows: &[Row], count: u32, ttl: Duration, span: Duration) -> Vec<RowR
 }
 
 fn once(row: Row, count: u32, ttl: Duration, span: Duration) -> Result<Figures, String> {
-    let mut stage = Stage::set(row.program, (1, 1), NEAR, ttl)?;
+    let mut environment = Environment::start(row.program, (1, 1), NEAR, ttl)?;
     let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
     let began = Instant::now();
-    stage.tell_all(|_, _| Order::Hold(hold.clone()))?;
-    stage.answers(TAKING)?;
+    environment.tell_all(|_, _| Order::Hold(hold.clone()))?;
+    environment.answers(TAKING)?;
     let taking = began.elapsed();
-    let before = stage.used();
+    let before = environment.used();
     thread::sleep(span);
-    let used = stage.used().since(before);
-    stage.tell_all(|_, _| Order::Held)?;
-    let held = stage.answers(ASKING)?.first().map_or(0, |answer| answer.held);
+    let used = environment.used().since(before);
+    environment.tell_all(|_, _| Order::Held)?;
+    let held = environment.answers(ASKING)?.first().map_or(0, |answer| answer.held);
     let seconds = span.as_secs_f64();
     Ok(Figures::from([
         ("taking".to_owned(), taking.as_secs_f64()),

@@ -3,15 +3,15 @@
 use std::thread;
 use std::time::Duration;
 
+use leasehold_bench_peer::acquisition;
 use leasehold_bench_peer::clock::now_ns;
 use leasehold_bench_peer::protocol::{Hold, Order, Run};
-use leasehold_bench_peer::turn;
 
 use super::Bench;
 use super::catalog::{self, Row};
+use super::environment::Environment;
 use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{NEAR, Scale};
-use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(4);
 /// Maximum time of a takeover.
@@ -50,10 +50,10 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
 
 /// Seconds from the kill to the next critical section.
 fn once(row: Row) -> Result<f64, String> {
-    let mut stage = Stage::set(row.program, (2, 1), NEAR, TTL)?;
+    let mut environment = Environment::start(row.program, (2, 1), NEAR, TTL)?;
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
-    let [holder, next] = stage.processes.as_mut_slice() else {
+    let [holder, next] = environment.processes.as_mut_slice() else {
         return Err("a takeover needs two processes".into());
     };
     holder.ask(&Order::Hold(Hold { lock: lock.clone(), is_tuned, name: NAME.into(), count: 1 }), LIMIT)?;
@@ -76,10 +76,11 @@ fn once(row: Row) -> Result<f64, String> {
     let killed = now_ns();
     holder.kill();
     next.answer(LIMIT)?;
-    let turns = turn::read(log.path()).map_err(|error| error.to_string())?;
-    let turn = turns.first().ok_or_else(|| format!("no client acquired the lock within {LIMIT:?}"))?;
-    if turn.entered < killed {
+    let acquisitions = acquisition::read(log.path()).map_err(|error| error.to_string())?;
+    let acquisition =
+        acquisitions.first().ok_or_else(|| format!("no client acquired the lock within {LIMIT:?}"))?;
+    if acquisition.entered < killed {
         return Err("broken: two holders at the same time".into());
     }
-    Ok(Duration::from_nanos(turn.entered - killed).as_secs_f64())
+    Ok(Duration::from_nanos(acquisition.entered - killed).as_secs_f64())
 }

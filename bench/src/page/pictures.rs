@@ -2,9 +2,11 @@
 
 use crate::compare::results::{Cell, Results, RowResult};
 
-use super::Pictures;
 use super::columns::Unit;
 use super::plot::{Best, Line, bars, lines};
+
+/// The charts of a page: file names and contents.
+pub type Pictures = Vec<(String, String)>;
 
 /// The figures of scenario (c) that are drawn over the number of clients.
 const OVER_CLIENTS: [(&str, &str); 4] = [

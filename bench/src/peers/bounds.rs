@@ -20,7 +20,7 @@ pub(crate) struct Bounds {
     mutexes: RefCell<HashMap<String, Arc<Mutex<()>>>>,
 }
 
-/// A connection, and who waits for messages on it.
+/// A connection, and the task that waits for messages on it.
 pub(crate) struct Client {
     connection: MultiplexedConnection,
     channels: Channels,

@@ -111,7 +111,7 @@ impl Child {
     /// Returns whether it did.
     pub(crate) fn lend_terminal(&self) -> bool {
         self.wants_terminal.set(true);
-        let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) else {
+        let Some(terminal) = Terminal::open().filter(Terminal::is_foreground_job) else {
             return false;
         };
         terminal.give(self.pid);
@@ -121,7 +121,7 @@ impl Child {
     /// Takes the terminal back for another process of this group, which was stopped because it used the terminal, and continues
     /// that process. The command gets the terminal again when it next uses it.
     pub(crate) fn return_terminal(&self) {
-        if let Some(terminal) = Terminal::open().filter(Terminal::is_of_our_job) {
+        if let Some(terminal) = Terminal::open().filter(Terminal::is_foreground_job) {
             self.wants_terminal.set(false);
             terminal.give(getpgrp());
             let _ = killpg(getpgrp(), Signal::SIGCONT);

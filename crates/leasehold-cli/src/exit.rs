@@ -33,18 +33,18 @@ pub(crate) enum Exit {
 /// As the help prints it.
 pub(crate) const TABLE: &str = "\
 Exit codes:
-  0..125   that of the command
-  1        the lock is not free (-n) or was not free in time (-w); -E sets
+  0..125   the exit code of the command
+  1        the lock was held (-n) or was not free in time (-w); -E sets
            another code
-           ls, show, release: nothing there that could be shown or released
+           ls, show, release: there is no such lock
            doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
-  124      the lease was lost, whatever the command ended with; --lost-exit-code
-           sets another code, since timeout(1) ends with 124 too
-  125      leasehold itself failed, the store for example
+  124      the lease was lost, whatever the exit code of the command.
+           --lost-exit-code sets another code, because timeout(1) uses 124 too
+  125      leasehold itself failed, for example because of the store
   126      the command can't be executed
   127      the command was not found
-  128+N    the command, or leasehold while it waited, was ended by signal N";
+  128+N    signal N ended the command, or leasehold while it waited";
 
 impl Exit {
     fn code(self) -> u8 {

@@ -50,7 +50,7 @@ impl Terminal {
 
     /// Whether this job is in the foreground: this group, the group of the command, or the group of another command that a
     /// `leasehold` in this group runs, as under `make -j` or `xargs -P`.
-    pub(crate) fn is_of_our_job(&self) -> bool {
+    pub(crate) fn is_foreground_job(&self) -> bool {
         let groups = std::iter::successors(self.foreground(), |group| group_that_started(*group));
         groups.take(MAX_NESTING).any(|group| group == getpgrp())
     }

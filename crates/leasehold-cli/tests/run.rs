@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{Place, is_alive, send, until};
+use common::{Place, until};
 use leasehold_testkit::Server;
 
 #[test]
@@ -230,102 +230,6 @@ fn signals_reach_the_whole_group_of_the_command() {
 }
 
 #[test]
-fn killing_leasehold_kills_its_command_and_the_lease_expires() {
-    let place = Place::new();
-    let mut holder = place.start(&["run", "--ttl", "1s", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
-    let command: u32 = holder.line().parse().unwrap();
-    assert!(is_alive(command));
-    holder.signal("KILL");
-    assert_eq!(holder.end(), -9);
-    until(|| (!is_alive(command)).then_some(()));
-    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
-}
-
-#[test]
-fn force_release_sends_term_and_then_kill() {
-    let place = Place::new();
-    let mut gentle = place.start(&[
-        "run",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "trap 'echo ending; exit 5' TERM; echo on; while :; do sleep 0.05; done",
-    ]);
-    assert_eq!(gentle.line(), "on");
-    let (code, _) = place.code(&["release", "--force", "a"]);
-    assert_eq!(code, 0);
-    assert_eq!(gentle.line(), "ending");
-    assert_eq!(gentle.end(), 124, "whatever the command ends with");
-    assert!(gentle.stderr().contains("the lease was lost"));
-
-    let mut stubborn = place.start(&[
-        "run",
-        "--grace",
-        "300ms",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "trap '' TERM; echo on; while :; do sleep 0.05; done",
-    ]);
-    assert_eq!(stubborn.line(), "on");
-    place.code(&["release", "--force", "a"]);
-    assert_eq!(stubborn.end(), 124);
-    assert!(stubborn.stderr().contains("gets KILL"));
-
-    let mut ignored =
-        place.start(&["run", "--on-lost", "ignore", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
-    let command: u32 = ignored.line().parse().unwrap();
-    place.code(&["release", "--force", "a"]);
-    let mut next = place.start(&["run", "a", "--", "true"]);
-    assert_eq!(next.end(), 0);
-    assert!(is_alive(command), "it goes on, as was asked");
-    send("TERM", command);
-    assert_eq!(ignored.end(), 124);
-    assert_eq!(place.code(&["release", "--force", "a"]).0, 1, "the lock is free");
-}
-
-#[test]
-fn command_ends_before_its_unrenewed_lease_expires() {
-    let server = Server::on_socket();
-    let place = Place::on(&server.url());
-    let script = "trap 'date +%s%N; exit' TERM; echo $LEASEHOLD_DEADLINE; while :; do sleep 0.02; done";
-    let mut running = place.start(&["run", "--ttl", "3s", "--grace", "1s", "a", "-c", script]);
-    let deadline: f64 = running.line().parse().unwrap();
-    // No renewal succeeds any more: the deadline is that of the first lease.
-    server.signal("STOP");
-    let ended: f64 = running.line().parse().unwrap();
-    let early = deadline - ended / 1e9;
-    assert!(early > 0.3 && early < 1.5, "TERM came {early} s before the end");
-    assert_eq!(running.end(), 124);
-    let said = running.stderr();
-    assert!(said.contains("can't be renewed"), "{said}");
-}
-
-#[test]
-fn leasehold_stopped_past_its_lease_kills_its_command() {
-    let place = Place::new();
-    let mut holder = place.start(&[
-        "run",
-        "--ttl",
-        "1s",
-        "a",
-        "--",
-        "sh",
-        "-c",
-        "trap '' TERM; echo $$; while :; do sleep 0.05; done",
-    ]);
-    let command: u32 = holder.line().parse().unwrap();
-    holder.signal("STOP");
-    // Another client acquires the lock meanwhile. The token distinguishes the command, which continues.
-    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
-    holder.signal("CONT");
-    assert_eq!(holder.end(), 124);
-    until(|| (!is_alive(command)).then_some(()));
-}
-
-#[test]
 #[cfg(target_os = "linux")]
 fn wait_limit_includes_the_connection() {
     let place = Place::new();
@@ -356,98 +260,6 @@ fn catches(pid: u32, signal: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
     u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal - 1)) != 0
-}
-
-#[test]
-fn lost_exit_code_is_configurable() {
-    let place = Place::new();
-    let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
-    assert_eq!(place.code(&["run", "a", "-c", &script]).0, 124);
-    assert_eq!(place.code(&["run", "--lost-exit-code", "77", "a", "-c", &script]).0, 77);
-    let mut running = place.start(&["run", "--lost-exit-code", "77", "a", "-c", "echo on; exec sleep 60"]);
-    assert_eq!(running.line(), "on");
-    assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
-    assert_eq!(running.end(), 77);
-}
-
-/// One run in the command of another, which ends with the inner one's code.
-fn nested(place: &Place, outer: &[&str], inner: &str) -> (i32, String) {
-    let script = format!("'{}' run {inner} -- true", env!("CARGO_BIN_EXE_leasehold"));
-    place.code(&[&["run"], outer, &["a", "-c", &script]].concat())
-}
-
-#[test]
-fn nested_run_for_the_same_lock_reports_the_deadlock_at_once() {
-    let place = Place::new();
-    let deeper = format!("b -- '{}' run a", env!("CARGO_BIN_EXE_leasehold"));
-    for (outer, inner) in [
-        (&[][..], "a"),
-        (&[], "-w 60 a"),
-        (&[], &*deeper),
-        (&[], "--owner me a"),
-        (&["--owner", "me"], "--owner you a"),
-        (&["-s"], "-x a"),
-        (&["-x"], "-s a"),
-        (&["--semaphore", "1"], "--semaphore 1 a"),
-        (&[], "--once-per 1h --at-least-once a"),
-    ] {
-        let (code, said) = nested(&place, outer, inner);
-        assert_eq!(code, 2, "{outer:?} {inner} said {said}");
-        assert!(said.contains("\"a\" is held by the leasehold that this command runs under"), "{said}");
-    }
-    assert_eq!(nested(&place, &[], "-n a"), (1, String::new()), "who does not wait is told as always");
-}
-
-#[test]
-fn nested_run_with_another_lock_succeeds() {
-    let (place, elsewhere) = (Place::new(), Place::new());
-    let other = format!("--store '{}' a", elsewhere.store());
-    for (outer, inner) in [
-        (&[][..], "b"),
-        (&[], &*other),
-        (&[], "--semaphore 1 a"),
-        (&["-s"], "-s a"),
-        (&["--semaphore", "2"], "--semaphore 2 a"),
-        (&["--owner", "me"], "--owner me a"),
-    ] {
-        assert_eq!(nested(&place, outer, inner), (0, String::new()), "{outer:?} {inner}");
-    }
-    // A process that the command leaves behind gets the lock when the command has ended.
-    let done = place.path("done");
-    let script = format!(
-        "(until [ -e {0}.go ]; do sleep 0.05; done; exec '{1}' run a -c ': >{0}') >/dev/null 2>&1 & ",
-        done.display(),
-        env!("CARGO_BIN_EXE_leasehold")
-    );
-    assert_eq!(place.code(&["run", "a", "-c", &script]), (0, String::new()));
-    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
-    assert_eq!(holder.line(), "on");
-    fs::write(place.path("done.go"), "").unwrap();
-    place.until_waiting("a", 1);
-    holder.signal("TERM");
-    until(|| done.exists().then_some(()));
-}
-
-#[test]
-fn reader_behind_a_writer_that_waits_for_its_ancestor_reports_the_deadlock() {
-    let place = Place::new();
-    let (go, leasehold) = (place.path("go"), env!("CARGO_BIN_EXE_leasehold"));
-    let script = format!(
-        "echo on; until [ -e {} ]; do sleep 0.05; done; '{leasehold}' run -s a -- true",
-        go.display()
-    );
-    let mut outer = place.start(&["run", "-s", "a", "-c", &script]);
-    assert_eq!(outer.line(), "on");
-    let mut writer = place.start(&["run", "-x", "a", "--", "true"]);
-    until(|| {
-        let output = place.output(&["show", "--kind", "rw", "--json", "a"]);
-        let view: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        (view["waiters"].as_array()?.len() == 1).then_some(())
-    });
-    fs::write(&go, "").unwrap();
-    assert_eq!(outer.end(), 2);
-    assert!(outer.stderr().contains("would wait for itself"));
-    assert_eq!(writer.end(), 0);
 }
 
 #[test]
@@ -516,7 +328,7 @@ fn command_gets_the_store_s_address_without_its_password() {
 }
 
 #[test]
-fn memory_store_warns_that_it_excludes_nobody() {
+fn memory_store_warns_that_it_excludes_no_other_process() {
     let place = Place::on("memory:");
     for args in [&["run", "a", "--", "true"][..], &["run", "-n", "a", "--", "true"]] {
         let (code, said) = place.code(args);

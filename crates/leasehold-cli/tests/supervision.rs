@@ -240,3 +240,111 @@ fn blocked_stderr_does_not_delay_the_end_of_the_command() {
     assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
     assert_eq!(holder.end(), 124);
 }
+
+#[test]
+fn killing_leasehold_kills_its_command_and_the_lease_expires() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "--ttl", "1s", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let command: u32 = holder.line().parse().unwrap();
+    assert!(is_alive(command));
+    holder.signal("KILL");
+    assert_eq!(holder.end(), -9);
+    until(|| (!is_alive(command)).then_some(()));
+    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
+}
+
+#[test]
+fn force_release_sends_term_and_then_kill() {
+    let place = Place::new();
+    let mut gentle = place.start(&[
+        "run",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo ending; exit 5' TERM; echo on; while :; do sleep 0.05; done",
+    ]);
+    assert_eq!(gentle.line(), "on");
+    let (code, _) = place.code(&["release", "--force", "a"]);
+    assert_eq!(code, 0);
+    assert_eq!(gentle.line(), "ending");
+    assert_eq!(gentle.end(), 124, "whatever the command ends with");
+    assert!(gentle.stderr().contains("the lease was lost"));
+
+    let mut stubborn = place.start(&[
+        "run",
+        "--grace",
+        "300ms",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo on; while :; do sleep 0.05; done",
+    ]);
+    assert_eq!(stubborn.line(), "on");
+    place.code(&["release", "--force", "a"]);
+    assert_eq!(stubborn.end(), 124);
+    assert!(stubborn.stderr().contains("gets KILL"));
+
+    let mut ignored =
+        place.start(&["run", "--on-lost", "ignore", "a", "--", "sh", "-c", "echo $$; exec sleep 60"]);
+    let command: u32 = ignored.line().parse().unwrap();
+    place.code(&["release", "--force", "a"]);
+    let mut next = place.start(&["run", "a", "--", "true"]);
+    assert_eq!(next.end(), 0);
+    assert!(is_alive(command), "it goes on, as was asked");
+    send("TERM", command);
+    assert_eq!(ignored.end(), 124);
+    assert_eq!(place.code(&["release", "--force", "a"]).0, 1, "the lock is free");
+}
+
+#[test]
+fn command_ends_before_its_unrenewed_lease_expires() {
+    let server = Server::on_socket();
+    let place = Place::on(&server.url());
+    let script = "trap 'date +%s%N; exit' TERM; echo $LEASEHOLD_DEADLINE; while :; do sleep 0.02; done";
+    let mut running = place.start(&["run", "--ttl", "3s", "--grace", "1s", "a", "-c", script]);
+    let deadline: f64 = running.line().parse().unwrap();
+    // No renewal succeeds any more: the deadline is that of the first lease.
+    server.signal("STOP");
+    let ended: f64 = running.line().parse().unwrap();
+    let early = deadline - ended / 1e9;
+    assert!(early > 0.3 && early < 1.5, "TERM came {early} s before the end");
+    assert_eq!(running.end(), 124);
+    let said = running.stderr();
+    assert!(said.contains("can't be renewed"), "{said}");
+}
+
+#[test]
+fn leasehold_stopped_past_its_lease_kills_its_command() {
+    let place = Place::new();
+    let mut holder = place.start(&[
+        "run",
+        "--ttl",
+        "1s",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; echo $$; while :; do sleep 0.05; done",
+    ]);
+    let command: u32 = holder.line().parse().unwrap();
+    holder.signal("STOP");
+    // Another client acquires the lock meanwhile. The token distinguishes the command, which continues.
+    assert_eq!(place.code(&["run", "-w", "15", "a", "--", "true"]).0, 0);
+    holder.signal("CONT");
+    assert_eq!(holder.end(), 124);
+    until(|| (!is_alive(command)).then_some(()));
+}
+
+#[test]
+fn lost_exit_code_is_configurable() {
+    let place = Place::new();
+    let script = format!("'{}' release --force a", env!("CARGO_BIN_EXE_leasehold"));
+    assert_eq!(place.code(&["run", "a", "-c", &script]).0, 124);
+    assert_eq!(place.code(&["run", "--lost-exit-code", "77", "a", "-c", &script]).0, 77);
+    let mut running = place.start(&["run", "--lost-exit-code", "77", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(running.line(), "on");
+    assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
+    assert_eq!(running.end(), 77);
+}

@@ -52,8 +52,8 @@ pub struct Acquire {
     pub reserve: u32,
     /// Enqueue if the lease is not available at once.
     pub wait: Option<WaitFor>,
-    /// Sequence number of the same client's lease that this one replaces in one step. Neither may have a named owner. The
-    /// replaced weight counts as free, and the attempt goes ahead of all waiters.
+    /// Sequence number of a lease of the same client that this lease replaces in one step. Neither lease may have a named
+    /// owner. The replaced weight counts as free, and the attempt goes ahead of all waiters.
     pub replaces: Option<u64>,
     /// Opaque text that `Inspect` shows for this holder or waiter.
     pub metadata: Arc<str>,
@@ -102,10 +102,10 @@ pub struct Renew {
 pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
-    /// Retain the lease, without a holder, until this long after the grant.
+    /// Retain the lease, without a holder, until this time after the grant.
     pub min_hold: Duration,
-    /// Lifetime of a tombstone; zero leaves none. Needed if an `Acquire` of this attempt may still be in flight: it then
-    /// gets `Cancelled` instead of a lease without a holder.
+    /// Lifetime of the tombstone; zero leaves none. It is needed if an `Acquire` of this attempt may still be in flight.
+    /// That `Acquire` then gets `Cancelled` instead of a lease without a holder.
     pub tombstone: Duration,
 }
 
@@ -139,7 +139,7 @@ pub enum Reply {
     Cancelled,
     /// To `Acquire` with `wait`: the queue has `max_queue` entries.
     QueueFull,
-    /// To `Acquire`, from a quorum node: the node may have lost leases and does not vote until then.
+    /// To `Acquire`, from a quorum node: the node may have lost leases, and does not vote until this time.
     Abstains(StoreTime),
     /// To `Acquire`: the parameters contradict the resource's current use.
     Refused(Refusal),
@@ -174,17 +174,17 @@ pub struct Grant {
 /// A queue position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// Whether this attempt is the first in the queue.
+    /// Whether this attempt is the head of the queue.
     pub is_head: bool,
-    /// When to re-check if no push arrives: for the head, when the first current lease expires; for followers somewhat
-    /// later, in case the head is gone too.
+    /// When to re-check if no push arrives. The head re-checks when the first current lease expires. Followers
+    /// re-check somewhat later, because the head may be gone too.
     pub repoll_at: StoreTime,
 }
 
 /// Sent to the first waiter in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadHint {
-    /// When the first current lease expires unless renewed: the time to re-check.
+    /// The time to re-check: when the first current lease expires unless it is renewed.
     pub repoll_at: StoreTime,
 }
 
@@ -275,9 +275,9 @@ pub struct Holder {
     pub weight: u32,
     /// Its token.
     pub token: Token,
-    /// Since when.
+    /// Time of the grant.
     pub granted_at: StoreTime,
-    /// Until when, unless it is renewed.
+    /// Time of expiry unless the lease is renewed.
     pub expires_at: StoreTime,
     /// The lease was released and only retained until `expires_at`.
     pub retained: bool,
@@ -292,11 +292,12 @@ pub struct QueueEntry {
     pub acquisition: Acquisition,
     /// Requested weight.
     pub weight: u32,
-    /// Since when.
+    /// Time of enqueueing.
     pub since: StoreTime,
     /// When the entry expires without a re-check.
     pub deadline: StoreTime,
-    /// The waiter was unreachable when it was next. It keeps its place and is skipped until its client sends a command.
+    /// The client was unreachable or did not claim a grant. The waiter keeps its place and is skipped until its client
+    /// sends a command.
     pub skipped: bool,
     /// The waiter's metadata.
     pub metadata: Arc<str>,

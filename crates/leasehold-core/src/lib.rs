@@ -1,13 +1,13 @@
 //! The core of leasehold: the lock rules and the client state machines, independent of any store.
 //!
-//! - [`model`]: the server's side of every lock kind, one weighted FIFO lease table per resource.
-//!   It is the in-memory store, the transition function of the embedded store, and the reference that
-//!   every other store is tested against.
-//! - [`AcquireMachine`]: one attempt to lock.
-//! - [`LeaseMachine`]: one held lease: when to renew it, and until when to trust it.
-//! - [`Round`]: one quorum vote of several nodes.
+//! - [`model`]: the rules of every lock kind, one weighted FIFO lease table per resource. The in-memory store
+//!   and the SQLite store run it. Every other store is tested against it.
+//! - [`AcquireMachine`]: one acquire attempt.
+//! - [`LeaseMachine`]: one held lease. It determines when to renew the lease, and until when to trust it.
+//! - [`Round`]: one vote of several nodes.
 //!
-//! Inputs of a machine are `handle_*`, its outputs are `poll_*`, and the time is an argument.
+//! The inputs of a state machine are methods `handle_*`, its outputs are methods `poll_*`, and the time is an
+//! argument.
 //!
 //! The crate has no clocks, sockets, tasks, threads, random numbers or IO: it never blocks and is deterministic.
 

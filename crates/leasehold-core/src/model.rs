@@ -1,22 +1,22 @@
-//! The server's side of every lock kind: one weighted FIFO lease table per resource.
+//! The rules of every lock kind: one weighted FIFO lease table per resource.
 //!
-//! A resource has a capacity, holders whose weights never sum up to more than it, and a queue. A mutex
-//! has capacity 1 and weights of 1. [`apply`] steps one resource by one command, [`apply_all`] several by an attempt
-//! each; [`Table`] keeps a resource in memory; [`Rows`] is what another store implements instead. What all commands share
-//! is here; the commands are in `acquire.rs`, `release.rs` and `inspect.rs`.
+//! A resource has a capacity, holders and a queue. The total weight of the holders never exceeds the capacity. A mutex
+//! has capacity 1 and weights of 1. [`apply`] applies one command to one resource. [`apply_all`] applies one attempt to
+//! each of several resources. [`Table`] keeps a resource in memory; other stores implement [`Rows`]. The code that all
+//! commands share is in this file; the commands are in `acquire.rs`, `release.rs` and `inspect.rs`.
 //!
-//! The rules, each of them a property in `tests/model/`:
+//! The rules are properties in `tests/model/`:
 //!
-//! - **Order.** No attempt overtakes a reachable waiter, except an owner that re-enters and a holder that upgrades. Only a
-//!   holder of more than half of the capacity may wait for an upgrade, so that two upgrades cannot deadlock.
+//! - **Order.** No attempt overtakes a reachable waiter. The exceptions are an owner that re-enters and a holder that
+//!   upgrades. Only a holder of more than half of the capacity may wait for an upgrade, so two upgrades cannot deadlock.
 //! - **Own expiry.** Each lease, queue entry and tombstone has its own expiry. The next command compares times, so the
 //!   table needs no timer.
 //! - **Parking.** A client that is unreachable, or that let a claim window lapse, is *parked*: its entries keep their places
-//!   and are skipped until it sends a command. Parking is a property of the client and has constant cost. The attempt that
-//!   is sending the current command is not skipped, because the answer reaches it.
-//! - **Polling.** The head learns when the current lease expires and re-checks then. The followers re-check a little later, so
-//!   that a head that died together with the holder delays them by a bounded time.
-//! - **Claim windows.** A lease granted to a waiter is short until the waiter renews it once.
+//!   and are skipped until it sends a command. Parking is a property of the client and has constant cost. The attempt of the
+//!   current command is not skipped, because the answer reaches its client.
+//! - **Polling.** The head gets the expiry of the current lease, and re-checks at that time. The followers re-check a little
+//!   later. If the head died together with the holder, it therefore delays them by a bounded time.
+//! - **Claim windows.** A lease that is granted to a waiter is short until the waiter renews it once.
 //! - **Idempotence.** A repeated command leaves the same state as the first.
 //! - **Cleanup.** An unused table is removed, including its last token once the wall clock has passed it.
 //!
@@ -62,10 +62,11 @@ pub use rows::{Header, Lease, Rows, Waiter};
 pub use table::Table;
 
 /// Lifetime of a lease granted to a waiter, until the waiter claims it by a renewal. A frozen client delays the waiters
-/// behind it by this, once.
+/// behind it once by this time.
 pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 
-/// How long the last token is kept after its last use: a wall clock step back by less than this cannot lower tokens.
+/// How long the last token is kept after its last use. If the wall clock steps back by less than this, tokens do not
+/// fall.
 pub const TOKEN_RETENTION: Duration = Duration::from_secs(3600);
 
 /// Followers spread their re-checks over this time after the head's.
@@ -87,7 +88,7 @@ pub struct CommandContext<'a> {
     pub pushes: &'a mut Vec<Push>,
 }
 
-/// Steps one resource by one command.
+/// Applies one command to one resource.
 ///
 /// # Errors
 ///
@@ -123,7 +124,7 @@ fn step<R: Rows>(
     Ok((Answer { at, reply }, is_known))
 }
 
-/// Removes what has expired from an idle resource, and grants to the next waiter. Returns whether anything is left.
+/// Removes the expired rows of an idle resource, and grants to the next waiter. Returns whether any data is left.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What a store's clocks say.
+//! The readings of a store's clocks.
 
 use crate::time::StoreTime;
 use crate::token::Token;
@@ -9,12 +9,12 @@ use crate::token::Token;
 /// wall clock for tokens, because it continues after a reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// For expiries.
+    /// Time for expiries.
     pub time: StoreTime,
-    /// For tokens: microseconds since 1970.
+    /// Time for tokens, in microseconds since 1970.
     pub wall: StoreTime,
-    /// On a quorum node: what the other nodes may have granted. No token below it is granted, and a renewal raises the lease's
-    /// token and the last token to it.
+    /// On a quorum node: a lower bound for new tokens, because other nodes may have granted tokens below it. A renewal
+    /// raises the token of the lease and the last token to this bound.
     pub floor: Option<Token>,
 }
 

@@ -60,12 +60,12 @@ macro_rules! microseconds {
 }
 
 microseconds! {
-    /// A time of the *store's* clock. Every expiry is one, and only the store compares them.
+    /// A time of the *store's* clock. Every expiry is such a time, and only the store compares them.
     StoreTime
 }
 
 microseconds! {
-    /// A time of *this process's* clock, which never steps back and also counts suspend. It only bounds how long the client
+    /// A time of *this process's* clock, which never steps back and includes suspend. It only limits how long the client
     /// trusts a lease.
     LocalTime
 }

@@ -1,7 +1,8 @@
 //! Fencing tokens: a hybrid logical clock.
 //!
-//! A token is `max(last + 1, wall clock in µs)`. It rises with every grant like a counter. Unlike a counter it does not restart
-//! when the store loses its data, because the wall clock has moved on. (Kulkarni et al., *Logical Physical Clocks*, 2014, reduced to one number.)
+//! A token is `max(last + 1, wall clock in µs)`. It rises with every grant like a counter. If the store loses its data, a
+//! counter restarts, but tokens keep rising, because the wall clock has advanced. (Kulkarni et al., *Logical Physical
+//! Clocks*, 2014, reduced to one number.)
 
 use core::fmt;
 
@@ -95,7 +96,7 @@ impl TokenRange {
     ///
     /// # Panics
     ///
-    /// If 2^53 is reached, which takes a trillion grants by a clock set to the year 2220 or later.
+    /// If 2^53 is reached. This takes a trillion grants with a clock that is set to the year 2220 or later.
     #[must_use]
     pub fn next(last: u64, reserve: u32, wall: StoreTime) -> Self {
         let first = (last + 1).max(wall.as_micros().min(MAX_WALL));

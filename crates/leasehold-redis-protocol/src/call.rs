@@ -5,8 +5,8 @@ use crate::variant::{ScriptSource, ScriptVariant};
 
 /// A script with its keys and arguments.
 ///
-/// A client sends `EVALSHA sha1 number-of-keys key… arg…`. After the error NOSCRIPT it sends the same with `EVAL` and the text.
-/// Every command names its attempt, so a repeat has no further effect.
+/// A client sends `EVALSHA sha1 number-of-keys key… arg…`. After the error NOSCRIPT it sends the same call with `EVAL` and
+/// the text. Every command has the id of its attempt, so a repeated call has no further effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScriptCall {
     variant: ScriptVariant,

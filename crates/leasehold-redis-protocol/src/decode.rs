@@ -30,9 +30,11 @@ impl std::error::Error for ProtocolError {}
 const UNKNOWN_REPLY: ProtocolError = ProtocolError("reply");
 const UNKNOWN_PUSH: ProtocolError = ProtocolError("push");
 
-/// Decodes the reply to a command. `floor` is that of the [`VoteArgs`](crate::VoteArgs) with which it was sent.
+/// Decodes the reply to a command. `floor` is that of the [`VoteArgs`](crate::VoteArgs) with which the command
+/// was sent.
 ///
-/// An error reply of the server (NOSCRIPT, MOVED, OOM and so on) is the client library's to report.
+/// It does not decode error replies of the server (NOSCRIPT, MOVED, OOM and so on). The client library
+/// reports these.
 ///
 /// # Errors
 ///
@@ -45,7 +47,8 @@ pub fn decode_answer<V: ReplyValue>(
     answer_of(command, floor, value).ok_or(UNKNOWN_REPLY)
 }
 
-/// Decodes the reply to several renewals: one answer per renewal, or `None` for a renewal that must be sent alone.
+/// Decodes the reply to several renewals. Returns one answer per renewal, or `None` for a renewal that must be
+/// sent separately.
 ///
 /// # Errors
 ///

@@ -13,16 +13,17 @@ use crate::variant::ScriptVariant;
 /// Extra arguments for a quorum node. Other variants ignore them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VoteArgs<'a> {
-    /// Lower bound of new tokens.
+    /// Lower bound for new tokens.
     pub floor: Option<Token>,
-    /// How long the node abstains after it may have lost leases: the maximum ttl in use. `None` if it never abstains.
+    /// How long the node abstains if it may have lost leases. It is the maximum ttl in use. `None` if the node never
+    /// abstains.
     pub abstains_for: Option<Duration>,
-    /// The server's run id, which is only sent with `abstains_for`.
+    /// The server's run id. It is only sent together with `abstains_for`.
     pub run_id: &'a str,
 }
 
 impl ScriptVariant {
-    /// Encodes a command. [`decode_answer`](crate::decode_answer) reads the reply.
+    /// Encodes a command. [`decode_answer`](crate::decode_answer) decodes the reply.
     #[must_use]
     pub fn encode(self, resource: &Resource, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
         let script = script_of(command);
@@ -44,10 +45,10 @@ impl ScriptVariant {
         call
     }
 
-    /// Encodes attempts at resources of one hash slot as one atomic command: all are granted, or none is. No attempt waits or
-    /// replaces. The reply is the list of their replies, in order.
+    /// Encodes attempts at resources of one hash slot as one atomic command: all are granted, or none is. No attempt may
+    /// wait, or replace a lease. The reply is the list of their replies, in order.
     ///
-    /// Not for quorum nodes: it has no floor.
+    /// Quorum nodes do not support it, because it has no lower bound for tokens.
     #[must_use]
     pub fn encode_acquire_all<'a>(
         self,
@@ -69,8 +70,8 @@ impl ScriptVariant {
         call
     }
 
-    /// Encodes up to [`MAX_RENEWALS`](crate::MAX_RENEWALS) renewals of one client that request no tokens. Not for clusters.
-    /// [`decode_renewals`](crate::decode_renewals) reads the reply.
+    /// Encodes up to [`MAX_RENEWALS`](crate::MAX_RENEWALS) renewals of one client that request no tokens. Clusters do not
+    /// support it. [`decode_renewals`](crate::decode_renewals) decodes the reply.
     #[must_use]
     pub fn encode_renewals(self, renewals: &[(&Resource, &Renew)], vote_args: VoteArgs<'_>) -> ScriptCall {
         let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 80).sum();

@@ -13,7 +13,7 @@ const ROWS: &str = "rows";
 /// Number of keys of a resource.
 pub(crate) const KEYS: usize = 2;
 
-/// `SCAN` pattern of the `state` keys. [`resource_of`] reads what it finds.
+/// `SCAN` pattern of the `state` keys. [`resource_of`] decodes each key.
 pub const STATE_PATTERN: &str = "leasehold:2:{*}:state";
 
 /// The keys of a resource, in the order in which the scripts expect them. All are in one hash slot.
@@ -22,7 +22,8 @@ pub fn keys_of(resource: &Resource) -> [String; KEYS] {
     [STATE, ROWS].map(|part| stem(resource) + part)
 }
 
-/// The first of a resource's keys. It exists while the resource has a holder or a waiter, and an hour longer.
+/// The first of a resource's keys. It exists while the resource has a holder or a waiter, and for an hour
+/// after that.
 #[must_use]
 pub fn state_key(resource: &Resource) -> String {
     stem(resource) + STATE
@@ -84,7 +85,7 @@ pub fn inbox_prefix(slot: Option<u16>) -> String {
     }
 }
 
-/// The channel that a client subscribes to: on a single server, or in a cluster for one slot.
+/// The channel to which a client subscribes, on a single server or, in a cluster, for one slot.
 #[must_use]
 pub fn inbox_of(client: ClientId, slot: Option<u16>) -> String {
     format!("{}{client}", inbox_prefix(slot))

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-/// The layout version, which is the 2 in key and channel names.
+/// The layout version. It is the 2 in key and channel names.
 pub const LAYOUT: &str = "2";
 
-/// The key that names the layout of the clients that use a server. A client stores its version there (`SET … NX EX`) and
-/// disconnects if another one is stored: the clients would not see each other's locks.
+/// The key with the layout version of the clients that use a server. A client stores its version there (`SET … NX EX`).
+/// If another version is stored, the client disconnects, because the clients would not see each other's locks.
 pub const LAYOUT_KEY: &str = "leasehold:layout";
 
 /// Lifetime of [`LAYOUT_KEY`] after the last client connected.
 pub const LAYOUT_KEY_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Key of a quorum node that says since when the server's memory is complete.
+/// Key of a quorum node with the time since when the server's data is complete.
 pub const RESTART_GUARD_KEY: &str = "leasehold:2:born";
 
 /// Max number of renewals in one command, because a script blocks the server.

@@ -1,8 +1,8 @@
 //! The protocol between leasehold's clients and a Redis server, without IO.
 //!
-//! Every lock command is one Lua script call. This crate knows the layout of the keys, the scripts, and how commands,
-//! replies and pushes are encoded. It opens no connection: a program sends what [`ScriptVariant::encode`] returns over any
-//! client library, and decodes what comes back with [`decode_answer`] and [`decode_push`].
+//! Every lock command is one Lua script call. This crate defines the layout of the keys, the scripts, and the encoding of
+//! commands, replies and pushes. It opens no connection. A program sends the result of [`ScriptVariant::encode`] with any
+//! client library, and decodes the replies with [`decode_answer`] and the pushes with [`decode_push`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,7 +22,7 @@
 //! );
 //! assert_eq!(call.args().len(), 1);
 //!
-//! // The server's time alone: granted, with that time as the token.
+//! // A single integer means: granted, with the server's time as the token.
 //! let answer = decode_answer(&command, None, &Value::Int(1_700_000_000_000_000))?;
 //! let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
 //! assert_eq!(grant.tokens.first.get(), 1_700_000_000_000_000);
@@ -34,7 +34,8 @@
 //!
 //! # Features
 //!
-//! `redis`: [`ReplyValue`] for the `redis` crate's `Value`, which is then decoded without a copy.
+//! `redis`: implements [`ReplyValue`] for the `Value` of the `redis` crate, which is then decoded without a
+//! copy.
 
 #![forbid(unsafe_code)]
 

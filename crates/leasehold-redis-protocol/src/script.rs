@@ -1,10 +1,10 @@
-//! The scripts: one per command, each with the rules of `leasehold_core::model` under the same names.
+//! The scripts, one per command. Each implements the rules of `leasehold_core::model` with the same names.
 //!
-//! A script reads the clock and the resource's state, tries the command's fast path, if it has one, and otherwise runs the
-//! shared part (`rows.lua`, `model.lua`) and the command. The shared part costs more to run than most commands, so the fast
-//! path comes before it. The tests of the crate `leasehold` compare both with the model.
+//! A script reads the clock and the resource's state. If the command has a fast path, the script tries it. Otherwise it
+//! runs the shared part (`rows.lua`, `model.lua`) and the command. The fast path comes first because the shared part costs
+//! more than most commands. The tests of the crate `leasehold` compare both with the model.
 
-/// Reads the server's clock, the only one that decides.
+/// Reads the server's clock. No other clock affects a script.
 pub const CLOCK: &str = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n";
 
 /// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
@@ -32,7 +32,7 @@ pub enum Script {
     ForceRelease,
     /// `Acquire` of several resources: all are granted, or none is.
     AcquireAll,
-    /// `Renew` of several leases, on the fast path only.
+    /// `Renew` of several leases. It has only a fast path.
     RenewAll,
 }
 
@@ -48,7 +48,7 @@ impl Script {
         Self::RenewAll,
     ];
 
-    /// The prelude of a server that decides alone: no other node's tokens count.
+    /// The prelude of a single server: there are no tokens of other nodes.
     pub const NO_FLOOR: &str = "local floor = 0\n";
 
     /// Builds the text from its parts. [`ScriptVariant::text`](crate::ScriptVariant::text) chooses the parts; a test may use

@@ -1,9 +1,9 @@
 //! Reply values of any client library.
 
-/// A reply value of a client library, as far as the decoders look at it.
+/// A reply value of a client library, as the decoders read it.
 ///
-/// The crate has an implementation for its own [`Value`], and with the feature `redis` for the `redis` crate's. Another
-/// client library's values are decoded without a copy if its value type implements this trait.
+/// The crate implements it for its own [`Value`], and with the feature `redis` for that of the `redis` crate. To decode
+/// the values of another client library without a copy, implement this trait for its value type.
 pub trait ReplyValue: Sized {
     /// A view of this value.
     fn view(&self) -> ValueRef<'_, Self>;

@@ -28,7 +28,7 @@ impl Channels {
 /// Variant of the scripts for a kind of deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScriptVariant {
-    /// One server that decides alone, or the master of some replicas.
+    /// A single server, or a master with replicas.
     Server,
     /// One node of a quorum of independent servers.
     Voter,
@@ -62,8 +62,8 @@ impl ScriptVariant {
         }
     }
 
-    /// The text of a script. `clock` is [`CLOCK`], or a replacement that sets the local `now` to microseconds: an explorer and a
-    /// test have clocks of their own.
+    /// The text of a script. `clock` is [`CLOCK`], or a replacement that sets the local `now` to microseconds, for example
+    /// in a test.
     #[must_use]
     pub fn text(self, script: Script, clock: &str) -> String {
         let floor = if self.is_voter() { script.voter_prelude() } else { Script::NO_FLOOR };

@@ -1,7 +1,7 @@
-//! The same locks without async: a call blocks its thread.
+//! The same locks without async. Each call blocks its thread.
 //!
-//! Types, methods and errors have the same names and meanings as in the crate's root: see [`crate::Client`], [`crate::Mutex`] and
-//! [`crate::Guard`]. Do not call these from async code, because they block its executor.
+//! Types, methods and errors have the same names and meanings as in the crate's root: see [`crate::Client`],
+//! [`crate::Mutex`] and [`crate::Guard`]. Do not call them in async code, because they block its executor.
 //!
 //! ```
 //! # fn main() -> Result<(), leasehold::Error> {
@@ -77,7 +77,7 @@ macro_rules! calls {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// The same as those of the async method.
                 pub fn $call(&$self $(, $arg: $type)*) -> Result<$ret, Error> {
                     block_on($self.0.$call($($arg),*)).blocking()
                 }
@@ -96,7 +96,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Client::connect`].
     pub fn connect(url: &str) -> Result<Self, Error> {
         // The caller's runtime is not used, because the blocked thread may be the one that it needs.
         block_on(crate::Client::connect_from(url, None)).map(Self)
@@ -155,7 +155,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Client::close`].
     pub fn close(self) -> Result<(), Error> {
         block_on(self.0.close())
     }
@@ -164,7 +164,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Client::close_timeout`].
     pub fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         block_on(self.0.close_timeout(limit))
     }

@@ -1,12 +1,9 @@
-//! How a client is configured in types: the store, and what its locks have unless they say otherwise.
+//! Configures a client: the store, and the defaults of its locks.
 
-use std::fmt;
-#[cfg(all(feature = "sqlite", unix))]
-use std::path::PathBuf;
+mod store;
+
 use std::time::Duration;
 
-#[cfg(feature = "redis")]
-use redis::aio::ConnectionLike;
 use tokio::runtime;
 
 use crate::client::Client;
@@ -14,13 +11,13 @@ use crate::error::{Error, ErrorKind};
 use crate::handle::ClientOptions;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
-use crate::store;
-#[cfg(feature = "redis")]
-use crate::store::SharedConnection;
+use crate::store as stores;
 use crate::url::StoreUrl;
+use store::Choice;
+pub use store::Store;
 
 impl Client {
-    /// Settings for a client, of which only the store is necessary.
+    /// Configures a client. Only the store is required.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -33,8 +30,8 @@ impl Client {
     }
 
     /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
-    /// certificates in memory or a custom DNS resolver. It opens its own connections; [`Store::redis_connection`] uses one of
-    /// the caller's too.
+    /// certificates in memory or a custom DNS resolver. Leasehold opens its own connections with this client.
+    /// [`Store::redis_connection`] also uses a connection of the program.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -49,7 +46,7 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
         Self::builder().store(Store::redis(redis)).connect().await
@@ -58,143 +55,6 @@ impl Client {
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(url: &str, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         Self::builder().store(url).connect_from(caller).await
-    }
-}
-
-/// Where a client keeps its locks, for [`ClientBuilder::store`]. A `&str` or a `String` is an address, as for
-/// [`Client::connect`].
-///
-/// ```
-/// # leasehold::doc_test(async {
-/// use leasehold::{Client, Store};
-///
-/// let memory = Client::builder().store(Store::memory()).connect().await?;
-/// let shared = Client::builder().store("memory:jobs").connect().await?;
-/// # drop((memory, shared));
-/// # Ok(()) });
-/// ```
-#[derive(Clone)]
-pub struct Store(Choice);
-
-#[derive(Clone)]
-enum Choice {
-    Address(String),
-    Url(StoreUrl),
-    #[cfg(feature = "redis")]
-    Redis(Box<redis::Client>, Option<SharedConnection>),
-}
-
-impl Store {
-    /// The memory of this process (`memory:`), for this client and its clones. `"memory:NAME"` is shared by the clients of the
-    /// process that name it.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
-    /// let client = Client::builder().store(Store::memory()).connect().await?;
-    /// # drop(client);
-    /// # Ok(()) });
-    /// ```
-    #[must_use]
-    pub fn memory() -> Self {
-        Self(Choice::Url(StoreUrl::Memory { name: String::new() }))
-    }
-
-    /// A file that the processes of this machine share. It is created if it is missing. For `synchronous=full` write an
-    /// address.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let folder = tempfile::tempdir().unwrap();
-    /// # let directory = folder.path();
-    /// use leasehold::{Client, Store};
-    ///
-    /// let client = Client::builder().store(Store::sqlite(directory.join("locks.db"))).connect().await?;
-    /// client.mutex("backup").lock().await?.release().await?;
-    /// # client.close().await?;
-    /// # Ok(()) });
-    /// ```
-    #[cfg(all(feature = "sqlite", unix))]
-    pub fn sqlite(path: impl Into<PathBuf>) -> Self {
-        Self(Choice::Url(StoreUrl::Sqlite { path: path.into(), is_durable: false }))
-    }
-
-    /// One Redis server, for settings that an address can't express, such as certificates in memory or a custom DNS resolver.
-    /// leasehold opens its own connections with this client.
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use leasehold::{Client, Store, redis};
-    ///
-    /// let server = redis::Client::open("redis://127.0.0.1")?;
-    /// let client = Client::builder().store(Store::redis(server)).connect().await?;
-    /// # Ok(()) }
-    /// ```
-    #[cfg(feature = "redis")]
-    #[must_use]
-    pub fn redis(client: redis::Client) -> Self {
-        Self(Choice::Redis(Box::new(client), None))
-    }
-
-    /// One Redis server, with a connection that the program has already: a [`redis::aio::MultiplexedConnection`] or a
-    /// `redis::aio::ConnectionManager`. `client` is what it was made with, because a connection does not tell its address.
-    ///
-    /// Commands of the program's own tasks go out over `connection`. leasehold opens one more connection, for pushes, and for
-    /// what its own thread sends: renewals, rechecks, and releases of dropped guards must not depend on a runtime that may
-    /// be busy. With `replicas(n)` there is a third one, because WAIT needs a connection of its own. `diagnose` opens
-    /// connections while it runs.
-    ///
-    /// **Safety.** When the client connects, a key that is written over one connection is read over the other. A
-    /// `ConnectionManager` may reconnect to another server later, and a program may select another database. So each command has a
-    /// CLIENT INFO before it in the same round trip (some microseconds of the server). If the reply shows another connection,
-    /// the answers behind it are discarded, as those of a lost connection are, and leasehold's own connection serves until the
-    /// shared one has been verified again. A lock that was granted elsewhere in the meantime is never used; it expires there
-    /// after its ttl. The user of the connection needs the right `+client|info`.
-    ///
-    /// **Conditions.** Call `connect` in the tokio runtime that drives the connection. Commands that block a connection (BLPOP,
-    /// XREAD with BLOCK) delay the locks' commands behind them, which fail after 1 s. Not for clusters and Sentinels: those have
-    /// addresses.
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use leasehold::{Client, Store, redis};
-    ///
-    /// let server = redis::Client::open("redis://127.0.0.1")?;
-    /// let connection = server.get_multiplexed_async_connection().await?; // the program's own
-    /// let client = Client::builder().store(Store::redis_connection(server, connection)).connect().await?;
-    /// # Ok(()) }
-    /// ```
-    #[cfg(feature = "redis")]
-    pub fn redis_connection<C>(client: redis::Client, connection: C) -> Self
-    where
-        C: ConnectionLike + Clone + Send + Sync + 'static,
-    {
-        Self(Choice::Redis(Box::new(client), Some(SharedConnection::new(connection))))
-    }
-}
-
-impl From<&str> for Store {
-    fn from(address: &str) -> Self {
-        Self(Choice::Address(address.to_owned()))
-    }
-}
-
-impl From<String> for Store {
-    fn from(address: String) -> Self {
-        Self(Choice::Address(address))
-    }
-}
-
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            // It may have a password in it.
-            Choice::Address(_) => f.write_str("Store(an address)"),
-            Choice::Url(url) => write!(f, "Store({url})"),
-            #[cfg(feature = "redis")]
-            Choice::Redis(client, _) => write!(f, "Store(redis://{})", client.get_connection_info().addr()),
-        }
     }
 }
 
@@ -230,7 +90,7 @@ impl ClientBuilder {
         Self { store: None, options: ClientOptions::default(), label: None }
     }
 
-    /// Where the locks are kept: an address, or a [`Store`]. It must be given.
+    /// Sets the store of the locks, which is required: an address, or a [`Store`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -245,7 +105,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The ttl of this client's locks unless a lock sets its own: 100 ms to 30 days, 10 s by default.
+    /// Sets the default ttl of this client's locks: 100 ms to 30 days, 10 s by default.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -260,7 +120,7 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum length of a wait queue unless a lock sets its own; 100,000 by default.
+    /// Sets the default maximum length of a wait queue, 100,000 by default.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -275,7 +135,7 @@ impl ClientBuilder {
         self
     }
 
-    /// How many replicas must have each grant and renewal unless a lock says otherwise; 0 by default. Redis only.
+    /// Sets the default number of replicas that must confirm each grant and renewal, 0 by default. Redis only.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -289,8 +149,8 @@ impl ClientBuilder {
         self
     }
 
-    /// What this client's holders and waiters publish about themselves. By default host, process id and program; an empty one
-    /// hides them:
+    /// Sets the metadata that this client's holders and waiters publish. The default has the host, the process id and the
+    /// program. Empty metadata hides them:
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -308,7 +168,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Text that inspection shows beside host, process and program, unless a lock sets its own. At most 1 KiB.
+    /// Sets the default label: text that inspection shows in addition to host, process and program. At most 1
+    /// KiB.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -323,8 +184,9 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum duration of [`connect`](Self::connect). Without it the store decides: 5 s for a Redis server. Reconnects
-    /// are not concerned: they adapt to the ttl of the leases that are held. Opening a file is not interrupted.
+    /// Sets the maximum duration of [`connect`](Self::connect). The default depends on the store: 5 s for a Redis server.
+    /// This does not affect reconnects, whose time limit depends on the ttl of the held leases. It does not interrupt the
+    /// opening of a file.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -339,8 +201,8 @@ impl ClientBuilder {
         self
     }
 
-    /// The maximum duration of [`Client::close`], as [`Client::close_timeout`] has it. Without it `close` waits until everything
-    /// is released, or has expired.
+    /// Sets the maximum duration of [`Client::close`]. By default `close` waits until every lease is released or has
+    /// expired.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -357,7 +219,8 @@ impl ClientBuilder {
 
     /// Connects to the store.
     ///
-    /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    /// If this is called in a tokio runtime (with its timers and sockets enabled), the calling tasks send their
+    /// commands to Redis themselves. Otherwise the client's thread sends them.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -368,13 +231,13 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// `is_invalid` if there is no store, or a setting or an address can't be used, or a shared connection leads elsewhere than
-    /// its client; `is_unsupported` for a store that can't be used; `is_unavailable` if the store can't be opened; `is_timeout`
-    /// if that took longer than [`connect_timeout`](Self::connect_timeout).
+    /// `is_invalid` if no store is set, if a setting or an address is invalid, or if a shared connection leads to another
+    /// server than its client; `is_unsupported` if this build does not support the store; `is_unavailable` if the store
+    /// can't be opened; `is_timeout` if that took longer than [`connect_timeout`](Self::connect_timeout).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Client, Error> {
         self.connect_from(runtime::Handle::try_current().ok()).await
     }
@@ -405,13 +268,14 @@ impl ClientBuilder {
                 if shared.is_some() && caller.is_none() {
                     return invalid(format!("{shown}: a connection can only be shared in its tokio runtime"));
                 }
-                let open =
-                    move |id, inbox| async move { store::open_own(&client, shared, id, inbox, caller).await };
+                let open = move |id, inbox, _| async move {
+                    stores::open_own(&client, shared, id, inbox, caller).await
+                };
                 return Client::with_options(shown, options, open).await;
             }
         };
         let shown = url.to_string();
-        let open = move |id, inbox| async move { store::open(&url, id, inbox, caller).await };
+        let open = move |id, inbox, clock| async move { stores::open(&url, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
     }
 }

@@ -1,24 +1,19 @@
 //! The connection to a store.
 
+mod open;
+
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
-use std::pin::pin;
-use std::sync::{Arc, Weak};
-use std::task::Poll;
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Kind};
+use leasehold_core::Kind;
 use tokio::runtime;
-use tokio::sync::oneshot;
 
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
-use crate::engine::driver;
-use crate::engine::manual::ManualClock;
-use crate::engine::{Session, Sleep};
+use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
-use crate::handle::{ClientOptions, Handle, resource_of};
+use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::barrier::Barrier;
 use crate::locks::election::Election;
@@ -28,10 +23,8 @@ use crate::locks::once_per::OncePer;
 use crate::locks::reentrant::ReentrantMutex;
 use crate::locks::rw::RwLock;
 use crate::locks::semaphore::Semaphore;
-use crate::store::{self, Inbox};
-use crate::url::StoreUrl;
 
-/// A connection to a store. Cloning is cheap, and all clones are one client.
+/// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
 /// A client owns one thread, which renews its leases, detects losses, and releases dropped guards. The thread ends after the
 /// last clone, lock and guard are dropped. A process that forks without `exec` must not use a client of its parent.
@@ -52,13 +45,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a store: `memory:`, `memory:NAME` (shared by the clients of this process that name it),
-    /// `sqlite:PATH` (shared by the processes of this machine), or Redis: `redis://[user:password@]host[:port][/database]`,
-    /// `rediss://…` (TLS), `redis+unix:///PATH`, `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`; and
-    /// `redlock://host[:port],…`, several servers that vote, as [`Redlock`](crate::Redlock).
-    /// [The guide](crate::guide::operations#addresses) has the parameters of each. [`Client::builder`] has more settings.
+    /// Connects to the store at this address:
     ///
-    /// In a tokio runtime (with its timers and sockets enabled) the caller's commands go out from its own tasks.
+    /// - `memory:`; `memory:NAME` is shared by the clients of this process that use the same NAME.
+    /// - `sqlite:PATH`: shared by the processes of this machine.
+    /// - `redis://[user:password@]host[:port][/database]`, `rediss://…` (TLS), `redis+unix:///PATH`,
+    ///   `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`.
+    /// - `redlock://host[:port],…`: a quorum of servers, as [`Redlock`](crate::Redlock).
+    ///
+    /// [The guide](crate::guide::operations#addresses) lists the parameters of each. [`Client::builder`] has more settings.
+    ///
+    /// If this is called in a tokio runtime (with its timers and sockets enabled), the calling tasks send their
+    /// commands to Redis themselves. Otherwise the client's thread sends them.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -72,20 +70,14 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_invalid` and `is_unsupported` for an address that can't be used, `is_unavailable` when the store can't be
-    /// opened: the message names its path and says what to do.
+    /// `is_invalid` or `is_unsupported` for an address that can't be used; `is_unavailable` if the store can't be
+    /// opened. The message names the address and the fix.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
-    }
-
-    pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        let opened = url.clone();
-        let open = move |id, inbox| async move { store::open(&opened, id, inbox, caller).await };
-        Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
     /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
@@ -103,8 +95,8 @@ impl Client {
         self.handle.store.warnings()
     }
 
-    /// Checks the store for settings that make locks unsafe, and returns the fix for each: versions, settings, clocks, access
-    /// rights, and the cost of a lock. It takes some tens of milliseconds per server.
+    /// Checks the store for settings that make locks unsafe, and returns the fix for each. The checks include versions,
+    /// settings, clocks, access rights, and the cost of a lock. They take some tens of milliseconds per server.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -119,8 +111,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// It changes no setting. On a Redis server it acquires and releases a lock of its own and deletes its keys. If the future
-    /// is dropped before that, the keys expire within an hour.
+    /// No setting is changed. On a Redis server the call acquires and releases a test lock, and deletes its keys. If the
+    /// future is dropped before that, the keys expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
@@ -131,68 +123,6 @@ impl Client {
     pub(crate) fn is_settled(&self) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         self.handle.session.poll_closed(&mut context).is_ready()
-    }
-
-    /// A client of a clock that a test moves. It has no thread.
-    pub(crate) fn with_manual_clock(
-        clock: &Arc<ManualClock>,
-        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
-    ) -> Result<Self, Error> {
-        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
-        let inbox: Arc<dyn Inbox> = session.clone();
-        let store = open(session.id, Arc::downgrade(&inbox));
-        driver::start_manual(clock, session.clone(), store.clone());
-        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
-        Ok(Self { handle: Arc::new(handle) })
-    }
-
-    /// A client of the simulation, which drives it.
-    #[cfg(feature = "_simulation")]
-    pub(crate) fn simulated(session: Arc<Session>, store: Arc<dyn store::Store>) -> Self {
-        // The host and the process id would differ from run to run.
-        let metadata = crate::metadata::HolderMetadata::default();
-        let options = ClientOptions { metadata, ..ClientOptions::default() };
-        Self { handle: Arc::new(Handle::new(session, store, "simulated:".to_owned(), options)) }
-    }
-
-    #[cfg(test)]
-    pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
-    where
-        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
-    {
-        Self::with_options(url, ClientOptions::default(), open).await
-    }
-
-    pub(crate) async fn with_options<O, F>(
-        url: String,
-        options: ClientOptions,
-        open: O,
-    ) -> Result<Self, Error>
-    where
-        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
-    {
-        let session = Arc::new(Session::new(random_id()?, Clock::System));
-        let inbox: Arc<dyn Inbox> = session.clone();
-        let (id, inbox) = (session.id, Arc::downgrade(&inbox));
-        let (tell, told) = oneshot::channel();
-        let (limit, shown) = (options.connect_timeout, url.clone());
-        let open = move || async move {
-            let Some(limit) = limit else { return open(id, inbox).await };
-            let late = |_| {
-                let what = format!("{shown}: not connected within {limit:?}");
-                Err(Error::new(ErrorKind::Timeout, what))
-            };
-            tokio::time::timeout(limit, open(id, inbox)).await.unwrap_or_else(late)
-        };
-        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
-        start.map_err(Error::from)?;
-        let store = told.await.map_err(|_| {
-            Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
-        })??;
-        tracing::debug!(store = %url, client = %session.id, "connected");
-        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
     }
 
     /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
@@ -208,8 +138,8 @@ impl Client {
         Mutex::new(self.handle.clone(), name.as_ref())
     }
 
-    /// The mutex of that name for a named owner, which may hold it more than once, from several tasks or processes. As
-    /// [`Self::mutex`], nothing is sent.
+    /// The mutex of that name for a named owner. The owner may hold it more than once, in several tasks or processes.
+    /// Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -221,7 +151,7 @@ impl Client {
         ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
     }
 
-    /// A semaphore with this many permits, at least 1. As [`Self::mutex`], nothing is sent.
+    /// A semaphore with this many permits, at least 1. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -233,7 +163,7 @@ impl Client {
         Semaphore::new(self.handle.clone(), name.as_ref(), permits)
     }
 
-    /// A lock with many readers or one writer. As [`Self::mutex`], nothing is sent.
+    /// A lock with many readers or one writer. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -245,7 +175,7 @@ impl Client {
         RwLock::new(self.handle.clone(), name.as_ref())
     }
 
-    /// An election with one leader at a time. As [`Self::mutex`], nothing is sent.
+    /// An election with one leader at a time. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -257,7 +187,7 @@ impl Client {
         Election::new(self.handle.clone(), name.as_ref())
     }
 
-    /// A latch that opens after this many counts. As [`Self::mutex`], nothing is sent.
+    /// A latch that opens after this many counts. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -269,8 +199,8 @@ impl Client {
         Latch::new(self.handle.clone(), name.as_ref(), count)
     }
 
-    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days. As
-    /// [`Self::mutex`], nothing is sent.
+    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days.
+    /// Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -284,7 +214,7 @@ impl Client {
         OncePer::new(self.handle.clone(), name.as_ref(), period)
     }
 
-    /// A barrier at which this many parties wait for each other, 1 to 65,534. As [`Self::mutex`], nothing is sent.
+    /// A barrier at which this many parties wait for each other, 1 to 65,534. Sends nothing.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -296,8 +226,8 @@ impl Client {
         Barrier::new(self.handle.clone(), name.as_ref(), parties)
     }
 
-    /// All locks of this store with a holder or a waiter, ordered by name. On Redis it costs one round trip per 1,000 keys of
-    /// each node, and one more. What it shows is no snapshot: locks may change while it reads.
+    /// All locks of this store with a holder or a waiter, ordered by name. On Redis this takes one round trip per 1,000 keys
+    /// of each node, and one more. The result is not a snapshot: locks may change during the call.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -384,11 +314,11 @@ impl Client {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed it.
-    /// Guards lose their leases (`Loss::Closed`) and waiters get an error with `is_closed`, both at once.
+    /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed
+    /// it. Guards lose their leases at once (`Loss::Closed`), and waiters get an error with `is_closed`.
     ///
-    /// If the store does not answer, this waits until the longest of the leases has expired, and at least 2 s; no longer than
-    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout), if that is set.
+    /// If the store does not answer, this waits until the longest lease has expired, and at least 2 s.
+    /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout) can limit the wait.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -401,8 +331,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; places in wait queues expire
-    /// by themselves. `is_timeout` with a time limit of the builder.
+    /// `is_unavailable` if the store did not confirm everything. The leases have expired by then; queue entries expire
+    /// later. `is_timeout` if the builder's `close_timeout` has passed.
     ///
     /// # Cancel safety
     ///
@@ -415,7 +345,7 @@ impl Client {
         self.closed().await
     }
 
-    /// As [`Self::close`], but waits at most `limit`. With zero it closes the client and does not wait.
+    /// As [`Self::close`], but waits at most `limit`. A `limit` of zero closes the client without waiting.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -427,7 +357,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable` as there; `is_timeout` when the limit has passed. Releases then continue in the background.
+    /// `is_unavailable` as for [`Self::close`]; `is_timeout` when the limit has passed. Releases then continue in
+    /// the background.
     ///
     /// # Cancel safety
     ///
@@ -435,17 +366,11 @@ impl Client {
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         let session = &self.handle.session;
         session.close(session.now());
-        let mut limit = pin!(Sleep::until(session, session.now() + limit));
-        let mut closed = pin!(self.closed());
-        poll_fn(|context| match closed.as_mut().poll(context) {
-            Poll::Ready(closed) => Poll::Ready(closed),
-            Poll::Pending => limit.as_mut().poll(context).map(|()| {
-                let what =
-                    "not everything was released within the limit; releases are retried in the background";
-                Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
-            }),
+        let until = session.now() + limit;
+        with_deadline(session, Some(until), self.closed()).await.unwrap_or_else(|| {
+            let what = "not everything was released within the limit; releases are retried in the background";
+            Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
         })
-        .await
     }
 
     async fn closed(&self) -> Result<(), Error> {
@@ -468,20 +393,5 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
-    }
-}
-
-fn random_id() -> Result<ClientId, Error> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| {
-        Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
-    })?;
-    Ok(ClientId::new(u128::from_be_bytes(bytes)))
-}
-
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Self::new(ErrorKind::Unavailable, format!("the client's thread could not be started: {error}"))
-            .with_source(error)
     }
 }

@@ -21,7 +21,7 @@ use std::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// The parts of the store: its servers, its file, and the whole that they form.
+    /// The parts of the store, such as its servers or its file, and an entry for the store as a whole.
     pub components: Vec<Component>,
 }
 
@@ -102,7 +102,7 @@ pub struct Fact {
 pub struct Finding {
     /// The check's id, one of [`FINDING_IDS`]. It is stable across versions, and independent of the server and the severity.
     pub id: &'static str,
-    /// How bad it is.
+    /// The severity of the finding.
     pub severity: Severity,
     /// What was found.
     pub what: String,
@@ -125,7 +125,7 @@ pub struct Finding {
 pub enum Severity {
     /// One lock can get two holders, or locks are unavailable.
     Danger,
-    /// A setting could be better, or could not be read.
+    /// A setting should be improved, or could not be read.
     Advice,
     /// Nothing to do.
     Fine,
@@ -199,7 +199,7 @@ macro_rules! checks {
             }
         }
 
-        /// The ids of all findings, in the order in which findings of one severity are reported. [The
+        /// The ids of all findings. Findings of the same severity are reported in this order. [The
         /// guide](crate::guide::operations#monitoring) explains each.
         ///
         /// ```

@@ -8,10 +8,10 @@ use leasehold_core::NameError;
 
 use crate::store::{Cause, StoreError};
 
-/// An error: what happened, to which lock, on which store, and what to do.
+/// An error. Its message names the lock, the store, what happened, and the fix.
 ///
-/// Contention is not an error: `try_lock` and `lock_timeout` return `None`. [`kind`](Self::kind) and the predicates tell what
-/// a program can do. Messages never contain a password. Cloning is cheap.
+/// Contention is not an error: `try_lock` and `lock_timeout` return `None`. [`kind`](Self::kind) and the predicates
+/// distinguish what a program can do. Messages never contain a password. Cloning is cheap.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -30,13 +30,13 @@ use crate::store::{Cause, StoreError};
 ///
 /// # The cause
 ///
-/// [`source`](StdError::source) is the error of the driver or of the system, where there is one: a [`redis::RedisError`] if a
-/// server refused the connection, closed it, or answered with an error; a `rusqlite::Error` or a [`std::io::Error`] for a
-/// file.
+/// If a driver or the system caused the error, [`source`](StdError::source) returns their error. It is a
+/// [`redis::RedisError`] if a server refused the connection, closed it, or answered with an error. It is a `rusqlite::Error`
+/// or a [`std::io::Error`] for a file.
 ///
-/// `{}` says what happened in the words of this crate and does not repeat the text of the source, so a report of the whole
-/// chain (`{:#}` of `anyhow`) has each text once. `{:#}` of this type appends the text of the source if `{}` does not explain
-/// it: the whole story on one line.
+/// `{}` prints the message of this crate without the text of the source. A report of the whole chain (`{:#}` of `anyhow`)
+/// therefore has each text once. `{:#}` of this type prints the message and the text of the source on one line, unless the
+/// message already explains the source.
 ///
 /// ```
 /// use std::error::Error as _;
@@ -65,7 +65,7 @@ struct Inner {
     source: Option<Cause>,
 }
 
-/// What a program can do about an [`Error`]. Each kind has a predicate of its name.
+/// The kind of an [`Error`], by what a program can do about it. Each kind has a predicate of its name.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -127,7 +127,7 @@ impl Error {
         }
     }
 
-    /// What a program can do about it.
+    /// The kind of the error.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -199,8 +199,8 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// A time limit that the caller set has passed: that of `close_timeout`, `release_timeout` or `write_timeout`. A `lock_timeout`
-    /// returns `None` instead.
+    /// A time limit of the caller has passed: that of `close_timeout`, `release_timeout`, `write_timeout` or
+    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout). At its limit, `lock_timeout` returns `None` instead.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -245,7 +245,7 @@ impl Error {
         self.0.kind == ErrorKind::NotOwner
     }
 
-    /// The resource has seen a higher token, so the holder of this one has lost its lease.
+    /// The resource has seen a higher token. The holder of this token has therefore lost its lease.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -2,23 +2,26 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
-use crate::engine::{End, ReleaseOutcome, RenewalError, Response, Sleep, Transmit};
+use crate::engine::{
+    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
+};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
 
-/// A held lease. It is renewed while the guard lives, and released when [`release`](Self::release) is called or the guard is
-/// dropped.
+/// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
+/// the guard.
 ///
-/// A guard can be dropped anywhere: outside a runtime, in a panic, on another thread. An embedded store is called at once;
-/// for other stores the client's own thread sends the release. Only `release` reports whether the store has confirmed it.
+/// A guard can be dropped anywhere: outside a runtime, in a panic, on another thread. Dropping calls an embedded store
+/// (`memory:`, `sqlite:`) directly; for other stores the client's thread sends the release. Only `release` reports whether
+/// the store has confirmed it.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -42,19 +45,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(handle: Arc<Handle>, sequence: u64, resource: Arc<Resource>, token: Token) -> Self {
-        Self { handle, sequence, resource, token, local_queue: None, is_over: false }
-    }
-
-    /// A guard for a lease that a local queue owns.
-    pub(crate) fn from_local_queue(
+    pub(crate) fn new(
         handle: Arc<Handle>,
         sequence: u64,
         resource: Arc<Resource>,
         token: Token,
-        queue: u64,
+        local_queue: Option<u64>,
     ) -> Self {
-        Self { handle, sequence, resource, token, local_queue: Some(queue), is_over: false }
+        Self { handle, sequence, resource, token, local_queue, is_over: false }
     }
 
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
@@ -81,9 +79,9 @@ impl Guard {
         self.is_over = true;
     }
 
-    /// Replaces the lock's `min_hold`: the store retains the lock until this long after the grant, even if it is released
-    /// earlier. Zero releases at once, for work that turned out to be unnecessary. A lease with a minimum hold is not handed
-    /// off between the tasks of its client.
+    /// Replaces the lock's `min_hold`: after an earlier release, the store retains the lock until this long after the grant.
+    /// With zero the release frees the lock at once, for work that turned out to be unnecessary. A lease with a minimum hold
+    /// is not handed off between the tasks of its client.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -99,7 +97,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Then nothing was changed.
+    /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Nothing is changed in that
+    /// case.
     pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
         let longest = self.handle.capabilities.max_ttl.map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
         if min_hold > longest {
@@ -140,8 +139,8 @@ impl Guard {
         self.token
     }
 
-    /// How much longer the lease may be trusted if no further renewal succeeds. Measured by this process's own clock, which
-    /// counts suspend. Zero when the lease is lost.
+    /// The time for which the lease may be trusted if no further renewal succeeds. It is measured by the local clock, which
+    /// includes suspend. Zero when the lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -156,8 +155,8 @@ impl Guard {
         self.handle.session.remaining(self.sequence, self.handle.now()).unwrap_or(Duration::ZERO)
     }
 
-    /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated when
-    /// it continues; the fencing token protects against that.
+    /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated
+    /// when the process continues. The fencing token protects against that.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -175,7 +174,7 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// Waits until the lease is lost. Without a response from the store it ends after [`Self::remaining`].
+    /// Waits until the lease is lost. If the store does not respond, this returns after [`Self::remaining`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -196,7 +195,8 @@ impl Guard {
         poll_fn(|context| session.poll_lost(&mut watch, context)).await
     }
 
-    /// Waits until the lease has at most this much time left, because renewals fail or are off, or until it is lost.
+    /// Waits until [`Self::remaining`] is at most `left`, which happens if renewals fail or are off, or until the
+    /// lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -220,19 +220,16 @@ impl Guard {
                 return;
             }
             // A renewal only moves this later, so checking again then is soon enough.
-            let mut sleep = self.sleep_until(self.handle.now() + (remaining - left));
-            let ended = poll_fn(|context| match lost.as_mut().poll(context) {
-                Poll::Ready(_) => Poll::Ready(true),
-                Poll::Pending => Pin::new(&mut sleep).poll(context).map(|()| false),
-            });
-            if ended.await {
+            let until = self.handle.now() + (remaining - left);
+            if with_deadline(&self.handle.session, Some(until), lost.as_mut()).await.is_some() {
                 return;
             }
         }
     }
 
-    /// Renews the lease now to its full ttl, and waits for the store's confirmation. With automatic renewal off, this keeps the
-    /// lease. With it on, this ensures a full ttl before a long step: a lease that was granted after a wait begins with 3 s.
+    /// Renews the lease now to its full ttl, and waits for the store's confirmation. With `auto_renew(false)`, only this
+    /// call extends the lease. With automatic renewal, this call ensures a full ttl before a long step: a lease that was
+    /// granted after a wait starts with 3 s.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -247,8 +244,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The client retries it in the background, with or
-    /// without automatic renewal.
+    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The client then retries it in the background,
+    /// even with `auto_renew(false)`.
     ///
     /// # Cancel safety
     ///
@@ -256,8 +253,7 @@ impl Guard {
     /// background.
     pub async fn renew(&self) -> Result<(), Error> {
         let session = &self.handle.session;
-        let mut request =
-            self.handle.send(&self.resource, session.begin_renewal(self.sequence, self.handle.now()));
+        let mut request = self.send(session.begin_renewal(self.sequence, self.handle.now()));
         let mut watch = session.watch(self.sequence);
         let renewed = poll_fn(|context| {
             request.poll_response(context);
@@ -270,7 +266,7 @@ impl Guard {
         }
     }
 
-    /// Runs `work` while the lease is held, and drops it when the lease is lost.
+    /// Runs `work` while the lease is held. Drops `work` when the lease is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -287,12 +283,12 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost`. If the work finished after its lease ended, its value is dropped too, because the work may have run
-    /// unprotected.
+    /// `is_lost`. If the lease was lost before the work finished, the value of the work is dropped too, because the
+    /// work may have run without the lock.
     ///
     /// # Cancel safety
     ///
-    /// That of `work`. The guard is only borrowed.
+    /// As cancel safe as `work`. The guard is only borrowed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         poll_fn(|context| {
@@ -318,8 +314,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client retries
-    /// it in the background until the lease has expired.
+    /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client then
+    /// retries it in the background until the lease has expired.
     ///
     /// # Cancel safety
     ///
@@ -341,7 +337,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` as there; `is_timeout` when the limit has passed. The client then retries in the background.
+    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed. The client then
+    /// retries in the background.
     ///
     /// # Cancel safety
     ///
@@ -375,29 +372,29 @@ impl Guard {
         deadline: Option<LocalTime>,
     ) -> Result<ReleaseOutcome, Error> {
         let session = &self.handle.session;
-        let mut request = self.handle.send(&self.resource, transmit);
+        let mut request = self.send(transmit);
         let mut watch = session.watch(self.sequence);
-        let mut limit = deadline.map(|deadline| self.sleep_until(deadline));
-        let mut error = None;
-        poll_fn(|context: &mut Context<'_>| {
-            match request.poll_response(context) {
-                Some(Response { end: Some(End::Release(given)), .. }) => return Poll::Ready(Ok(given)),
-                Some(response) => error = response.error,
-                None => {}
+        let released = poll_fn(|context| {
+            let Response { end, error } = request.poll_response(context).unwrap_or_default();
+            if let Some(End::Release(released)) = end {
+                return Poll::Ready(Ok(released));
             }
-            if let Poll::Ready(given) = session.poll_released(&mut watch, context) {
-                return Poll::Ready(Ok(given));
+            match (session.poll_released(&mut watch, context), error) {
+                (Poll::Ready(released), _) => Poll::Ready(Ok(released)),
+                (Poll::Pending, Some(error)) if deadline.is_none() => {
+                    Poll::Ready(Err(self.handle.store_error(&self.resource, &error)))
+                }
+                (Poll::Pending, _) => Poll::Pending,
             }
-            match (&mut limit, &error) {
-                (None, Some(error)) => Poll::Ready(Err(self.handle.store_error(&self.resource, error))),
-                (Some(limit), _) => Pin::new(limit).poll(context).map(|()| {
-                    let what = "release not confirmed within the limit; it is retried in the background";
-                    Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
-                }),
-                (None, None) => Poll::Pending,
-            }
+        });
+        with_deadline(session, deadline, released).await.unwrap_or_else(|| {
+            let what = "release not confirmed within the limit; it is retried in the background";
+            Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
         })
-        .await
+    }
+
+    fn send(&self, transmit: Option<Transmit>) -> Request<'_> {
+        Request::send(&self.handle.session, &*self.handle.store, &self.resource, transmit)
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
@@ -408,19 +405,18 @@ impl Guard {
         self.handle.lost(&self.resource, loss)
     }
 
-    pub(crate) fn sleep(&self, span: Duration) -> Sleep {
-        self.sleep_until(self.handle.now() + span)
-    }
-
-    fn sleep_until(&self, until: LocalTime) -> Sleep {
-        Sleep::until(&self.handle.session, until)
+    /// Waits at most `limit` until the lease is lost.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn lost_within(&self, limit: Duration) -> Option<Loss> {
+        let until = self.handle.now() + limit;
+        with_deadline(&self.handle.session, Some(until), self.lost()).await
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         if !self.is_over && !self.try_hand_off() {
-            self.handle.abandon(&self.resource, self.sequence);
+            release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
         }
     }
 }

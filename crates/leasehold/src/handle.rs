@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource};
 
-use crate::engine::{Request, Session, Transmit, release_dropped};
+use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
@@ -73,16 +73,6 @@ impl Handle {
     /// The time by the client's clock.
     pub(crate) fn now(&self) -> LocalTime {
         self.session.now()
-    }
-
-    /// Sends a command for an entry of the table.
-    pub(crate) fn send(&self, resource: &Arc<Resource>, transmit: Option<Transmit>) -> Request<'_> {
-        Request::send(&self.session, &*self.store, resource, transmit)
-    }
-
-    /// Releases an entry that no future or guard refers to.
-    pub(crate) fn abandon(&self, resource: &Resource, sequence: u64) {
-        release_dropped(&self.session, &*self.store, resource, sequence);
     }
 
     /// Runs a command that concerns no attempt or lease of this client.

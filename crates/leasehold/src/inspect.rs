@@ -30,19 +30,19 @@ pub struct LockInfo {
     pub kind: Kind,
     /// Its name.
     pub name: String,
-    /// The total weight that its holders can have: 1 for a mutex, the number of permits for a semaphore, the weight of a
+    /// The maximum total weight of the holders: 1 for a mutex, the number of permits for a semaphore, the weight of a
     /// writer for a read-write lock, the number of parties for a barrier. 0 if the lock is unused.
     pub capacity: u32,
-    /// The weight of the holders; for a barrier, how many parties have arrived.
+    /// The total weight of the holders; for a barrier, the number of parties that have arrived.
     pub in_use: u32,
-    /// The last token that was granted, if the store still knows it.
+    /// The last token that was granted, if the store still has it.
     #[cfg_attr(feature = "serde", serde(serialize_with = "views::optional_token"))]
     pub last_token: Option<Token>,
     /// Ordered by token.
     pub holders: Vec<HolderInfo>,
     /// In queue order.
     pub waiters: Vec<WaiterInfo>,
-    /// How many recent rounds of a barrier the store remembers, usually those of the last minute.
+    /// The number of passed rounds of a barrier that the store still has, usually those of the last minute.
     pub rounds: usize,
 }
 
@@ -68,7 +68,7 @@ pub struct HolderInfo {
     /// The token of its grant.
     #[cfg_attr(feature = "serde", serde(serialize_with = "views::token"))]
     pub token: Token,
-    /// Its share of the capacity: the permits of a semaphore.
+    /// Its share of the capacity, for example its permits of a semaphore.
     pub weight: u32,
     /// The mode in which a read-write lock is held.
     pub mode: Option<Mode>,
@@ -77,12 +77,12 @@ pub struct HolderInfo {
     /// How long it has held the lock.
     #[cfg_attr(feature = "serde", serde(rename = "held_for_ms", serialize_with = "views::millis"))]
     pub held_for: Duration,
-    /// When the lease expires unless it is renewed.
+    /// The time until the lease expires unless it is renewed.
     #[cfg_attr(feature = "serde", serde(rename = "expires_in_ms", serialize_with = "views::millis"))]
     pub expires_in: Duration,
     /// The holder has released the lock, and the store retains it until `expires_in` has passed.
     pub retained: bool,
-    /// What it publishes about itself.
+    /// The metadata that it publishes.
     pub metadata: HolderMetadata,
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,
@@ -117,9 +117,10 @@ pub struct WaiterInfo {
     /// How long it has waited.
     #[cfg_attr(feature = "serde", serde(rename = "waiting_for_ms", serialize_with = "views::millis"))]
     pub waiting_for: Duration,
-    /// The waiter did not respond when the lock was free for it. It keeps its position, but is skipped until it responds.
+    /// The waiter's client was unreachable or did not claim a grant. The waiter keeps its position, but is skipped until
+    /// its client sends a command.
     pub skipped: bool,
-    /// What it publishes about itself.
+    /// The metadata that it publishes.
     pub metadata: HolderMetadata,
     /// Whether it belongs to the inspecting client.
     pub is_own: bool,

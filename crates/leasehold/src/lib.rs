@@ -1,9 +1,9 @@
 //! Distributed locks with leases, fencing tokens and FIFO hand-off.
 //!
-//! A client holds a lock through a **lease**: ownership for a bounded time, the ttl. The client renews the lease while the guard
-//! lives, and the lease expires if its process dies. Waiting clients form a FIFO queue in the store, and a release grants the lock
-//! to the first waiter. Each grant has a **fencing token**, higher than every earlier one, so that a resource can refuse the late
-//! write of a former holder.
+//! A client holds a lock through a **lease**: ownership for a bounded time, the ttl. The client renews the lease while the
+//! guard lives. If the process dies, the lease expires. Waiting clients form a FIFO queue in the store, and a release grants
+//! the lock to the first waiter. Each grant has a **fencing token**, which is higher than every earlier one. With it, a
+//! resource can refuse the late write of a former holder.
 //!
 //! ```
 //! # leasehold::doc_test(async {
@@ -35,21 +35,22 @@
 //! | [`RwLock`] | many readers or one writer, with downgrade and upgrade |
 //! | [`Semaphore`] | up to N permits, shared by several holders |
 //! | [`MutexSet`] | several mutexes at once, all or none |
-//! | [`Election`] | one leader at a time, and who it is |
+//! | [`Election`] | one leader at a time, which observers can look up |
 //! | [`OncePer`] | one start per period among many candidates |
-//! | [`Latch`], [`Barrier`] | wait for a number of counts, or for all parties |
+//! | [`Latch`], [`Barrier`] | wait for a number of counts; wait for all parties |
 //! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
-//! | [`fence`] | resources that refuse a former holder by its token |
-//! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the problems of a store |
+//! | [`fence`] | resources that refuse the token of a former holder |
+//! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the result of checking a store |
 //!
-//! The futures run on any executor. The module `blocking` has the same locks without async. Every operation has one error type, [`Error`],
-//! whose predicates say what a program can do. Contention is no error: `try_lock` and `lock_timeout` return `None`.
+//! The futures run on any executor. The module `blocking` has the same locks without async. All operations have one error
+//! type, [`Error`]. Its predicates distinguish the kinds of failure. Contention is not an error: `try_lock` and
+//! `lock_timeout` return `None`.
 //!
 //! # Guide
 //!
 //! | | |
 //! |---|---|
-//! | [Choosing a lock](guide::choosing) | which kind and which store fit which job |
+//! | [Choosing a lock](guide::choosing) | how to choose a kind and a store |
 //! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
 //! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
 //! | [Redlock](guide::redlock) | a quorum of independent servers |
@@ -59,13 +60,13 @@
 //!
 //! | | | |
 //! |---|---|---|
-//! | | `memory:` | always there |
+//! | | `memory:` | always available |
 //! | `redis` | `redis:`, `redis+unix:`, `redis-sentinel:`, `redis-cluster:`; [`Client::from_redis_client`] | default |
 //! | `tls` | `rediss:` and `tls=true`, with rustls; implies `redis` | |
 //! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
 //! | `blocking` | the module `blocking` | |
-//! | `serde` | `Serialize` for [`LockInfo`], [`Diagnosis`] and what is in them | |
+//! | `serde` | `Serialize` for [`LockInfo`], [`Diagnosis`] and the types of their fields | |
 //!
 //! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 
@@ -118,8 +119,8 @@ pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
-/// The client library that [`Client::from_redis_client`] takes a client of: the only crate whose types this one's public API has.
-/// A new major version of it is therefore a new major version of `leasehold`.
+/// The client library of [`Client::from_redis_client`], [`Store::redis`] and [`Store::redis_connection`]. Its types are part
+/// of the public API, so a new major version of `redis` requires a new major version of `leasehold`.
 #[cfg(feature = "redis")]
 pub use redis;
 #[cfg(feature = "redlock")]

@@ -6,10 +6,10 @@
 mod acquire;
 mod acquire_all;
 mod admission;
+mod attempt;
 pub(crate) mod barrier;
 pub(crate) mod election;
 pub(crate) mod latch;
-mod local_acquire;
 pub(crate) mod lock;
 pub(crate) mod mutex;
 pub(crate) mod mutex_set;

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 /// ```
 pub const MAX_LABEL_BYTES: usize = 1024;
 
-/// What a holder or a waiter publishes about itself. Other clients see it, so a label must not contain a secret.
+/// The metadata that a holder or a waiter publishes. Other clients can read it, so a label must not contain a
+/// secret.
 ///
 /// ```
 /// # leasehold::doc_test(async {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-/// The minimum ttl, 100 ms. Below it a failed renewal could not be retried in time.
+/// The minimum ttl, 100 ms. With a shorter ttl, a failed renewal could not be retried in time.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -29,8 +29,9 @@ pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 macro_rules! settings {
     ($kind:ident, $new:literal) => {
         impl $kind {
-            /// Retains the lock until this long after the grant, even if it is released earlier: none by default, at most 30
-            /// days. For work that must not run twice although the clocks that start it differ.
+            /// Sets the minimum hold: none by default, at most 30 days. After an earlier release, the store retains the lock
+            /// until this long after the grant. Use it for work that must not run twice when hosts start it by clocks that
+            /// differ.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -55,8 +56,8 @@ pub(crate) use settings;
 macro_rules! lease_settings {
     ($kind:ident, $new:literal) => {
         impl $kind {
-            /// How long the lease runs without renewal: 100 ms to 30 days, 10 s by default. A crashed holder blocks others
-            /// for at most this long.
+            /// Sets the lifetime of the lease without renewal: 100 ms to 30 days, 10 s by default. A crashed holder blocks
+            /// others for at most this long.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -71,9 +72,9 @@ macro_rules! lease_settings {
                 self
             }
 
-            /// Whether the lease is renewed at a third of its ttl while the guard lives; true by default. Without renewal, a
-            /// loss in the store (a server that was emptied, for example) is detected at a call of `renew`, or when the lease
-            /// ends.
+            /// Sets whether the client renews the lease at a third of its ttl while the guard lives; true by default.
+            /// Without renewal, a loss in the store (for example, a server was emptied) may be detected only at a call of
+            /// `renew`, or when the lease expires.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -87,7 +88,8 @@ macro_rules! lease_settings {
                 self
             }
 
-            /// Ends the lease this long after the grant, even if renewals succeed: no limit by default. For work that may hang.
+            /// Ends the lease this long after the grant, even if renewals succeed; no limit by default. Use it for work that
+            /// may hang.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -102,8 +104,8 @@ macro_rules! lease_settings {
                 self
             }
 
-            /// The maximum length of the lock's wait queue, 100,000 by default. When it is full, waiting fails with
-            /// `is_queue_full`.
+            /// Sets the maximum length of the lock's wait queue, 100,000 by default. If the queue is full, waiting
+            /// fails with `is_queue_full`.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -127,9 +129,10 @@ pub(crate) use lease_settings;
 macro_rules! inspection {
     ($kind:ident, $new:literal) => {
         impl $kind {
-            /// Waits until this many replicas have each grant and each renewal, so that a failover to one of them keeps the
-            /// lease. It costs a round trip to the replicas. If they do not confirm a grant within 0.5 s, the lease is released
-            /// and the attempt fails; a renewal is retried until the lease has expired. 0 by default. Redis only.
+            /// Makes each grant and each renewal wait until this many replicas have it; 0 by default, Redis only. A failover
+            /// to one of these replicas keeps the lease. It costs a round trip to the replicas. If they do not confirm a
+            /// grant within 0.5 s, the lease is released and the attempt fails. If they do not confirm a renewal, the client
+            /// retries it until the lease has expired.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -143,7 +146,8 @@ macro_rules! inspection {
                 self
             }
 
-            /// Text that inspection shows beside host, process and program: none by default, at most 1 KiB.
+            /// Sets the text that inspection shows in addition to host, process and program: none by default,
+            /// at most 1 KiB.
             ///
             /// ```
             /// # leasehold::doc_test(async {
@@ -178,8 +182,9 @@ macro_rules! inspection {
                 self.0.inspect().await
             }
 
-            /// Releases the lock by force, and grants it to the next waiters. The holders are notified of the loss. Until they
-            /// stop, old and new holders work at the same time, and only their tokens distinguish them. Returns the former holders.
+            /// Releases the lock by force, and grants it to the next waiters. Returns the former holders, which are notified
+            /// of the loss. Until they stop, former and new holders work at the same time, and only their tokens distinguish
+            /// them.
             ///
             /// ```
             /// # leasehold::doc_test(async {

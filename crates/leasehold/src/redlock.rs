@@ -17,13 +17,13 @@ use crate::url::{RedisUrl, RedlockUrl};
 /// minority may fail
 /// ([Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/)).
 ///
-/// It has the kinds with one holder: mutexes, elections and once-per-period work. Two permits over three servers could have three
-/// holders, so there are no semaphores and no read-write locks. [`Client::connect`] with `redlock://host,host,host` does the same
-/// for nodes that differ only in their host.
+/// It has only kinds with one holder: mutexes, elections and once-per-period work. With two permits and three servers, three
+/// clients could each get a majority, so there are no semaphores and no read-write locks. [`Client::connect`] with
+/// `redlock://host,host,host` is equivalent for servers that differ only in host and port.
 ///
-/// Unlike other implementations it has **fencing tokens**. The token is the highest that any node of the majority granted, and a
-/// majority stores it before the guard exists. The guarantees depend on what the nodes remember after a crash: see
-/// [`RedlockBuilder::max_ttl`] and [the guide](crate::guide::redlock).
+/// Unlike other implementations it has **fencing tokens**. The token is the highest one that any server of the majority
+/// granted. A majority stores it before the client returns the guard. The guarantees depend on what the servers keep after a
+/// crash: see [`RedlockBuilder::max_ttl`] and [the guide](crate::guide::redlock).
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), leasehold::Error> {
@@ -63,7 +63,7 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Begins the configuration of the servers and of the vote.
+    /// Configures the servers and the vote.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), leasehold::Error> {
@@ -79,10 +79,11 @@ impl Redlock {
         RedlockBuilder { nodes: Vec::new(), url: RedlockUrl::new(Vec::new()) }
     }
 
-    /// A lock with one holder at a time. Nothing is sent. The tasks of one client do not hand off a lease.
+    /// A lock with one holder at a time. Sends nothing. The tasks of one client do not hand off a lease.
     ///
-    /// One waiting client stands in the queues of the nodes. The others wait in an admission queue on one node, and the next one is
-    /// admitted when the lock is released. Clients that meet at the nodes retry after random pauses of up to 100 ms.
+    /// One waiting client at a time is in the queues of all servers. The other clients wait in an admission queue on one
+    /// server. When the lock is released, the next client is admitted. If several clients compete at the servers, they retry
+    /// after random pauses of up to 100 ms.
     ///
     /// ```no_run
     /// # async fn example(redlock: leasehold::Redlock) -> Result<(), leasehold::Error> {
@@ -110,7 +111,7 @@ impl Redlock {
         self.client.warnings()
     }
 
-    /// As [`Client::diagnose`], for each server, and whether the servers are independent.
+    /// As [`Client::diagnose`], for each server. It also checks whether the servers are independent.
     ///
     /// # Errors
     ///
@@ -118,7 +119,7 @@ impl Redlock {
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`Client::diagnose`].
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         self.client.diagnose().await
     }
@@ -127,11 +128,11 @@ impl Redlock {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Client::close`].
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`Client::close`].
     pub async fn close(self) -> Result<(), Error> {
         self.client.close().await
     }
@@ -140,11 +141,11 @@ impl Redlock {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`Client::close_timeout`].
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`Client::close_timeout`].
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
         self.client.close_timeout(limit).await
     }
@@ -177,9 +178,9 @@ pub struct RedlockBuilder {
 }
 
 impl RedlockBuilder {
-    /// Adds a server by its address: `redis:`, `rediss:`, `redis+unix:`, or `redis-sentinel:` for the master of a group. Each may
-    /// have its own password. 1 to 15 servers are possible. Use three or five: an even number tolerates no more failures than the
-    /// odd number below it.
+    /// Adds a server by its address: `redis:`, `rediss:`, `redis+unix:`, or `redis-sentinel:` for the master of a group.
+    /// Each may have its own password. The number of servers is 1 to 15. Use three or five: an even number tolerates no more
+    /// failures than the odd number below it.
     ///
     /// ```
     /// let builder = leasehold::Redlock::builder()
@@ -191,8 +192,9 @@ impl RedlockBuilder {
         self
     }
 
-    /// The time limit for a server's answer. The default is the longer of a tenth of the ttl (between 100 ms and 1 s) and eight
-    /// usual round trips, but at most a third of the ttl. The client does not wait for a slow server after the others have decided.
+    /// Sets the time limit for a server's answer. The default is the longer of a tenth of the ttl (between 100 ms and 1 s)
+    /// and eight usual round trips, but at most a third of the ttl. If the other servers have decided, the client does not
+    /// wait for a slow one.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -203,13 +205,14 @@ impl RedlockBuilder {
         self
     }
 
-    /// The longest ttl of any lock on these servers; all clients must pass the same. A server that may have forgotten its grants,
-    /// because it was restarted, emptied or replaced, abstains for this long. By then every lease that it forgot has expired, so no
-    /// lock gets two holders. A server also abstains on first use. If a majority is new or restarted, no lock can be acquired for
-    /// that long. A longer ttl or minimum hold is refused with `is_invalid`.
+    /// Sets the longest ttl of any lock on these servers; all clients must pass the same value. If a server was restarted,
+    /// emptied or replaced, it may have lost leases. It then does not vote for `max_ttl`. By then every lost lease has
+    /// expired, so no lock gets two holders. A server also does not vote for `max_ttl` after its first use. If a majority is
+    /// new or was restarted, no lock can be acquired for that long. A longer ttl or minimum hold is refused with
+    /// `is_invalid`.
     ///
-    /// The default is none: servers vote at once after a restart. Then let them write each change to disk (`appendfsync always`), or
-    /// keep a crashed server down for the longest ttl.
+    /// By default there is no `max_ttl`, and servers vote at once after a restart. In that case, configure them to write
+    /// each change to disk (`appendfsync always`), or keep a crashed server down for the longest ttl.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -220,8 +223,8 @@ impl RedlockBuilder {
         self
     }
 
-    /// Turns fencing tokens off: tokens may fall from grant to grant. It saves one round trip if the servers' clocks disagree. If
-    /// they agree, fencing costs no round trip.
+    /// Turns fencing off: a token may be lower than an earlier one. If the servers' clocks differ, this saves one round trip
+    /// per grant. If they agree, fencing costs no round trip.
     ///
     /// ```
     /// let builder = leasehold::Redlock::builder().unfenced();
@@ -231,7 +234,8 @@ impl RedlockBuilder {
         self
     }
 
-    /// Connects to the servers. More than half must be reachable; the client connects to the others later.
+    /// Connects to the servers. More than half of them must be reachable. The client connects to the others
+    /// later.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), leasehold::Error> {
@@ -247,7 +251,7 @@ impl RedlockBuilder {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped early, nothing is left.
+    /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Redlock, Error> {
         let Self { nodes, mut url } = self;
         url.nodes = nodes.iter().map(|node| RedisUrl::of_node(node)).collect::<Result<_, _>>()?;

@@ -18,6 +18,8 @@ use crate::engine::Session;
 use crate::engine::clock::Clock;
 use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
+use crate::handle::{ClientOptions, Handle};
+use crate::metadata::HolderMetadata;
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
@@ -109,7 +111,10 @@ pub fn client(
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
     let session = Arc::new(Session::new(id, Clock::System));
     let store: Arc<dyn Store> = Arc::new(SimulatedStore(transport.clone()));
-    let client = Client::simulated(session.clone(), store.clone());
+    // The host and the process id would differ from run to run.
+    let options = ClientOptions { metadata: HolderMetadata::default(), ..ClientOptions::default() };
+    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options);
+    let client = Client { handle: Arc::new(handle) };
     let inbox = SimulatedInbox(session.clone());
     let driver = Box::pin(async move {
         drive(&session, &*store, SimulatedTimer { transport, set: None }).await;

@@ -24,6 +24,7 @@ pub(crate) use self::contract::{
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
+use crate::engine::clock::Clock;
 use crate::error::Error;
 use crate::url::StoreUrl;
 
@@ -40,10 +41,11 @@ pub(crate) async fn open_own(
 }
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
-/// created; callers' commands may run on it.
-#[cfg_attr(not(feature = "redis"), allow(unused_variables))]
+/// created; callers' commands may run on it. The store reads the time of leases from `clock`.
+#[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_variables))]
 pub(crate) async fn open(
     url: &StoreUrl,
+    clock: Clock,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
@@ -55,10 +57,12 @@ pub(crate) async fn open(
             Ok(store)
         }
         #[cfg(feature = "redlock")]
-        StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, client, inbox, caller).await?),
+        StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, clock, client, inbox, caller).await?),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
         #[cfg(all(feature = "sqlite", unix))]
-        StoreUrl::Sqlite { path, is_durable } => Ok(sqlite::Sqlite::open(path, *is_durable, client, inbox)?),
+        StoreUrl::Sqlite { path, is_durable } => {
+            Ok(sqlite::Sqlite::open(path, *is_durable, clock, client, inbox)?)
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! Tests of programs that use locks: a store in memory whose time a test moves.
+//! For tests of programs that use locks: a store in memory whose clock the test moves.
 //!
-//! No real time passes: leases are renewed and expire, waiters are granted, and losses are reported when the test moves the
-//! clock. The engine is the real one, so what a test sees is what the program will see on a store elsewhere.
+//! No real time passes. Leases are renewed and expire, waiters are granted, and losses are reported when the test moves the
+//! clock. The engine is the same as for every other store, so the program behaves as it does there.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,12 +38,12 @@ use crate::error::Error;
 use crate::store::memory::Memory;
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
 
-/// A store in memory whose time a test moves. Clones share it. Its clients are as many as the test wants, each for a process
-/// of its own.
+/// A store in memory whose clock the test moves. Clones are the same store. A test can create any number of clients, each of
+/// which represents a process.
 ///
-/// When a call that moves the clock returns, the store and its clients have done everything that was due. Futures that were
-/// woken by it run when the test's executor next polls them: await something, or move the clock in several steps, where a
-/// task has to act before the next thing is due.
+/// When a call that moves the clock returns, the store and its clients have done everything that was due. A future that the
+/// call woke runs when the test's executor polls it next. If a task must act between two events, move the clock in several
+/// steps, and await something after each step.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -69,7 +69,7 @@ struct Network {
 }
 
 impl TestStore {
-    /// A store without locks, at a time that only [`Self::advance`] and [`Self::suspend`] move.
+    /// A store without locks. Only [`Self::advance`] and [`Self::suspend`] move its clock.
     ///
     /// ```
     /// let store = leasehold::testing::TestStore::new();
@@ -113,8 +113,8 @@ impl TestStore {
         })
     }
 
-    /// Moves the clock by this much. On the way it stops wherever something is due: renewals, expiries, timeouts and retries
-    /// happen at their time and in their order.
+    /// Moves the clock by this much. Renewals, expiries, timeouts and retries that become due happen at their time and in
+    /// their order.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -129,7 +129,7 @@ impl TestStore {
         self.clock.advance(by);
     }
 
-    /// Moves the clock by this much at once, as if all clients were suspended meanwhile: no lease is renewed in between.
+    /// Moves the clock by this much at once, as if all clients were suspended. No lease is renewed in between.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -144,8 +144,9 @@ impl TestStore {
         self.clock.jump(by);
     }
 
-    /// Whether commands and notifications get through. While they don't, commands fail with `is_unavailable`, renewals among
-    /// them, and leases are lost when their time is over. When they do again, clients ask at once what they have missed.
+    /// Sets whether commands and pushes reach the store and its clients; true at first. While the store is unreachable,
+    /// commands fail with `is_unavailable`, also renewals, and leases are lost when they expire. When the store is reachable
+    /// again, the clients reconnect and re-check at once.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -167,7 +168,7 @@ impl TestStore {
         }
     }
 
-    /// How much the clock was moved since the store was created.
+    /// The time by which the clock was moved since the store was created.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -40,7 +40,7 @@ async fn connect_and_close_end_at_their_limits() {
         .await
         .unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(3_600)).lock().await.unwrap();
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     let late =
         Client::builder().store(proxy.url()).connect_timeout(Duration::from_millis(50)).connect().await;
     assert!(late.unwrap_err().is_timeout());

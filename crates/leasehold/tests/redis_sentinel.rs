@@ -76,14 +76,14 @@ async fn unknown_service_and_non_sentinels_are_reported() {
     assert!(error.is_unavailable() && error.to_string().contains("is no sentinel"), "{error}");
 }
 
-/// Takes and gives back the lock, and counts how often it was granted, until it is told to stop.
+/// Acquires and releases the lock, and counts how often it was granted, until it is told to stop.
 async fn work_on(mutex: leasehold::Mutex, grants: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::SeqCst) {
         match mutex.lock_timeout(SOON).await {
             Ok(Some(guard)) => {
                 grants.fetch_add(1, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(60)).await;
-                // What can't be given back now is given back by the client's thread.
+                // The client's thread releases what can't be released now.
                 let _ = guard.release_timeout(Duration::from_millis(10)).await;
             }
             Ok(None) => {}

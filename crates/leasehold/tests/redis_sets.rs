@@ -112,11 +112,11 @@ async fn lost_response_only_delays_the_set() {
     let client = Client::connect(&proxy.url()).await.unwrap();
     warm_up(&client).await;
     let all = set(&client, &NAMES);
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     let taking = tokio::spawn(async move { all.lock().await });
     until(async || watcher.inspect(Kind::Mutex, "c").await.unwrap().holders.len() == 1).await;
     proxy.cut();
-    proxy.swallow_replies(false);
+    proxy.drop_replies(false);
     let guard = taking.await.unwrap().unwrap();
     for name in NAMES {
         let view = watcher.inspect(Kind::Mutex, name).await.unwrap();
@@ -133,14 +133,14 @@ async fn missing_responses_leave_no_lease() {
     let watcher = Client::connect(&server.url()).await.unwrap();
     let client = Client::connect(&proxy.url()).await.unwrap();
     warm_up(&client).await;
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     let late = set(&client, &NAMES).lock_timeout(Duration::from_millis(20)).await;
     assert!(late.is_err_and(|error| error.is_unavailable()), "it is unknown whether they are free");
     until_free(&watcher, &NAMES).await;
     let error = set(&client, &NAMES).try_lock().await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     until_free(&watcher, &NAMES).await;
-    proxy.swallow_replies(false);
+    proxy.drop_replies(false);
     proxy.cut();
     until(async || set(&client, &NAMES).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }

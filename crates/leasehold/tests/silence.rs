@@ -10,7 +10,7 @@ const LATE: Duration = Duration::from_secs(8);
 
 /// Attempts of all kinds at once, each with this limit. Returns whether each was granted.
 async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
-    let (mutex, strict) = (client.mutex("a"), client.mutex("a").global_fifo());
+    let (mutex, global_fifo) = (client.mutex("a"), client.mutex("a").global_fifo());
     let (semaphore, rw) = (client.semaphore("a", 1), client.rw_lock("a"));
     let (owned, election) = (client.reentrant_mutex("b", "me"), client.election("a"));
     // Its first lease outlives the limit: the loss of a lease that is held already would be reported as such.
@@ -18,7 +18,7 @@ async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result
     let ended = tokio::join!(
         mutex.lock_timeout(limit),
         mutex.lock_timeout(limit),
-        strict.lock_timeout(limit),
+        global_fifo.lock_timeout(limit),
         semaphore.acquire_timeout(1, limit),
         rw.read_timeout(limit),
         rw.write_timeout(limit),
@@ -32,7 +32,7 @@ async fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Result
     vec![
         ("first of a local queue", granted(ended.0)),
         ("second of a local queue", granted(ended.1)),
-        ("strict mutex", granted(ended.2)),
+        ("global-FIFO mutex", granted(ended.2)),
         ("semaphore", granted(ended.3)),
         ("read", granted(ended.4)),
         ("write", granted(ended.5)),

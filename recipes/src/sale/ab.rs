@@ -7,7 +7,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::driver::{Load, LoadResult};
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 
 /// Whether `ab` is installed.
 pub async fn is_installed() -> bool {

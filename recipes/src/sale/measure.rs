@@ -11,8 +11,8 @@ use tokio::process::Command;
 use super::driver::{Load, LoadResult, drive};
 use super::service::COUNT;
 use super::{Contender, ab};
+use crate::outcome::{Outcome, find};
 use crate::progress;
-use crate::run::{Outcome, find};
 use crate::worker::Worker;
 
 /// How often progress is shown.

@@ -16,10 +16,10 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use super::{Contender, REQUEST_TIMEOUT, raise_file_limit};
+use crate::outcome::{Outcome, find};
 use crate::real::{Process, RealClient};
 use crate::recipe::{AnyRecipe, LockOptions};
 use crate::redis::Redis;
-use crate::run::{Outcome, find};
 
 /// Items in stock.
 pub const STOCK: u64 = 100_000;
@@ -153,7 +153,7 @@ mod tests {
 
     use super::super::Retry;
     use super::*;
-    use crate::run::servers;
+    use crate::outcome::servers;
 
     #[tokio::test]
     async fn a_listener_retries_once_after_subscribing_and_once_after_the_notification() {

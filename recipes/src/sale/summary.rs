@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Contender;
 use super::measure::Run;
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 
 /// In a page, the lines that a measurement replaces.
 const BEGIN: &str = "<!-- flash-sale: written by `flash-sale --page` -->\n";

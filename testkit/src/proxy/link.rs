@@ -7,12 +7,11 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::frames::Frames;
-use super::lock;
 
 /// Maximum size of a piece.
 const PIECE: usize = 16 * 1024;
@@ -31,8 +30,8 @@ pub(super) struct Direction {
     /// Number of times that the held pieces were released.
     releases: AtomicUsize,
     held: AtomicUsize,
-    swallows: AtomicBool,
-    swallowed: AtomicUsize,
+    drops: AtomicBool,
+    dropped: AtomicUsize,
     /// Messages that contain these bytes are dropped.
     unwanted: Mutex<Option<Vec<u8>>>,
 }
@@ -55,28 +54,28 @@ impl Direction {
         self.held.load(Ordering::SeqCst)
     }
 
-    pub(super) fn set_swallows(&self, swallows: bool) {
-        self.swallows.store(swallows, Ordering::SeqCst);
+    pub(super) fn set_drops(&self, drops: bool) {
+        self.drops.store(drops, Ordering::SeqCst);
     }
 
     pub(super) fn set_unwanted(&self, unwanted: Option<&[u8]>) {
         *lock(&self.unwanted) = unwanted.map(<[u8]>::to_vec);
     }
 
-    pub(super) fn swallowed(&self) -> usize {
-        self.swallowed.load(Ordering::SeqCst)
+    pub(super) fn dropped(&self) -> usize {
+        self.dropped.load(Ordering::SeqCst)
     }
 
     /// The bytes of a piece to forward. A partial reply stays in `frames` until it is complete.
     fn filter(&self, frames: &mut Frames, piece: &[u8]) -> Vec<u8> {
         let unwanted = lock(&self.unwanted).clone();
         let (mut passed, dropped) = frames.pass(piece, unwanted.as_deref());
-        let mut swallowed = dropped;
-        if self.swallows.load(Ordering::SeqCst) && !passed.is_empty() {
+        let mut dropped = dropped;
+        if self.drops.load(Ordering::SeqCst) && !passed.is_empty() {
             passed.clear();
-            swallowed += 1;
+            dropped += 1;
         }
-        self.swallowed.fetch_add(swallowed, Ordering::SeqCst);
+        self.dropped.fetch_add(dropped, Ordering::SeqCst);
         passed
     }
 
@@ -188,4 +187,9 @@ fn write(mut to: TcpStream, way: &Direction, queue: &Receiver<(Due, Vec<u8>)>, i
     }
     // The reader sees the end of the stream; the other direction stays open.
     let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Ignores poisoning: the thread that panicked has reported the failure.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,10 +9,10 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinSet, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
+use crate::acquisition::{Acquisition, write};
 use crate::clock::{now_ns, until};
 use crate::counter::Counter;
 use crate::protocol::{Answer, Hello, Hold, Open, Order, Run};
-use crate::turn::{Turn, write};
 
 /// Why something did not work, for people.
 pub type Failure = Box<dyn std::error::Error>;
@@ -47,7 +47,7 @@ pub trait Library: 'static {
     fn lock(&self, client: &Self::Client, run: &Run, name: &str, task: u32) -> Result<Self::Lock, Failure>;
 }
 
-/// What is taken and given back.
+/// What is acquired and released.
 pub trait Lock: 'static {
     /// What is had while it is held.
     type Held: 'static;
@@ -135,28 +135,28 @@ impl<L: Library> Peer<L> {
     }
 
     async fn run(&self, run: Run) -> Result<Answer, Failure> {
-        let course = Rc::new(Course::new(run)?);
-        let run = &course.run;
+        let shared = Rc::new(SharedRun::new(run)?);
+        let run = &shared.run;
         let mut tasks = JoinSet::new();
         for number in 0..run.tasks {
             let client = &self.clients[number as usize % self.clients.len().max(1)];
             let name = if run.own_names { format!("{}:{number}", run.name) } else { run.name.clone() };
             let task = run.first_task + number;
             let lock = self.library.lock(client, run, &name, task)?;
-            tasks.spawn_local(take_turns(Rc::clone(&course), lock, task));
+            tasks.spawn_local(run_task(Rc::clone(&shared), lock, task));
         }
-        // A library that panics ends its task only; the turns that are missing will show.
+        // A library that panics ends its task only; the acquisitions that are missing will show.
         let _ = timeout(until(run.end_ns), async { while tasks.join_next().await.is_some() {} }).await;
         let is_left = async {
-            while course.inside.get() > 0 {
+            while shared.inside.get() > 0 {
                 sleep(PAUSE).await;
             }
         };
         let _ = timeout(GRACE, is_left).await;
         tasks.shutdown().await;
-        write(Path::new(&run.log), &course.turns.borrow())?;
-        let failure = course.failure.borrow().clone();
-        Ok(Answer { failures: course.failures.get(), failure, ..Answer::default() })
+        write(Path::new(&run.log), &shared.acquisitions.borrow())?;
+        let failure = shared.failure.borrow().clone();
+        Ok(Answer { failures: shared.failures.get(), failure, ..Answer::default() })
     }
 
     /// A few hundred at a time: fast, and still answered within any client's patience.
@@ -183,24 +183,24 @@ impl<L: Library> Peer<L> {
 }
 
 /// What the tasks of one run share.
-struct Course {
+struct SharedRun {
     run: Run,
     counter: Option<Counter>,
-    turns: RefCell<Vec<Turn>>,
+    acquisitions: RefCell<Vec<Acquisition>>,
     /// How many are inside, or on the way out.
     inside: Cell<u32>,
     failures: Cell<u64>,
     failure: RefCell<Option<String>>,
 }
 
-impl Course {
+impl SharedRun {
     fn new(run: Run) -> Result<Self, Failure> {
         let counter =
             if run.counter.is_empty() { None } else { Some(Counter::open(Path::new(&run.counter))?) };
         Ok(Self {
             run,
             counter,
-            turns: RefCell::default(),
+            acquisitions: RefCell::default(),
             inside: Cell::new(0),
             failures: Cell::new(0),
             failure: RefCell::default(),
@@ -214,28 +214,28 @@ impl Course {
     }
 }
 
-/// Which turns read: spread evenly, and at another point for each task.
-fn is_read(percent: u32, task: u32, turn: u32) -> bool {
-    (turn.wrapping_mul(37).wrapping_add(task.wrapping_mul(61))) % 100 < percent
+/// Which acquisitions read: spread evenly, and at another point for each task.
+fn is_read(percent: u32, task: u32, acquisition: u32) -> bool {
+    (acquisition.wrapping_mul(37).wrapping_add(task.wrapping_mul(61))) % 100 < percent
 }
 
-async fn take_turns<L: Lock>(course: Rc<Course>, mut lock: L, task: u32) {
-    let run = &course.run;
+async fn run_task<L: Lock>(shared: Rc<SharedRun>, mut lock: L, task: u32) {
+    let run = &shared.run;
     sleep(until(run.start_ns)).await;
-    let mut turn = 0;
-    while now_ns() < run.end_ns && (run.turns == 0 || turn < run.turns) {
-        let is_shared = is_read(run.reads_percent, task, turn);
+    let mut acquisition = 0;
+    while now_ns() < run.end_ns && (run.turns == 0 || acquisition < run.turns) {
+        let is_shared = is_read(run.reads_percent, task, acquisition);
         let asked = now_ns();
         let held = match lock.take(is_shared).await {
             Ok(held) => held,
             Err(failure) => {
-                course.failed(&failure).await;
+                shared.failed(&failure).await;
                 continue;
             }
         };
         let entered = now_ns();
-        course.inside.set(course.inside.get() + 1);
-        let counter = course.counter.as_ref().filter(|_| !is_shared);
+        shared.inside.set(shared.inside.get() + 1);
+        let counter = shared.counter.as_ref().filter(|_| !is_shared);
         let count = counter.map(Counter::get);
         wait(run.hold_us).await;
         if let (Some(counter), Some(Ok(count))) = (counter, count) {
@@ -243,12 +243,19 @@ async fn take_turns<L: Lock>(course: Rc<Course>, mut lock: L, task: u32) {
         }
         let left = now_ns();
         let given = lock.give(held).await;
-        course.inside.set(course.inside.get() - 1);
-        course.turns.borrow_mut().push(Turn { task, is_shared, asked, entered, left, done: now_ns() });
+        shared.inside.set(shared.inside.get() - 1);
+        shared.acquisitions.borrow_mut().push(Acquisition {
+            task,
+            is_shared,
+            asked,
+            entered,
+            left,
+            done: now_ns(),
+        });
         if let Err(failure) = given {
-            course.failed(&failure).await;
+            shared.failed(&failure).await;
         }
-        turn += 1;
+        acquisition += 1;
     }
 }
 
@@ -267,7 +274,7 @@ mod tests {
     #[test]
     fn so_many_of_a_hundred_turns_read() {
         for percent in [0, 50, 90, 100] {
-            let reads = (0..100).filter(|turn| is_read(percent, 3, *turn)).count();
+            let reads = (0..100).filter(|acquisition| is_read(percent, 3, *acquisition)).count();
             assert_eq!(reads, percent as usize);
         }
     }

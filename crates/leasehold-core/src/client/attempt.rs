@@ -1,7 +1,7 @@
 //! State machine of one acquire attempt: send, wait for the push, re-check, time out.
 //!
-//! The outcome of a lost answer is *unknown*: until the store has answered a `Release` with a tombstone, such an attempt
-//! may still get the lease.
+//! If an answer is lost, the outcome is *unknown*. Such an attempt may still get the lease until the store has answered
+//! a `Release` with a tombstone.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -27,12 +27,13 @@ const REPOLLS_PER_ENTRY_TTL: u32 = 3;
 /// Deadline and polling of a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// Time out then; `NEVER` waits without a limit.
+    /// Time of the timeout; `NEVER` waits without a limit.
     pub deadline: LocalTime,
-    /// Max time between re-checks of the head of the queue without a push; the store may ask for an earlier one. The other
-    /// waiters re-check when the store asks for it, and several times within the lifetime of their queue entry.
+    /// Max time between two re-checks of the head of the queue without a push; the store may request an earlier re-check.
+    /// The other waiters re-check when the store requests it, and at least three times within the lifetime of their queue
+    /// entry.
     pub repoll_interval: Duration,
-    /// Confirm a pushed grant by a re-check before it counts (needed to wait for replicas).
+    /// Whether a pushed grant counts only after a re-check has confirmed it (needed to wait for replicas).
     pub confirms_pushes: bool,
 }
 
@@ -43,9 +44,9 @@ pub enum Outcome {
     Granted {
         /// What was granted.
         grant: Grant,
-        /// The local clock when the grant can be counted from.
+        /// Local time from which the grant is counted.
         since: LocalTime,
-        /// The local clock until which it may be trusted.
+        /// Local time until which the grant may be trusted.
         trusted_until: LocalTime,
     },
     /// Another client holds the lock.
@@ -57,24 +58,24 @@ pub enum Outcome {
     QueueFull,
     /// The parameters contradict the resource's current use.
     Refused(Refusal),
-    /// The attempt was released, by its caller or by a command that overtook it.
+    /// The attempt was released by its caller, or by a `Release` that arrived before the `Acquire`.
     Cancelled,
     /// The store could not be reached. If the outcome is unknown, a release is pending.
     Failed,
 }
 
-/// How much is known about a failed command.
+/// What is known about the effect of a failed command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It never reached the store.
     NotSent,
-    /// It never reached the store, because other clients blocked it: a waiter retries.
+    /// It never reached the store, because other clients blocked the store. A waiter retries.
     Busy,
     /// It may have taken effect.
     Unknown,
     /// It took effect, but on fewer replicas than requested.
     NotDurable,
-    /// It never reached the store, and no later command will: the store's data is lost.
+    /// It never reached the store, and no later command will reach it, because the store's data is lost.
     Gone,
 }
 
@@ -330,7 +331,7 @@ impl AcquireMachine {
         }
     }
 
-    /// Handles a push. A finished attempt ignores it: its release was sent, or its lease is known.
+    /// Handles a push. A finished attempt ignores it, because its release was sent or its lease is known.
     pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
@@ -398,7 +399,8 @@ impl AcquireMachine {
         }
     }
 
-    /// Handles a reconnect: pushes may have been missed, and new ones may use another clock until an answer anchors them.
+    /// Handles a reconnect. Pushes may have been missed. The times in new pushes may be from another clock, so they count
+    /// only after an answer has set the anchor again.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         self.anchor_stale_since = Some(now);
         self.discard_early_pushes();

@@ -17,7 +17,7 @@ const RENEWAL_RESERVE: u32 = 8_192;
 pub struct HandoffLimits {
     /// Max number of hand-offs.
     pub max_handoffs: u32,
-    /// No hand-off later than this after contention was noticed.
+    /// Max time from the detection of contention to the last hand-off.
     pub max_duration: Duration,
 }
 
@@ -103,7 +103,8 @@ impl HandoffBudget {
         self.contended.get_or_insert((now, 0));
     }
 
-    /// Handles the answer to a renewal sent at `sent_at`. It may be older than a contention push.
+    /// Handles the answer to a renewal that was sent at `sent_at`. The answer may be older than a contention
+    /// push.
     pub fn handle_renewed(
         &mut self,
         now: LocalTime,
@@ -122,7 +123,7 @@ impl HandoffBudget {
         }
     }
 
-    /// Handles a failed renewal: no tokens are coming.
+    /// Handles a failed renewal: it returns no tokens.
     pub fn handle_failure(&mut self) {
         self.awaiting_tokens = false;
     }

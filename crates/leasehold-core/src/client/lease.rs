@@ -1,8 +1,8 @@
 //! State machine of one held lease: when to renew it, and until when to trust it.
 //!
-//! It uses only the client's own clock. Each deadline counts from *before* the request was sent, so a slow answer shortens
-//! the trust period, and trust ends without any answer. (Gray and Cheriton,
-//! *Leases*, 1989, section 3.)
+//! It uses only the local clock. Each deadline counts from the time *before* the request was sent. A slow answer therefore
+//! shortens the trust period, and the trust period ends even if there is no answer. (Gray and Cheriton, *Leases*, 1989,
+//! section 3.)
 
 use core::fmt;
 use core::time::Duration;
@@ -23,7 +23,7 @@ pub struct LeaseTerms {
     pub ttl: Duration,
     /// Renew automatically. A pushed lease is claimed by one renewal in any case.
     pub renews: bool,
-    /// Max hold, from the grant, despite renewals.
+    /// Max hold from the grant, even if renewals succeed.
     pub max_hold: Option<Duration>,
     /// Min lifetime in the store, from the grant, even if the holder dies.
     pub min_lifetime: Duration,
@@ -89,8 +89,8 @@ pub struct LeaseMachine {
 }
 
 impl LeaseMachine {
-    /// A lease granted at `granted_at` by the local clock (send time of the request, or receive time of the push), trusted
-    /// until `trusted_until`, with lifetime `lasts` unless it is renewed.
+    /// Creates a lease that was granted at `granted_at` by the local clock: the send time of the request, or the receive
+    /// time of the push. It is trusted until `trusted_until`, and its lifetime without renewal is `lasts`.
     #[must_use]
     pub fn new(
         acquisition: Acquisition,
@@ -185,7 +185,7 @@ impl LeaseMachine {
         }
     }
 
-    /// Time of the next action: a renewal, or noticing the loss.
+    /// Time of the next action: a renewal, or the detection of the loss.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<LocalTime> {
         match self.state {
@@ -272,14 +272,14 @@ impl LeaseMachine {
         }
     }
 
-    /// Handles a hint that the lease may be gone: renew at once.
+    /// Handles a hint that the lease may be gone, and schedules a renewal at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         self.recheck_pending = self.in_flight;
         self.renew_at = self.renew_at.min(now);
     }
 
-    /// Handles a reconnect: renew at once, unless automatic renewal is off. In that case a renewal in flight is repeated only
-    /// if it fails; otherwise repeated reconnects would extend the lease for ever.
+    /// Handles a reconnect. With automatic renewal, schedules a renewal at once. Without it, a renewal in flight is repeated
+    /// only if it fails. Otherwise repeated reconnects would extend the lease for ever.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         let is_due = self.renew_at != LocalTime::NEVER && !self.in_flight;
         if self.terms.renews || is_due {

@@ -1,9 +1,9 @@
 //! Quorum rounds: the result of several nodes voting about one lease.
 //!
-//! The rules of Redlock (S. Sanfilippo, *Distributed locks with Redis*, "The Redlock algorithm"), and fencing, which it does
-//! not have: a token counts once a quorum has it. The next quorum shares a node with this one, and so gives a higher one.
+//! Implements Redlock (S. Sanfilippo, *Distributed locks with Redis*, "The Redlock algorithm"), with fencing in addition: a
+//! token counts once a quorum has stored it. The next quorum shares a node with this one, so its token is higher.
 //!
-//! Which nodes are asked, in which order, and how late answers are handled is up to the caller.
+//! The caller decides which nodes to ask, in which order, and how to handle late answers.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -24,7 +24,7 @@ pub const fn quorum_of(nodes: usize) -> usize {
 pub enum Vote {
     /// The node granted it.
     Yes(Grant),
-    /// Another attempt has it there.
+    /// Another attempt has the lease at that node.
     No,
     /// The node may have lost leases and does not vote for this long, by its own clock.
     Abstains(Duration),
@@ -33,7 +33,7 @@ pub enum Vote {
 }
 
 impl Vote {
-    /// The vote that an answer stands for.
+    /// The vote for an answer of a node.
     #[must_use]
     pub fn of(answer: &Answer) -> Self {
         match &answer.reply {
@@ -50,13 +50,13 @@ impl Vote {
 pub enum Verdict {
     /// A quorum granted it and has its token.
     Granted(Grant),
-    /// So many nodes refused that no quorum remains.
+    /// So many nodes refused that a quorum is no longer possible.
     Busy,
-    /// A quorum answered, but neither granted nor refused. The missing votes would decide.
+    /// A quorum answered, but neither a grant nor a refusal is certain. The missing votes would decide.
     Split,
     /// Fewer than a quorum answered.
     NoQuorum,
-    /// It was granted so late that the lease may have expired.
+    /// A quorum granted it, but so late that the lease may have expired.
     TooLate,
 }
 
@@ -157,7 +157,8 @@ impl Round {
         }
     }
 
-    /// The granting nodes to which the quorum's token must be propagated before it counts; none if a quorum has one as high.
+    /// The granting nodes to which the quorum's token must be propagated before the token counts. `None` if a quorum already
+    /// has a token that is at least as high.
     pub fn poll_propagate(&mut self) -> Option<(Vec<usize>, TokenRange)> {
         let granted = self.granted?;
         if self.propagating > 0 || self.is_token_at_quorum() {
@@ -217,8 +218,7 @@ impl Round {
         }
     }
 
-    /// Time until enough abstaining nodes vote again for a quorum, if abstention is what prevents one. Pending votes count as
-    /// available.
+    /// If abstaining nodes prevent a quorum, the time until enough of them vote again. Pending votes count as available.
     #[must_use]
     pub fn time_to_quorum(&self) -> Option<Duration> {
         let mut spans: Vec<Duration> = self
@@ -261,7 +261,7 @@ pub enum Tally {
         /// Remaining lifetime at every node of the quorum, from the time of the request.
         valid_for: Duration,
     },
-    /// So many nodes do not have it that no quorum can.
+    /// So many nodes do not have the lease that a quorum is not possible.
     NotHeld,
     /// Too few nodes answered.
     Unknown,

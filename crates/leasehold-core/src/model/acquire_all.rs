@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use super::{CommandContext, Rows, step};
 use crate::command::{Acquire, Answer, Command, Release, Reply};
 
-/// Steps several resources by one attempt each, none of which waits: all are granted, or none is.
+/// Applies one attempt to each of several resources: all are granted, or none is. No attempt waits.
 ///
-/// Every attempt runs as if it were alone. After the first one that is not granted, the earlier grants of this step are
-/// released, and the later attempts are not made. The refused attempt's answer names the reason; the others get `Busy`. An
-/// attempt keeps what it had before this step, which may be a repeat after a partial release.
+/// Every attempt runs as if it were alone. If one attempt is not granted, the earlier grants of this step are released,
+/// and the later attempts are not made. The answer to the refused attempt names the reason; the others get `Busy`. If an
+/// attempt had a lease before this step, it keeps that lease.
 ///
 /// # Errors
 ///

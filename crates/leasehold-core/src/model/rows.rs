@@ -1,7 +1,7 @@
-//! The storage of one resource's lease table: the seam between the model and a store.
+//! The storage of one resource's lease table: the interface between the model and a store.
 //!
-//! It looks up, stores and removes rows, and finds the first in an order. It decides nothing: every rule is in
-//! [`super::apply`].
+//! It looks up, stores and removes rows, and finds the first row in an order. It contains no rules: every rule
+//! is in [`super::apply`].
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -21,7 +21,7 @@ pub struct Header {
     pub last_token: u64,
     /// Place of the next waiter in the queue. Starts at 1.
     pub next_place: u64,
-    /// Place of the waiter that was told that it is the head; zero if there is none.
+    /// Place of the waiter that was last notified that it is the head; zero if there is none.
     pub head: u64,
     /// Number of leases.
     pub leases: u32,
@@ -33,7 +33,7 @@ pub struct Header {
     pub tombstones: u32,
     /// Lower bound of all expiries. It may be too early, so that a renewal need not search for the minimum.
     pub next_expiry: StoreTime,
-    /// The last token must be remembered until then, by the wall clock.
+    /// The last token must be kept until this time of the wall clock.
     pub remember_until: StoreTime,
 }
 
@@ -66,7 +66,7 @@ impl Header {
         self.waiters > self.parked
     }
 
-    /// Whether nothing is needed any more, not even the last token, because the wall clock is past it.
+    /// Whether all data can be removed, also the last token, because the wall clock has passed it.
     #[must_use]
     pub fn is_removable(&self, wall: StoreTime) -> bool {
         self.is_idle() && self.remember_until <= wall

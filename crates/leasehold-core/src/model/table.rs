@@ -58,13 +58,14 @@ impl Table {
         }
     }
 
-    /// Whether anything is stored, a last token included.
+    /// Whether nothing is stored, not even a last token.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.header.is_none()
     }
 
-    /// When the next sweep could remove something. If only the last token is left, this is by the wall clock.
+    /// The header; `None` if nothing is stored. A sweep can remove something at its `next_expiry`, or, if
+    /// only the last token is left, at its `remember_until` by the wall clock.
     #[must_use]
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()

@@ -1,10 +1,7 @@
 //! Held leases, without async.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::ops::Deref;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{Loss, Token};
@@ -73,19 +70,14 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lost_within(&self, limit: Duration) -> Option<Loss> {
-        let mut lost = pin!(self.0.lost());
-        let mut sleep = pin!(self.0.sleep(limit));
-        block_on(poll_fn(|context| match lost.as_mut().poll(context) {
-            Poll::Ready(loss) => Poll::Ready(Some(loss)),
-            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
-        }))
+        block_on(self.0.lost_within(limit))
     }
 
     /// As [`crate::Guard::release`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Guard::release`].
     pub fn release(self) -> Result<(), Error> {
         block_on(self.0.release())
     }
@@ -94,7 +86,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Guard::release_timeout`].
     pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
         block_on(self.0.release_timeout(limit))
     }
@@ -138,7 +130,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// The same as those of the async method.
             pub fn downgrade(self) -> Result<Guard, Error> {
                 block_on(self.inner().downgrade()).blocking()
             }
@@ -147,7 +139,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`crate::Guard::release`].
             pub fn release(self) -> Result<(), Error> {
                 self.guard.release()
             }
@@ -156,7 +148,7 @@ macro_rules! exchangeable {
             ///
             /// # Errors
             ///
-            /// As there.
+            /// As [`crate::Guard::release_timeout`].
             pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
                 self.guard.release_timeout(limit)
             }
@@ -188,7 +180,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::upgrade`].
     pub fn upgrade(self) -> Result<WriteGuard, Error> {
         block_on(self.inner().upgrade()).blocking()
     }
@@ -197,7 +189,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::try_upgrade`].
     pub fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
         block_on(self.inner().try_upgrade()).blocking()
     }
@@ -206,7 +198,7 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::UpgradableGuard::upgrade_timeout`].
     pub fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
         block_on(self.inner().upgrade_timeout(limit)).blocking()
     }
@@ -239,7 +231,7 @@ impl SetGuard {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::SetGuard::release`].
     pub fn release(self) -> Result<(), Error> {
         self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
     }

@@ -169,7 +169,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`crate::Observer::next`].
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
     pub fn next(&mut self) -> Result<Option<HolderInfo>, Error> {
         block_on(self.0.next())

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::manual::ManualClock;
 
-/// The clock of a client, and of a store in memory.
+/// The clock of a client and its store.
 #[derive(Clone, Default)]
 pub(crate) enum Clock {
     #[default]
@@ -35,12 +35,23 @@ impl Clock {
     pub(crate) fn in_memory(&self) -> Now {
         match self {
             Self::System => in_memory(),
-            Self::Manual(clock) => {
-                let since_start = Duration::from_micros(clock.now().as_micros());
-                Now { time: StoreTime::ZERO + since_start, wall: MANUAL_EPOCH + since_start, floor: None }
-            }
+            Self::Manual(clock) => manual(clock),
         }
     }
+
+    /// The clock of a store in a file.
+    #[cfg(all(feature = "sqlite", unix))]
+    pub(crate) fn embedded(&self) -> Now {
+        match self {
+            Self::System => embedded(),
+            Self::Manual(clock) => manual(clock),
+        }
+    }
+}
+
+fn manual(clock: &ManualClock) -> Now {
+    let since_start = Duration::from_micros(clock.now().as_micros());
+    Now { time: StoreTime::ZERO + since_start, wall: MANUAL_EPOCH + since_start, floor: None }
 }
 
 /// The wall clock's time when a manual clock shows zero: some day in 2023, so that tokens look as usual.
@@ -76,7 +87,7 @@ fn micros(kernel: impl Kernel, id: ClockId) -> u64 {
 }
 
 /// The local clock, by which this process decides how long it may trust a lease.
-pub(crate) fn local() -> LocalTime {
+fn local() -> LocalTime {
     #[cfg(feature = "_simulation")]
     if let Some(simulated) = crate::simulation::local_time() {
         return simulated;
@@ -90,13 +101,14 @@ fn local_by(kernel: impl Kernel) -> LocalTime {
 
 /// The clock of a store in this process's memory. Its tokens need not survive the process, so they follow a coarse wall clock
 /// that moves in steps of some milliseconds and costs a quarter to read. Tokens rise in any case.
-pub(crate) fn in_memory() -> Now {
+fn in_memory() -> Now {
     now_by(clock_gettime, COARSE)
 }
 
 /// The clock of an embedded store: expiries on the boot clock, which can't be set, and tokens on the wall clock, which
 /// continues after a reboot.
-pub(crate) fn embedded() -> Now {
+#[cfg(any(test, all(feature = "sqlite", unix)))]
+fn embedded() -> Now {
     now_by(clock_gettime, ClockId::Realtime)
 }
 

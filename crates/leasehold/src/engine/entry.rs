@@ -1,23 +1,19 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod state;
+
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
     AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
-    drift_margin,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Resource,
 };
 
+use super::log_event::LogEvent;
+use super::releasing::{ReleaseOutcome, Releasing};
 use crate::store::{CallResult, StoreError};
-
-/// The first pause before a failed release is retried. It doubles up to [`RELEASE_RETRY_MAX`].
-const RELEASE_RETRY_MIN: Duration = Duration::from_millis(100);
-const RELEASE_RETRY_MAX: Duration = Duration::from_secs(5);
-
-/// How long a closed client retries a release at least, if there is no lease or the lease ends sooner.
-const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -31,17 +27,6 @@ pub(crate) struct Transmit {
 
 /// How an attempt ended, and the store's last error if there was one.
 pub(crate) type AttemptEnd = (Outcome, Option<StoreError>);
-
-/// How a release ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReleaseOutcome {
-    /// The store has released the lease, or removed the waiter.
-    Released,
-    /// The store had no such lease.
-    NotHeld,
-    /// The store never confirmed the release. The lease has expired there by now.
-    Unconfirmed,
-}
 
 /// Why a renewal did not succeed.
 #[derive(Debug)]
@@ -84,21 +69,6 @@ pub(super) struct Entry {
     pub(super) wakers: Vec<(u64, Waker)>,
 }
 
-/// What is logged about an entry. An outage is logged at its first failure and at its end.
-#[derive(Debug)]
-pub(super) enum LogEvent {
-    Lost(Loss),
-    /// The first failure since the last success.
-    RenewalFailed(String),
-    /// The first success after that.
-    RenewalRecovered,
-    /// The first failure.
-    ReleaseFailed(String),
-    /// After that.
-    ReleaseRecovered,
-    ReleaseUnconfirmed,
-}
-
 enum Stage {
     Attempt(AcquireMachine),
     Lease {
@@ -107,18 +77,8 @@ enum Stage {
         /// The tombstone once the `Acquire` in flight is answered.
         tombstone_once_answered: Duration,
     },
-    /// The store may still keep the lease or the waiter: the release is retried until the store confirms it, or until both
-    /// have expired.
-    Releasing {
-        release: Release,
-        retry_at: LocalTime,
-        pause: Duration,
-        /// How often the release was sent.
-        sent: u32,
-        until: LocalTime,
-        /// When an unreleased lease expires by this client's clock.
-        held_until: LocalTime,
-    },
+    /// The store may still keep the lease or the waiter.
+    Releasing(Releasing),
     /// The store keeps nothing for this entry.
     Ended(ReleaseOutcome),
 }
@@ -177,13 +137,8 @@ impl Entry {
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
-            Stage::Releasing { release, retry_at, sent, until, .. } if *retry_at <= now && now < *until => {
-                *sent += 1;
-                // If no response comes, the driver sends it again, whichever task sent it now.
-                *retry_at = now + self.terms.ttl / 2;
-                Command::Release(release.clone())
-            }
-            Stage::Releasing { .. } | Stage::Ended(_) => return None,
+            Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
+            Stage::Ended(_) => return None,
         };
         let replicas = match command {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
@@ -196,7 +151,7 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => machine.poll_timeout(),
-            Stage::Releasing { retry_at, until, .. } => Some(*retry_at.min(until)),
+            Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
             Stage::Ended(_) => None,
         }
     }
@@ -232,14 +187,12 @@ impl Entry {
                 machine.handle_failure(now);
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
-            (Stage::Releasing { sent, .. }, Command::Release(_), Ok(answer)) => {
-                // An earlier release may have succeeded, and its response may have been lost.
-                let is_back = *sent > 1 || matches!(answer.reply, Reply::Released);
-                self.end(if is_back { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld });
+            (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
+                let outcome = releasing.outcome(&answer.reply);
+                self.end(outcome);
             }
-            (Stage::Releasing { retry_at, pause, .. }, Command::Release(_), Err(error)) => {
-                *retry_at = now + *pause;
-                *pause = (*pause * 2).min(RELEASE_RETRY_MAX);
+            (Stage::Releasing(releasing), Command::Release(_), Err(error)) => {
+                releasing.handle_failure(now);
                 self.log_failure(LogEvent::ReleaseFailed(error.message.clone()));
             }
             // A late response: the entry has moved on.
@@ -260,7 +213,7 @@ impl Entry {
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
             Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
             // The response was faster than the push, or the lease is being released.
-            Stage::Lease { .. } | Stage::Releasing { .. } | Stage::Ended(_) => {}
+            Stage::Lease { .. } | Stage::Releasing(_) | Stage::Ended(_) => {}
         }
     }
 
@@ -269,7 +222,7 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
             Stage::Lease { machine, .. } => machine.handle_reconnected(now),
-            Stage::Releasing { .. } => self.retry_release(now),
+            Stage::Releasing(releasing) => releasing.retry_now(now),
             Stage::Ended(_) => {}
         }
     }
@@ -301,17 +254,16 @@ impl Entry {
                 let release = Release { acquisition, min_hold: self.min_hold, tombstone };
                 self.begin_release(release, Duration::ZERO, remaining, now);
             }
-            Stage::Releasing { .. } => self.retry_release(now),
+            Stage::Releasing(releasing) => releasing.retry_now(now),
             Stage::Ended(_) => {}
         }
     }
 
-    /// Releases everything, because the client is closed. Retries end with the lease, or after [`CLOSE_GRACE`] without one: a
-    /// waiter that stays in the queue delays no one once its client is gone.
+    /// Releases everything, because the client is closed.
     pub(super) fn close(&mut self, now: LocalTime) {
         self.abandon(now);
-        if let Stage::Releasing { until, held_until, .. } = &mut self.stage {
-            *until = (*held_until).min(now + self.terms.ttl).max(now + CLOSE_GRACE).min(*until);
+        if let Stage::Releasing(releasing) = &mut self.stage {
+            releasing.close(now, self.terms.ttl);
         }
         self.is_changed = true;
     }
@@ -326,8 +278,8 @@ impl Entry {
 
     /// Sends a release again at once, because the task that sent it may be gone.
     pub(super) fn retry_release(&mut self, now: LocalTime) {
-        if let Stage::Releasing { retry_at, .. } = &mut self.stage {
-            *retry_at = now.min(*retry_at);
+        if let Stage::Releasing(releasing) = &mut self.stage {
+            releasing.retry_now(now);
         }
     }
 
@@ -337,7 +289,9 @@ impl Entry {
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
         match &mut self.stage {
-            Stage::Releasing { until, .. } if now >= *until => self.end(ReleaseOutcome::Unconfirmed),
+            Stage::Releasing(releasing) if releasing.has_expired(now) => {
+                self.end(ReleaseOutcome::Unconfirmed);
+            }
             Stage::Lease { machine, .. } => {
                 machine.handle_timeout(now);
                 if let LeaseState::Lost(loss) = machine.state(now)
@@ -367,12 +321,12 @@ impl Entry {
                 (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
             if let Some((_, bound)) = self.local_queue {
-                let mut turn = HandoffBudget::new(bound, grant.tokens);
+                let mut budget = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {
                     // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
-                    turn.handle_contended(now);
+                    budget.handle_contended(now);
                 }
-                lease = lease.with_handoff_budget(turn);
+                lease = lease.with_handoff_budget(budget);
             }
             if machine.recheck_pending() {
                 lease.handle_hint(now);
@@ -386,72 +340,32 @@ impl Entry {
         }
     }
 
-    fn end(&mut self, given: ReleaseOutcome) {
+    fn end(&mut self, outcome: ReleaseOutcome) {
         if std::mem::take(&mut self.is_failure_logged) {
-            let is_over = given == ReleaseOutcome::Unconfirmed;
+            let is_over = outcome == ReleaseOutcome::Unconfirmed;
             self.log_events.push(if is_over {
                 LogEvent::ReleaseUnconfirmed
             } else {
                 LogEvent::ReleaseRecovered
             });
         }
-        self.stage = Stage::Ended(given);
+        self.stage = Stage::Ended(outcome);
         self.is_changed = true;
     }
 
     /// Begins to release a lease with this much time left, or a waiter whose place in the queue lasts this long.
     fn begin_release(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
-        // By then the lease, or the place in the queue, has expired in the store.
         let lasts = self.terms.ttl.max(release.tombstone).max(place);
-        let until = now + lasts + drift_margin(lasts);
-        let held_until = now + remaining;
-        self.stage =
-            Stage::Releasing { release, retry_at: now, pause: RELEASE_RETRY_MIN, sent: 0, until, held_until };
+        self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
         self.is_failure_logged = false;
         self.is_changed = true;
     }
 
-    // --- State ------------------------------------------------------------------------------------
-
-    /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
-    pub(super) fn may_be_in_store(&self) -> bool {
-        match &self.stage {
-            Stage::Attempt(machine) => machine.may_be_in_store(),
-            Stage::Lease { .. } | Stage::Releasing { .. } => true,
-            Stage::Ended(_) => false,
-        }
-    }
-
-    pub(super) fn is_settled(&self) -> bool {
-        matches!(self.stage, Stage::Ended(_))
-    }
+    // --- What its owner asks of a lease ----------------------------------------------------------
 
     pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
         self.end_attempt(now);
         self.outcome
-    }
-
-    pub(super) fn release_outcome(&self) -> Option<ReleaseOutcome> {
-        match self.stage {
-            Stage::Ended(given) => Some(given),
-            _ => None,
-        }
-    }
-
-    /// How much longer the lease may be trusted, or why not.
-    pub(super) fn remaining(&self, now: LocalTime) -> Result<Duration, Loss> {
-        let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
-        match machine.state(now) {
-            LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
-        }
-    }
-
-    pub(super) fn ends_at(&self) -> LocalTime {
-        match &self.stage {
-            Stage::Lease { machine, .. } => machine.hold_ends_at(),
-            _ => LocalTime::NEVER,
-        }
     }
 
     pub(super) fn limit_hold(&mut self, ends_at: LocalTime) {
@@ -460,50 +374,12 @@ impl Entry {
         }
     }
 
-    /// Why the lease is lost. A later grant of another token to its owner counts as a loss.
-    pub(super) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
-        let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
-        match machine.state(now) {
-            LeaseState::Lost(loss) => Some(loss),
-            _ => granted.filter(|token| *token != grant.tokens.first).map(|_| Loss::Gone),
-        }
-    }
-
-    /// The ttl of a held lease that depends on renewals.
-    pub(super) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
-        let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
-        (is_held && self.terms.renews).then_some(self.terms.ttl)
-    }
-
-    /// Whether a renewal is due within this fraction of the ttl.
-    pub(super) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
-        let Stage::Lease { machine, .. } = &self.stage else { return false };
-        machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
-    }
-
     /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
     pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
         if let Stage::Lease { machine, .. } = &mut self.stage
             && machine.is_renewing()
         {
             machine.handle_failure(now);
-        }
-    }
-
-    /// The result of the last renewal, once none is in flight.
-    pub(super) fn renewal_result(&self, now: LocalTime) -> Option<Result<(), RenewalError>> {
-        if let Err(loss) = self.remaining(now) {
-            return Some(Err(RenewalError::Lost(loss)));
-        }
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
-        match (machine.is_renewing(), machine.state(now), &self.last_error) {
-            (true, ..) => None,
-            (false, LeaseState::Uncertain, Some(last_error)) => {
-                Some(Err(RenewalError::Failed(last_error.clone())))
-            }
-            (false, ..) => Some(Ok(())),
         }
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct AcquireKey {
     pub(crate) terms: LeaseTerms,
     pub(crate) wait: WaitFor,
     /// The policy of the queue's attempt: each task has a deadline of its own.
-    pub(crate) patience: WaitPolicy,
+    pub(crate) wait_policy: WaitPolicy,
     pub(crate) metadata: Arc<str>,
     pub(crate) hand_off: HandoffLimits,
 }
@@ -166,7 +166,7 @@ impl LocalQueue {
             metadata: key.metadata.clone(),
             ..Acquire::exclusive(acquisition, key.terms.ttl.max(key.terms.min_lifetime))
         };
-        let machine = AcquireMachine::new(command, Some(key.patience), now);
+        let machine = AcquireMachine::new(command, Some(key.wait_policy), now);
         let mut entry = Entry::new(key.resource.clone(), None, key.terms, Duration::ZERO, machine);
         entry.local_queue = Some((id, key.hand_off));
         self.state = QueueState::Acquiring(acquisition.sequence);

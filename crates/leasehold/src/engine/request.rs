@@ -7,7 +7,8 @@ use std::task::{Context, Poll};
 
 use leasehold_core::{Command, Failure, Outcome, Resource};
 
-use super::entry::{ReleaseOutcome, Transmit};
+use super::entry::Transmit;
+use super::releasing::ReleaseOutcome;
 use super::session::Session;
 use crate::store::{BoxFuture, CallResult, Store, StoreError};
 

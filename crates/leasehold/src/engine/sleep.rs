@@ -1,6 +1,7 @@
 //! Sleeping until a point on the clock that counts suspend, on any executor: the driver wakes the sleeper.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
@@ -55,4 +56,21 @@ impl Drop for Sleep {
         drop(table);
         drop(removed);
     }
+}
+
+/// The result of `work`; `None` if the deadline comes first.
+pub(crate) async fn with_deadline<T>(
+    session: &Arc<Session>,
+    deadline: Option<LocalTime>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let mut work = pin!(work);
+    let deadline = deadline.filter(|deadline| *deadline != LocalTime::NEVER);
+    let mut limit = deadline.map(|deadline| Sleep::until(session, deadline));
+    poll_fn(|context| match (work.as_mut().poll(context), &mut limit) {
+        (Poll::Ready(done), _) => Poll::Ready(Some(done)),
+        (Poll::Pending, None) => Poll::Pending,
+        (Poll::Pending, Some(limit)) => Pin::new(limit).poll(context).map(|()| None),
+    })
+    .await
 }

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use leasehold_core::{Acquisition, ClientId, Command, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
-use super::entry::{Entry, LogEvent, ReleaseOutcome, Transmit};
+use super::entry::{Entry, Transmit};
 use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, LocalQueues, QueueState, Ticket};
+use super::log_event::LogEvent;
+use super::releasing::ReleaseOutcome;
 
 /// The largest number of commands in one batch.
 const MAX_BATCH: usize = 512;

@@ -66,7 +66,7 @@ mod imp {
         use std::time::Duration;
 
         use super::*;
-        use crate::engine::clock;
+        use crate::engine::clock::Clock;
 
         /// What the kernel says about a timer, by the name of the line.
         fn field(timer: &Timer, name: &str) -> String {
@@ -81,13 +81,13 @@ mod imp {
             const CLOCK_BOOTTIME: &str = "7";
             const TFD_TIMER_ABSTIME: &str = "01";
             let mut timer = Timer::new().unwrap();
-            let now = clock::local();
+            let now = Clock::System.local();
             timer.set(now + Duration::from_secs(60)).unwrap();
             // A machine that sleeps for the whole time finds it due when it wakes.
             assert_eq!(field(&timer, "clockid"), CLOCK_BOOTTIME);
             assert_eq!(field(&timer, "settime flags"), TFD_TIMER_ABSTIME);
             timer.until(now + Duration::from_millis(20)).await.unwrap();
-            assert!(clock::local() >= now + Duration::from_millis(20));
+            assert!(Clock::System.local() >= now + Duration::from_millis(20));
         }
     }
 }
@@ -99,7 +99,7 @@ mod imp {
 
     use leasehold_core::LocalTime;
 
-    use crate::engine::clock;
+    use crate::engine::clock::Clock;
 
     /// Sleeps in steps short enough that a suspend is noticed soon after it.
     pub(crate) struct Timer;
@@ -117,7 +117,7 @@ mod imp {
                 return std::future::pending().await;
             }
             loop {
-                let left = time.since(clock::local());
+                let left = time.since(Clock::System.local());
                 if left.is_zero() {
                     return Ok(());
                 }

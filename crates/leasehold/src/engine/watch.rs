@@ -5,7 +5,8 @@ use std::task::{Context, Poll, Waker};
 
 use leasehold_core::{Loss, Outcome};
 
-use super::entry::{AttemptEnd, Entry, ReleaseOutcome, RenewalError};
+use super::entry::{AttemptEnd, Entry, RenewalError};
+use super::releasing::ReleaseOutcome;
 use super::session::Session;
 
 /// A future's registration at an entry. Dropping it removes the future's waker.

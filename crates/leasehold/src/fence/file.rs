@@ -25,20 +25,22 @@ const NEW: &str = ".fence-new";
 /// The maximum number of symbolic links that are followed, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// A file that refuses tokens lower than the highest with which it was written. That token is in a second file beside it, whose
-/// name ends with `.fence`. Until the new content is complete, it is in a third file, whose name ends with `.fence-new`.
+/// A file that refuses tokens lower than the highest token with which it was written. A second file with the suffix `.fence`
+/// contains that token. A third file with the suffix `.fence-new` contains the new content until it is complete.
 ///
-/// All writers must use this type. The check and the write are one step under an advisory lock of the `.fence` file, and the
-/// content is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
+/// All writers must use this type. An advisory lock of the `.fence` file makes the check and the write one step. The content
+/// is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
 /// them on a thread for blocking calls.
 ///
-/// **Mode, owner, links.** The file keeps its mode, group and owner. A writer without the right to change the owner becomes the
-/// owner. If it is not in the group either, the new group gets the rights of *others*. Access control lists and extended
-/// attributes are not kept. A symbolic link stays one: its target is written, and the `.fence` file is beside the target. A file
-/// with a hard link is refused, because each of its names would have its own fence.
+/// **Mode, owner, links.** The file keeps its mode, group and owner. If a writer may not change the owner, the writer
+/// becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*. Access
+/// control lists and extended attributes are not kept. A symbolic link is followed: its target is written, and the `.fence`
+/// file is in the directory of the target. A file with several hard links is refused, because each name would have its own
+/// fence.
 ///
-/// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may continue at
-/// any time. Other writers wait for it for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then fail.
+/// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may
+/// continue at any time. Other writers wait for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then
+/// fail.
 ///
 /// ```
 /// use leasehold::fence::FencedFile;
@@ -83,8 +85,8 @@ impl FencedFile {
         &self.path
     }
 
-    /// Replaces the content, unless it was written with a higher token before. On return the content is on the disk. Waits at most
-    /// 10 s for other writers, and blocks the thread.
+    /// Replaces the content, unless the file was written with a higher token before. When this returns, the content is on
+    /// the disk. Waits at most 10 s for other writers, and blocks the thread.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -99,9 +101,9 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is changed.
-    /// `is_unavailable` if a file can't be read or written, with the system's error as its source. The content is then the old
-    /// one, but lower tokens than this one may be refused from now on.
+    /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is
+    /// changed in both cases. `is_unavailable` if a file can't be read or written, with the system's error as its source.
+    /// The old content is then kept, but tokens lower than this one may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
         self.write_timeout(token, content, WRITE_LIMIT)
     }

@@ -40,8 +40,8 @@ impl Fence {
 
     /// Admits this token, unless a higher one was admitted before.
     ///
-    /// Call this and use the resource under one lock of this process, for example `std::sync::Mutex`. Otherwise a holder may be
-    /// stopped between the two, and use the resource after a later holder.
+    /// Hold one lock of this process, for example `std::sync::Mutex`, while you call this and use the resource. Otherwise a
+    /// holder may be stopped after this call, and use the resource after a later holder has used it.
     ///
     /// ```
     /// # leasehold::doc_test(async {

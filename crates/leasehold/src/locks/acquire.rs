@@ -1,30 +1,39 @@
-//! One attempt to acquire a lease, from its first command to a guard or an error.
+//! Acquires a lock: alone, through the admission queue of a quorum, or through the client's local queue, in which the lease is
+//! handed off from task to task.
+//!
+//! The session decides which task of a local queue is next and with which token; this file waits for that on behalf of one
+//! task.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
-};
+use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
 use tracing::Instrument as _;
 
-use super::lock::{Lock, WaitMode, unit};
-use crate::engine::{AttemptEnd, Closed, End, ReleaseOutcome, Response, Sleep, Transmit};
-use crate::error::{Error, ErrorKind};
+use crate::engine::{
+    AcquireKey, CancelledWait, EnqueueError, Request, Ticket, WaitOutcome, release_dropped, with_deadline,
+};
+use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::store::StoreError;
-
-/// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
-///
-/// The confirmation is what makes `None` mean "not granted". The limit has to cover a round trip to a distant store, and it
-/// bounds how late a caller learns that no confirmation comes.
-pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(2);
+use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
+use crate::locks::lock::{Lock, WaitMode};
 
 impl Lock {
+    pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
+        let guard = self.acquire(weight, None, WaitMode::Forever).await?;
+        guard.ok_or_else(|| self.handle.closed())
+    }
+
+    pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, WaitMode::NoWait).await
+    }
+
+    pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
+        self.acquire(weight, None, WaitMode::AtMost(limit)).await
+    }
+
     pub(crate) async fn acquire(
         &self,
         weight: u32,
@@ -38,8 +47,8 @@ impl Lock {
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
             let key = self.acquire_key(resource, hand_off);
-            if wait.deadline(self.handle.now()).is_some() {
-                return self.acquire_queued(resource, key, wait).instrument(span).await;
+            if let Some(deadline) = wait.deadline(self.handle.now()) {
+                return self.acquire_queued(resource, key, deadline).instrument(span).await;
             }
             if self.handle.session.holds_lease(&key) {
                 return Ok(None);
@@ -48,187 +57,130 @@ impl Lock {
         self.attempt(resource, weight, replaces, wait).instrument(span).await
     }
 
-    /// One attempt in the store's queue, outside of local queues and admission.
-    pub(crate) async fn attempt(
+    /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.
+    ///
+    /// An owner, a maximum or a minimum hold belongs to one holder. A lease without renewal would be almost over when the next
+    /// task gets it.
+    pub(crate) fn handoff_limits(&self) -> Option<HandoffLimits> {
+        let is_plain = self.owner.is_none()
+            && self.terms.renews
+            && self.terms.max_hold.is_none()
+            && self.terms.min_lifetime.is_zero()
+            && self.min_hold.is_zero();
+        self.hand_off.filter(|_| is_plain)
+    }
+
+    pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> AcquireKey {
+        let intervals = self.handle.capabilities.poll_intervals;
+        AcquireKey {
+            resource: resource.clone(),
+            terms: self.terms,
+            wait: WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters },
+            wait_policy: WaitPolicy {
+                deadline: LocalTime::NEVER,
+                repoll_interval: intervals.repoll_interval,
+                confirms_pushes: self.terms.replicas > 0,
+            },
+            metadata: self.metadata.clone(),
+            hand_off,
+        }
+    }
+
+    /// Waits in the client's local queue, in FIFO order.
+    async fn acquire_queued(
         &self,
         resource: &Arc<Resource>,
-        weight: u32,
-        replaces: Option<&Guard>,
-        wait: WaitMode,
+        key: AcquireKey,
+        deadline: LocalTime,
     ) -> Result<Option<Guard>, Error> {
-        let (attempt, transmit) = self.begin(resource, weight, replaces, wait.deadline(self.handle.now()))?;
-        let (outcome, last_error) = attempt.finish(transmit).await;
-        if let Outcome::Granted { grant, .. } = outcome {
-            let token = grant.tokens.first;
-            tracing::debug!(%resource, %token, "lease granted");
-            return Ok(Some(attempt.into_guard(token)));
-        }
-        match outcome {
-            Outcome::NotGranted | Outcome::TimedOut => {
-                let until = self.handle.now() + CANCEL_LIMIT;
-                let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
-                match (is_cancelled, replaces) {
-                    (true, _) => Ok(None),
-                    // The store has refused the attempt; only an earlier response was lost.
-                    (false, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (false, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
-                    (false, Some(_)) => {
-                        let what = "the store did not confirm whether the lease was exchanged";
-                        Err(self.handle.unavailable(resource, what))
-                    }
-                }
+        let handle = &self.handle;
+        let (ticket, transmit) =
+            handle.session.enqueue(key, handle.now()).map_err(|refused| match refused {
+                EnqueueError::Closed => handle.closed(),
+                EnqueueError::QueueFull => self.failed(resource, Outcome::QueueFull, None),
+            })?;
+        let request = Request::send(&handle.session, &*handle.store, resource, transmit);
+        let mut waiting = QueuedTask { handle, resource, ticket, request, is_over: false };
+        match waiting.wait(deadline).await {
+            Some(WaitOutcome::Granted(lease, token)) => {
+                waiting.is_over = true;
+                tracing::debug!(%resource, %token, "lease granted");
+                Ok(Some(Guard::new(handle.clone(), lease, resource.clone(), token, Some(ticket.queue))))
             }
-            outcome => Err(self.failed(resource, outcome, last_error.as_ref())),
+            Some(WaitOutcome::Ended((outcome, last_error))) => {
+                waiting.is_over = true;
+                Err(self.failed(resource, outcome, last_error.as_ref()))
+            }
+            None => self.time_out(resource, waiting).await,
         }
     }
 
-    /// Maps a terminal outcome to the caller's error.
-    pub(crate) fn failed(
+    /// Ends a wait at its deadline: `None` if the store confirms within [`CANCEL_LIMIT`] that the lock was not granted.
+    async fn time_out(
         &self,
-        resource: &Resource,
-        outcome: Outcome,
-        last_error: Option<&StoreError>,
-    ) -> Error {
-        match outcome {
-            Outcome::QueueFull => {
-                let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
-                self.handle.error(ErrorKind::QueueFull, resource, what)
-            }
-            Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
-            Outcome::Refused(refusal) => {
-                self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
-            }
-            Outcome::Cancelled => self.handle.closed(),
-            Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
-            Outcome::TimedOut => {
-                let what = "timed out, and the store did not confirm that the lock was not granted";
-                match last_error {
-                    None => self.handle.unavailable(resource, what),
-                    Some(error) => {
-                        let message = format!("{what}: {}", error.message);
-                        self.handle.store_error(resource, &StoreError { message, ..error.clone() })
-                    }
+        resource: &Arc<Resource>,
+        mut waiting: QueuedTask<'_>,
+    ) -> Result<Option<Guard>, Error> {
+        let unknown = || Err(self.failed(resource, Outcome::TimedOut, None));
+        let until = self.handle.now() + CANCEL_LIMIT;
+        match waiting.cancel() {
+            CancelledWait::LeaseInUse => Ok(None),
+            CancelledWait::LastWaiter { sequence, may_be_in_store } => {
+                if await_cancellation(&self.handle, sequence, until).await && may_be_in_store {
+                    Ok(None)
+                } else {
+                    unknown()
                 }
             }
-            Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => match last_error {
-                None => self.handle.unavailable(resource, "the response came too late"),
-                Some(error) => self.handle.store_error(resource, error),
-            },
-        }
-    }
-
-    pub(crate) fn begin<'a>(
-        &'a self,
-        resource: &'a Arc<Resource>,
-        weight: u32,
-        replaces: Option<&Guard>,
-        deadline: Option<LocalTime>,
-    ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
-        let session = &self.handle.session;
-        let intervals = self.handle.capabilities.poll_intervals;
-        let terms = self.terms(replaces, self.handle.now());
-        let acquisition = session.next_acquisition();
-        let command = Acquire {
-            acquisition,
-            owner: self.owner.clone(),
-            capacity: self.capacity,
-            weight,
-            ttl: terms.ttl.max(terms.min_lifetime),
-            reserve: 0,
-            wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
-            replaces: replaces.map(Guard::sequence),
-            metadata: self.metadata.clone(),
-        };
-        let confirms_pushes = terms.replicas > 0;
-        let patience = deadline.map(|deadline| WaitPolicy {
-            deadline,
-            repoll_interval: intervals.repoll_interval,
-            confirms_pushes,
-        });
-        let began =
-            session.begin(resource.clone(), terms, self.min_hold, command, patience, self.handle.now());
-        let transmit = began.map_err(|Closed| self.handle.closed())?;
-        Ok((
-            Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
-            transmit,
-        ))
-    }
-
-    /// The lease's terms. A ttl never exceeds the maximum hold, which an exchanged lease continues.
-    fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
-        let mut terms = self.terms;
-        if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
-            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
-        }
-        terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
-        terms
-    }
-}
-
-fn explain(refusal: Refusal, kind: Kind) -> String {
-    let unit = unit(kind);
-    match refusal {
-        Refusal::Capacity { in_use } => {
-            let in_use = if kind == Kind::Barrier { super::barrier::parties(in_use) } else { in_use };
-            format!("it is in use with {in_use} {unit}: all clients must pass the same number")
-        }
-        Refusal::Weight { capacity } => format!("a request must be for 1 to {capacity} {unit}"),
-        other => format!("the store refused: {other:?}"),
-    }
-}
-
-/// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
-/// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
-pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
-    let session = &handle.session;
-    let mut limit = pin!(Sleep::until(session, until));
-    let mut watch = session.watch(attempt);
-    poll_fn(|context| match session.poll_released(&mut watch, context) {
-        Poll::Ready(given) => Poll::Ready(given != ReleaseOutcome::Unconfirmed),
-        Poll::Pending if session.is_closed() => Poll::Ready(false),
-        Poll::Pending => limit.as_mut().poll(context).map(|()| false),
-    })
-    .await
-}
-
-/// An attempt in progress. Dropping it cancels the attempt and releases a lease that was granted.
-pub(crate) struct Attempt<'a> {
-    handle: &'a Arc<Handle>,
-    pub(crate) resource: &'a Arc<Resource>,
-    pub(crate) sequence: u64,
-    is_taken: bool,
-}
-
-impl Attempt<'_> {
-    /// Sends the first command, and waits for the outcome. The driver sends the following commands.
-    pub(crate) async fn finish(&self, transmit: Option<Transmit>) -> AttemptEnd {
-        let mut request = self.handle.send(self.resource, transmit);
-        let mut watch = self.handle.session.watch(self.sequence);
-        poll_fn(|context| {
-            if let Some(Response { end: Some(End::Attempt(granted @ Outcome::Granted { .. })), .. }) =
-                request.poll_response(context)
-            {
-                return Poll::Ready((granted, None));
+            // The attempt goes on for the other tasks, and its last response may be old: ask the store once more. This attempt
+            // does not wait, so it overtakes no waiter in the store's queue.
+            CancelledWait::AttemptContinues => {
+                let tried = self.attempt(resource, 1, None, WaitMode::NoWait);
+                with_deadline(&self.handle.session, Some(until), tried).await.unwrap_or_else(unknown)
             }
-            // The deadline may come before the response.
-            self.handle.session.poll_ended(&mut watch, context)
-        })
-        .await
-    }
-
-    /// Turns a granted attempt into a guard.
-    pub(crate) fn into_guard(mut self, token: Token) -> Guard {
-        self.is_taken = true;
-        Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token)
+        }
     }
 }
 
-impl Drop for Attempt<'_> {
+/// A task in a local queue. Dropping it cancels the wait and releases a lease that was assigned to it.
+struct QueuedTask<'a> {
+    handle: &'a Arc<Handle>,
+    resource: &'a Arc<Resource>,
+    ticket: Ticket,
+    /// The first task of a queue sends it for all of them.
+    request: Request<'a>,
+    is_over: bool,
+}
+
+impl QueuedTask<'_> {
+    /// Waits for an assignment; `None` at the deadline.
+    async fn wait(&mut self, deadline: LocalTime) -> Option<WaitOutcome> {
+        let session = &self.handle.session;
+        let assigned = poll_fn(|context| {
+            self.request.poll_response(context);
+            session.poll_wait(self.ticket, context)
+        });
+        with_deadline(session, Some(deadline), assigned).await
+    }
+
+    fn cancel(&mut self) -> CancelledWait {
+        self.is_over = true;
+        let cancelled = self.handle.session.cancel_wait(self.ticket, self.handle.now());
+        match &cancelled {
+            CancelledWait::LastWaiter { sequence, .. } => {
+                release_dropped(&self.handle.session, &*self.handle.store, self.resource, *sequence);
+            }
+            // The other tasks need the response, which this task no longer polls for.
+            CancelledWait::LeaseInUse | CancelledWait::AttemptContinues => self.request.abandon(),
+        }
+        cancelled
+    }
+}
+
+impl Drop for QueuedTask<'_> {
     fn drop(&mut self) {
-        if !self.is_taken {
-            // The lease was never used, so its minimum hold does not apply.
-            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, self.handle.now());
-            self.handle.abandon(self.resource, self.sequence);
+        if !self.is_over {
+            self.cancel();
         }
     }
 }

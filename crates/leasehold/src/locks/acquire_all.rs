@@ -3,19 +3,16 @@
 //! Each attempt has its own table entry, as if it were alone. So each is retried and released like a single attempt, whatever
 //! happens to the command. These attempts never wait in a queue.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
 
 use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
 
-use crate::engine::{AttemptEnd, Sleep, Transmit};
+use crate::engine::{AttemptEnd, Transmit, with_deadline};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::acquire::{Attempt, CANCEL_LIMIT, await_cancellation};
+use crate::locks::attempt::{Attempt, CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::Lock;
 use crate::store::{BoxFuture, CallResult, StoreError};
 
@@ -63,7 +60,7 @@ pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) ->
         let is_busy = answers.iter().any(is_busy);
         (batch.handle_response(&answers).await, is_busy)
     };
-    match with_deadline(batch.handle, deadline, ended).await {
+    match with_deadline(&batch.handle.session, deadline, ended).await {
         Some((ended, is_busy)) => batch.conclude(ended, is_busy && deadline.is_some()).await,
         None => {
             let Some((lock, attempt, _)) = batch.attempts.first() else {
@@ -78,23 +75,6 @@ pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) ->
 /// Whether the store was busy with other clients, so that waiting helps.
 fn is_busy(answered: &CallResult) -> bool {
     matches!(answered, Err(error) if error.failure == Failure::Busy)
-}
-
-/// The result of the work; none if the deadline is earlier.
-pub(crate) async fn with_deadline<T>(
-    handle: &Handle,
-    deadline: Option<LocalTime>,
-    work: impl Future<Output = T>,
-) -> Option<T> {
-    let mut work = pin!(work);
-    let deadline = deadline.filter(|deadline| *deadline != LocalTime::NEVER);
-    let mut limit = deadline.map(|deadline| Sleep::until(&handle.session, deadline));
-    poll_fn(|context| match (work.as_mut().poll(context), &mut limit) {
-        (Poll::Ready(done), _) => Poll::Ready(Some(done)),
-        (Poll::Pending, None) => Poll::Pending,
-        (Poll::Pending, Some(limit)) => Pin::new(limit).poll(context).map(|()| None),
-    })
-    .await
 }
 
 /// The attempts of one batch. Dropping it cancels them and releases the leases that were granted.

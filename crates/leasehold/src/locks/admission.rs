@@ -64,32 +64,34 @@ impl Lock {
         deadline: Option<LocalTime>,
         has_queue: bool,
     ) -> Result<Option<Guard>, Error> {
-        let turn = if has_queue { self.turn(resource) } else { None };
-        let turn = match turn {
+        let admission = if has_queue { self.admission_lock(resource) } else { None };
+        let admission = match admission {
             None => None,
-            Some(turn) => match turn.acquire(1, None, WaitMode::until(deadline, self.handle.now())).await {
-                Ok(None) => return Ok(None),
-                Ok(turn) => turn,
-                Err(error) if error.is_unavailable() => None,
-                Err(error) => return Err(error),
-            },
+            Some(admission) => {
+                match admission.acquire(1, None, WaitMode::until(deadline, self.handle.now())).await {
+                    Ok(None) => return Ok(None),
+                    Ok(admission) => admission,
+                    Err(error) if error.is_unavailable() => None,
+                    Err(error) => return Err(error),
+                }
+            }
         };
         let guard = self.attempt(resource, weight, None, WaitMode::until(deadline, self.handle.now())).await;
         // Admits the next client.
-        drop(turn);
+        drop(admission);
         guard
     }
 
     /// The lock whose holder is admitted; none if the resource's name is too long for one.
-    fn turn(&self, resource: &Resource) -> Option<Self> {
+    fn admission_lock(&self, resource: &Resource) -> Option<Self> {
         let queue = admission_queue_of(resource)?;
-        let mut turn = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
+        let mut admission = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);
         // The admitted client is a waiter too.
-        turn.max_waiters = self.max_waiters.saturating_sub(1);
+        admission.max_waiters = self.max_waiters.saturating_sub(1);
         // No lease may exceed the quorum's `max_ttl`.
-        turn.terms.ttl =
+        admission.terms.ttl =
             self.handle.capabilities.max_ttl.map_or(ADMISSION_TTL, |longest| longest.min(ADMISSION_TTL));
-        turn.metadata = self.metadata.clone();
-        Some(turn)
+        admission.metadata = self.metadata.clone();
+        Some(admission)
     }
 }

@@ -53,12 +53,13 @@ const DECISION_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A barrier at which parties wait until all have arrived, round after round. Created by
 /// [`Client::barrier`](crate::Client::barrier).
 ///
-/// All clients must pass the same number of parties, 1 to 65,534, and should use the same [`ttl`](Self::ttl). A party that dies
-/// while it waits no longer counts when its lease has expired; the round then needs another party. The store remembers a passed
-/// round for two ttls, and at least 1 min while there are few. It admits no party while it remembers about 65,000 rounds; with
-/// the default ttl that takes more than 3,000 rounds a second.
+/// All clients must pass the same number of parties, 1 to 65,534, and should use the same [`ttl`](Self::ttl). If a party
+/// dies while it waits, it counts until its lease has expired; the round then needs another party. The store remembers a
+/// passed round for two ttls, and for at least 1 min while it remembers fewer than 64 rounds. It admits no party while it
+/// remembers about 65,000 rounds. With the default ttl, that takes more than 3,000 rounds a second.
 ///
-/// The store decides whether a round passes. Of the parties whose leases are held to the end, all pass or none does.
+/// The store decides whether a round passes. Of the parties that keep their lease to the end of the round, all pass
+/// or none does.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -80,8 +81,8 @@ impl Barrier {
         Self(Lock::new(handle, Kind::Barrier, name, capacity), parties)
     }
 
-    /// Waits without a limit until all parties have arrived. Returns `true` for the first party that arrived, the leader of the
-    /// round, and `false` for the others. It polls every 100 ms, or every 1 ms × parties for more than 100 parties.
+    /// Waits without a limit until all parties have arrived. Returns `true` for the first party that arrived, the leader of
+    /// the round, and `false` for the others. This polls every 100 ms, or every 1 ms × parties for more than 100 parties.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -95,22 +96,23 @@ impl Barrier {
     /// # Errors
     ///
     /// `is_invalid` for an invalid name or option, or a number of parties that is invalid or differs from the one in use;
-    /// `is_lost` if this party's lease was lost while it waited: the other parties may pass with or without it;
-    /// `is_unavailable` if the store did not respond: it is unknown whether the round has passed; `is_queue_full`; `is_closed`.
+    /// `is_lost` if this party's lease was lost while it waited (the other parties may pass with or without it);
+    /// `is_unavailable` if the store did not respond (it is then unknown whether the round has passed); `is_queue_full`;
+    /// `is_closed`.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, this party has not arrived, unless the round has already passed with it.
+    /// If the future is dropped, this party departs, unless the round has already passed.
     pub async fn wait(&self) -> Result<bool, Error> {
         let passed = self.wait_within(WaitMode::Forever).await?;
         passed.ok_or_else(|| self.0.handle.closed())
     }
 
-    /// Waits at most `limit` for all parties, as [`Self::wait`]. Returns `None` at the limit: this party departs, and the round
-    /// needs another one.
+    /// Waits at most `limit` for all parties, as [`Self::wait`]. At the limit this party departs, the result is `None`, and
+    /// the round needs another party.
     ///
-    /// It may take longer if another party is just deciding that the round passes: a few round trips, or the rest of that party's
-    /// ttl if it dies meanwhile.
+    /// If another party is deciding at the limit that the round passes, this call waits for that decision. It takes a few
+    /// round trips, or the rest of the other party's ttl if that party dies.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -23,8 +23,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One leader at a time. Created by [`Client::election`](crate::Client::election).
 ///
-/// Candidates wait in a FIFO queue. The guard is the leadership: releasing it resigns. The [`label`](Self::label) publishes
-/// something about the leader, for example its address.
+/// Candidates wait in a FIFO queue. The guard represents the leadership; releasing it resigns. The [`label`](Self::label)
+/// publishes information about the leader, for example its address.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -116,7 +116,7 @@ impl Election {
         self.0.lock_timeout(1, limit).await
     }
 
-    /// The present leader, or `None` if there is none.
+    /// The current leader, or `None` if there is none.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -158,7 +158,7 @@ impl Election {
         }
     }
 
-    /// An observer of the leader, which polls once a second: see [`Observer::every`].
+    /// Creates an observer of the leader. It polls once a second; [`Observer::every`] changes the interval.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -173,10 +173,10 @@ impl Election {
     }
 }
 
-/// Reports each change of the leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
+/// Reports changes of the leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].
 ///
-/// An observer polls, so it does not report a leader that comes and goes between two polls. The stream yields what
-/// [`next`](Self::next) returns, errors included, and ends after the error `is_closed`.
+/// An observer polls. If a leader is elected and resigns between two polls, it is not reported. The stream yields
+/// the results of [`next`](Self::next), including errors, and ends after the error `is_closed`.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -206,7 +206,7 @@ pub struct Observer {
 type PendingChange = Mutex<Pin<Box<dyn Future<Output = Result<Option<HolderInfo>, Error>> + Send>>>;
 
 impl Observer {
-    /// The interval between two polls: 1 s by default, at least 10 ms.
+    /// Sets the interval between two polls: 1 s by default, at least 10 ms.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -221,8 +221,8 @@ impl Observer {
         self
     }
 
-    /// The present leader at the first call, then the next leader that differs from the last one returned. `None` means that there
-    /// is no leader.
+    /// The first call returns the current leader. Later calls wait until the leader differs from the last one returned.
+    /// `None` means that there is no leader.
     ///
     /// ```
     /// # leasehold::doc_test(async {

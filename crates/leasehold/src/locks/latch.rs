@@ -22,10 +22,11 @@ const RETENTION: Duration = Duration::from_secs(24 * 3_600);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const POLL_INTERVAL_PER_COUNT: Duration = Duration::from_millis(1);
 
-/// A counter that is counted down to zero, and then is open. Created by [`Client::latch`](crate::Client::latch).
+/// A counter that clients count down. It opens at zero. Created by [`Client::latch`](crate::Client::latch).
 ///
-/// A count outlives its process. The store retains it for a day by default, see [`retention`](Self::retention). After that, and
-/// after [`force_release`](Self::force_release), the latch starts again at its full count. All clients must pass the same count.
+/// A count outlives its process. The store retains each count for a day by default (see [`retention`](Self::retention)).
+/// When the counts have expired, or after [`force_release`](Self::force_release), the latch starts again at its full count.
+/// All clients must pass the same count.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -50,7 +51,7 @@ impl Latch {
         Self(lock)
     }
 
-    /// How long the store retains a count: 1 day by default, at most 30 days.
+    /// Sets how long the store retains a count: 1 day by default, at most 30 days.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -80,9 +81,9 @@ impl Latch {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for an invalid name or option, or a count that differs from the one in use; `is_unavailable` if the store did
-    /// not respond; `is_closed`. After `is_unavailable` it is unknown whether the call has counted; use
-    /// [`Self::count_down_as`] to repeat it safely.
+    /// `is_invalid` for an invalid name or option, or a count that differs from the one in use; `is_unavailable` if the
+    /// store did not respond; `is_closed`. After `is_unavailable` it is unknown whether the call has counted.
+    /// [`Self::count_down_as`] can be repeated safely.
     ///
     /// # Cancel safety
     ///
@@ -91,8 +92,8 @@ impl Latch {
         self.count(&self.0).await
     }
 
-    /// Counts down by one, once for each name: repeated calls with one name count once. A call may therefore be repeated after an
-    /// error, or by a process that was restarted.
+    /// Counts down by one, once for each name. A call may therefore be repeated after an error, or by a process that was
+    /// restarted.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -90,19 +90,6 @@ impl Lock {
         self.metadata = metadata.encode();
     }
 
-    pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
-        let guard = self.acquire(weight, None, WaitMode::Forever).await?;
-        guard.ok_or_else(|| self.handle.closed())
-    }
-
-    pub(crate) async fn try_lock(&self, weight: u32) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, WaitMode::NoWait).await
-    }
-
-    pub(crate) async fn lock_timeout(&self, weight: u32, limit: Duration) -> Result<Option<Guard>, Error> {
-        self.acquire(weight, None, WaitMode::AtMost(limit)).await
-    }
-
     /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller
     /// must call [`Guard::mark_replaced`].
     pub(crate) async fn replace(

@@ -16,12 +16,12 @@ use crate::options::settings;
 /// Waiting clients form a FIFO queue in the store, across processes. Cloning is cheap.
 ///
 /// **Tasks of one client** that use the same mutex with the same options form a local FIFO queue. The local queue has one
-/// place in the store's queue and one lease, and hands the lease off from task to task without calling the store. Each task
-/// gets its own token, higher than every earlier one of any client. While no other client waits, hand-offs continue without
-/// limit. Once one waits, the lease is released after 64 further hand-offs or 10 ms, whichever comes first, plus the critical
-/// section in progress. So a client waits for another one at most 10 ms and one critical section. See
-/// [`Self::local_handoff`] and [`Self::global_fifo`]. With [`Self::min_hold`], with [`Self::max_hold`], and without renewal,
-/// leases are not handed off.
+/// place in the store's queue and one lease. It hands the lease off from task to task without calling the store. Each task
+/// gets its own token, which is higher than every earlier one of any client. While no other client waits, hand-offs continue
+/// without limit. Once another client waits, at most 64 further hand-offs follow, and none after 10 ms. When the current
+/// critical section ends, the local queue then releases the lease. A client therefore waits for another one at most 10 ms
+/// and one critical section. See [`Self::local_handoff`] and [`Self::global_fifo`]. Leases with [`Self::min_hold`], with
+/// [`Self::max_hold`], or without renewal are not handed off.
 ///
 /// After a hand-off the lease has at least 750 ms left, or a quarter of a shorter ttl, and renewals continue.
 /// `inspect` reports the first holder's token; a local queue appears as one waiter.
@@ -56,9 +56,10 @@ impl Mutex {
         Self(lock)
     }
 
-    /// Limits hand-offs between this client's tasks once another client waits: at most this many, none later than `max_duration`; 64
-    /// and 10 ms by default. Higher limits increase throughput and let other clients wait longer. If the push about the waiting
-    /// client is lost, the next renewal reports it, at a third of the ttl.
+    /// Limits the hand-offs between this client's tasks once another client waits. At most `max_handoffs` follow, and none
+    /// later than `max_duration`; the defaults are 64 and 10 ms. With higher limits the throughput is higher, and other
+    /// clients wait longer. If the push about the waiting client is lost, the next renewal reports that client, at a third
+    /// of the ttl.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -74,8 +75,8 @@ impl Mutex {
         self
     }
 
-    /// FIFO order over the tasks of all clients: each task has its own place in the store's queue, and each release goes to the
-    /// store. Off by default.
+    /// Orders the tasks of all clients in one FIFO queue; off by default. Each task then has its own place in the store's
+    /// queue, and each release calls the store.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -137,7 +138,7 @@ impl Mutex {
         self.0.try_lock(1).await
     }
 
-    /// Waits at most `limit` for the lock; returns `None` at the limit. `Duration::MAX` waits without a limit, zero does not
+    /// Waits at most `limit` for the lock; returns `None` at the limit. `Duration::MAX` waits without a limit. Zero does not
     /// wait.
     ///
     /// ```
@@ -150,8 +151,9 @@ impl Mutex {
     /// # Ok(()) });
     /// ```
     ///
-    /// `None` means that the store has confirmed the cancellation, which takes a round trip after the limit. If the
-    /// confirmation does not come within 2 s, the result is an error.
+    /// Before it returns `None`, the client cancels the attempt in the store, which takes a round trip after the
+    /// limit. If the store does not answer within 2 s, the result is an error. If another task of this client holds
+    /// the lock, the store is not called.
     ///
     /// # Errors
     ///

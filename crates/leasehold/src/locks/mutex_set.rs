@@ -1,7 +1,7 @@
 //! Several mutexes at once: all or none, without deadlock.
 //!
-//! The first attempt is one command for all of them (`acquire_all`), which suffices if all are free. Otherwise they are acquired
-//! one after the other, in the order of their names.
+//! The first attempt is one command for all mutexes (`acquire_all`). If not all are free, they are acquired one after the
+//! other, in the order of their names.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -22,14 +22,14 @@ use crate::locks::mutex::Mutex;
 
 /// Several mutexes of one client that are acquired together: all or none. Created by [`MutexSet::new`].
 ///
-/// If all of them are free, one command acquires them in one step: no client sees only some of them held. If one of them is
-/// held, that command changes nothing. Two cases have no such step: names in different hash slots of a Redis Cluster, and
-/// mutexes with [`replicas`](Mutex::replicas).
+/// If all mutexes are free, one command acquires them in one step: no client sees only some of them held. If one of them is
+/// held, that command changes nothing. This single step is not available for names in different hash slots of a Redis
+/// Cluster, and for mutexes with [`replicas`](Mutex::replicas).
 ///
-/// To wait, and where there is no such step, the client acquires the mutexes one after the other in the order of their names,
-/// whatever the order in the set. Therefore two clients never wait for each other (E. G. Coffman et al., *System Deadlocks*,
-/// 1971, section 4). While the client waits for a later mutex, it holds the earlier ones. Each mutex keeps its own options and
-/// has its own lease and token.
+/// If the client must wait, or if the single step is not available, it acquires the mutexes one after the other. It uses the
+/// order of their names, whatever the order in the set. Two clients therefore never wait for each other (E. G. Coffman et
+/// al., *System Deadlocks*, 1971, section 4). While the client waits for a later mutex, it holds the earlier ones. Each
+/// mutex keeps its own options and has its own lease and token.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -54,8 +54,8 @@ pub struct MutexSet {
 }
 
 impl MutexSet {
-    /// A set of these mutexes. Nothing is sent. An invalid set (empty, one name twice, mutexes of two clients) is reported when
-    /// it is used.
+    /// Creates a set of these mutexes. Sends nothing. An invalid set (empty, one name twice, mutexes of two clients) causes
+    /// an error when it is used.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -69,7 +69,7 @@ impl MutexSet {
         Self { mutexes: mutexes.into_iter().collect() }
     }
 
-    /// Waits for all of them without a limit.
+    /// Waits for all mutexes without a limit.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -98,8 +98,8 @@ impl MutexSet {
         }
     }
 
-    /// Acquires all of them if they are free now; otherwise holds none and returns `None`. If they can't be acquired in one
-    /// step, another client may find one of them held for a moment.
+    /// Acquires all mutexes if they are free now. Otherwise returns `None` and holds none of them. If the single step is
+    /// not available, another client may briefly find one of them held.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -124,8 +124,8 @@ impl MutexSet {
         self.acquire(WaitMode::NoWait).await
     }
 
-    /// Waits at most `limit` for all of them; at the limit holds none and returns `None`. The result comes at most 5 s after the
-    /// limit.
+    /// Waits at most `limit` for all mutexes. At the limit returns `None` and holds none of them. The call returns at most 5
+    /// s after the limit.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -257,7 +257,7 @@ impl SetGuard {
         self.guards.iter().find(|guard| guard.name() == name).map(Guard::token)
     }
 
-    /// One guard for each mutex, in the order in which [`MutexSet::new`] was given them.
+    /// One guard for each mutex, in the order of the arguments of [`MutexSet::new`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -270,7 +270,7 @@ impl SetGuard {
         &self.guards
     }
 
-    /// The guards by value, to release each mutex on its own.
+    /// The guards by value, to release each mutex separately.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -286,19 +286,19 @@ impl SetGuard {
         self.guards
     }
 
-    /// As [`Guard::remaining`], of the lease that ends first.
+    /// As [`Guard::remaining`], for the lease that ends first.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// As [`Guard::is_held`], of all leases.
+    /// As [`Guard::is_held`], for all leases.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// As [`Guard::lost`], of the lease that is lost first. Returns its guard, too.
+    /// As [`Guard::lost`], for the lease that is lost first. Also returns the guard of that lease.
     ///
     /// # Cancel safety
     ///
@@ -316,7 +316,7 @@ impl SetGuard {
         .await
     }
 
-    /// Runs `work` while all leases are held, and drops it when one is lost.
+    /// Runs `work` while all leases are held. Drops `work` when one of them is lost.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -337,7 +337,7 @@ impl SetGuard {
     ///
     /// # Cancel safety
     ///
-    /// That of `work`. The guard is only borrowed.
+    /// As cancel safe as `work`. The guard is only borrowed.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let (mut lost, mut work) = (pin!(self.lost()), pin!(work));
         poll_fn(|context| {
@@ -355,11 +355,11 @@ impl SetGuard {
     ///
     /// # Errors
     ///
-    /// As there: the first error, in the order of the set.
+    /// As [`Guard::renew`]: the first error, in the order of the set.
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`Guard::renew`].
     pub async fn renew(&self) -> Result<(), Error> {
         join_all(self.guards.iter().map(Guard::renew)).await.into_iter().collect()
     }
@@ -368,7 +368,7 @@ impl SetGuard {
     ///
     /// # Errors
     ///
-    /// As there: the first error, in the order of the set. The other leases are released all the same.
+    /// As [`Guard::release`]: the first error, in the order of the set. The other leases are released too.
     ///
     /// # Cancel safety
     ///

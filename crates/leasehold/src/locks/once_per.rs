@@ -1,7 +1,8 @@
 //! Work that one of many candidates starts in each period.
 //!
-//! It is the mutex of that name, retained for nine tenths of the period after the grant. The period is counted from the start and
-//! not by the calendar, so only the store's clock matters. The last tenth tolerates starts that come a little early.
+//! The store retains the mutex of that name for nine tenths of the period after the grant. The period is counted from the
+//! start and not by the calendar, so only the store's clock matters. The last tenth is tolerance for hosts that start a
+//! little early.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -26,13 +27,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Work that one of many candidates starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
 ///
-/// Two starts are never closer than nine tenths of the period. All hosts may ask at noon, by clocks that differ, and one of them
-/// starts. If that host dies before it has finished, there are two possibilities:
+/// Two starts are at least nine tenths of the period apart. If all hosts call [`start`](Self::start) at noon, by clocks that
+/// differ, one of them starts the work. If that host dies before it has finished, there are two modes:
 ///
-/// - **At most once**, the default: the period is lost. No other host starts, even if the work was hardly begun.
+/// - **At most once**, the default: the period is lost. No other host starts the work in this period.
 /// - [**At least once**](Self::at_least_once): the other hosts wait for the end of the work. When the lease of a dead host
-///   expires, the next host starts. Work may be done twice, even at the same time if the first host was only stopped: the
-///   tokens distinguish the two.
+///   expires, the next host starts the work, so work may be done twice. If the first host was only stopped, both hosts may
+///   work at the same time; their tokens distinguish them.
 ///
 /// Releasing or dropping the guard means that the work is done. The period is 1 s to 33 days.
 ///
@@ -63,7 +64,8 @@ impl OncePer {
         Self(lock)
     }
 
-    /// Starts the work again on another host if the first one dies: its lease ends after the ttl. Hosts that ask meanwhile wait.
+    /// Starts the work again on another host if the first one dies and its lease has expired. While the work runs,
+    /// [`start`](Self::start) waits on the other hosts.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -82,7 +84,8 @@ impl OncePer {
     }
 
     /// Starts the work of this period, or returns `None` if it was started already. With
-    /// [`at_least_once`](Self::at_least_once) it waits until the present host has finished or died, and polls once a second.
+    /// [`at_least_once`](Self::at_least_once), this waits until the current host has finished or died, and polls once a
+    /// second.
     ///
     /// ```
     /// # leasehold::doc_test(async {

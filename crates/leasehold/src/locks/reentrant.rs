@@ -15,12 +15,13 @@ use crate::store::Inbox as _;
 
 /// A mutex for a named owner. Created by [`Client::reentrant_mutex`](crate::Client::reentrant_mutex).
 ///
-/// While the owner holds the lock, every further acquisition with the same owner name is granted at once, also from other
-/// tasks and processes. The lock is the same as [`Client::mutex`](crate::Client::mutex) of that name, and is free for others
-/// when the owner has released all of its acquisitions. Each acquisition has its own guard and lease, with its own ttl and
-/// maximum hold. All share one token, because they are one critical section.
+/// While the owner holds the lock, every further acquisition with the same owner name is granted at once, also in other
+/// tasks and processes. The lock is the same as [`Client::mutex`](crate::Client::mutex) of that name. It is free for other
+/// owners when the owner has released all of its acquisitions. Each acquisition has its own guard and lease, with its own
+/// ttl and maximum hold. All acquisitions of the owner share one token, because they are one critical section.
 ///
-/// The store keeps the *set* of an owner's acquisitions, not a count, so no repeated message can raise it.
+/// The store keeps the owner's acquisitions as a *set* and not as a count. A repeated message therefore does
+/// not add an acquisition.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -48,7 +49,7 @@ impl ReentrantMutex {
         Self(lock)
     }
 
-    /// Waits for the lock without a limit; granted at once if the owner holds it.
+    /// Waits for the lock without a limit. If the owner holds the lock, the call is granted at once.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -62,9 +63,9 @@ impl ReentrantMutex {
     ///
     /// # Errors
     ///
-    /// `is_lost` if this client still has a guard of the owner whose lease was lost: drop that guard before the owner acquires
-    /// the lock again. `is_invalid` for an invalid name, owner or option; `is_unavailable` if the store did not respond;
-    /// `is_queue_full`; `is_closed`.
+    /// `is_lost` if this client still has a guard of the owner whose lease was lost. Drop that guard before the owner
+    /// acquires the lock again. `is_invalid` for an invalid name, owner or option; `is_unavailable` if the store did not
+    /// respond; `is_queue_full`; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -142,9 +143,9 @@ impl ReentrantMutex {
         Ok(self.holders(&resource).await?.0.len())
     }
 
-    /// Releases all of the owner's acquisitions, of every task and process: for an owner that restarts after a crash. Guards of
-    /// this client lose their lease at once, guards of other processes at their next renewal. Returns the number of
-    /// acquisitions.
+    /// Releases all of the owner's acquisitions, of every task and process. Use it for an owner that restarts after a crash.
+    /// Guards of this client lose their lease at once, and guards of other processes at their next renewal. Returns the
+    /// number of released acquisitions.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -159,8 +160,8 @@ impl ReentrantMutex {
     ///
     /// # Errors
     ///
-    /// `is_not_owner`, with the holder's name, if the owner does not hold the lock; nothing is changed then. `is_invalid` for an
-    /// invalid name or owner; `is_unavailable`, after which some acquisitions may have been released.
+    /// `is_not_owner`, with the holder's name, if the owner does not hold the lock; nothing is changed in that case.
+    /// `is_invalid` for an invalid name or owner; `is_unavailable`, after which some acquisitions may have been released.
     ///
     /// # Cancel safety
     ///

@@ -3,7 +3,8 @@
 //! A reader has the smallest weight, a writer the whole capacity, and an upgradable reader more than half of it, so that there
 //! is at most one upgradable reader.
 
-use std::ops::Deref;
+mod guards;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +14,15 @@ use leasehold_core::weight::{READER, UPGRADABLE, WRITER};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::lock::{Lock, WaitMode};
+use crate::locks::lock::Lock;
 use crate::options::settings;
+pub use guards::{UpgradableGuard, WriteGuard};
 
 /// A lock with many readers or one writer. Created by [`Client::rw_lock`](crate::Client::rw_lock).
 ///
-/// Readers and writers wait in one FIFO queue: later readers do not overtake a waiting writer, and adjacent readers are granted
-/// together. So neither starves the other. Each reader has its own lease: a crashed reader delays a writer for at most its ttl.
+/// Readers and writers wait in one FIFO queue. Later readers do not overtake a waiting writer. Readers that are adjacent in
+/// the queue are granted together. Neither readers nor writers starve. Each reader has its own lease, so a crashed reader
+/// delays a writer for at most its ttl.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -183,8 +186,8 @@ impl RwLock {
         Ok(self.0.lock_timeout(WRITER, limit).await?.map(self.exchangeable()))
     }
 
-    /// Waits without a limit for the upgradable read lease: shared with readers, but with one upgradable reader at a time. That
-    /// excludes two readers that wait for each other to upgrade.
+    /// Waits without a limit for the upgradable read lease. It is shared with readers, but there is one upgradable reader at
+    /// a time. Two readers therefore cannot deadlock by upgrading.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -257,248 +260,4 @@ impl RwLock {
         let lock = self.0.clone();
         |guard| G::from((guard, lock))
     }
-}
-
-/// What the exchangeable guards share: they dereference to a guard, and are released like one.
-macro_rules! exchangeable {
-    ($guard:ident) => {
-        impl $guard {
-            /// As [`Guard::release`].
-            ///
-            /// # Errors
-            ///
-            /// As there.
-            ///
-            /// # Cancel safety
-            ///
-            /// As there.
-            pub async fn release(self) -> Result<(), Error> {
-                self.guard.release().await
-            }
-
-            /// As [`Guard::release_timeout`].
-            ///
-            /// # Errors
-            ///
-            /// As there.
-            ///
-            /// # Cancel safety
-            ///
-            /// As there.
-            pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
-                self.guard.release_timeout(limit).await
-            }
-        }
-
-        impl From<(Guard, Lock)> for $guard {
-            fn from((guard, lock): (Guard, Lock)) -> Self {
-                Self { guard, lock }
-            }
-        }
-
-        impl Deref for $guard {
-            type Target = Guard;
-
-            fn deref(&self) -> &Guard {
-                &self.guard
-            }
-        }
-    };
-}
-
-exchangeable!(WriteGuard);
-exchangeable!(UpgradableGuard);
-
-/// A write lease: a [`Guard`] that can be downgraded to a read lease. Created by [`RwLock::write`].
-///
-/// ```
-/// # leasehold::doc_test(async {
-/// # let client = leasehold::Client::connect("memory:").await?;
-/// let writer = client.rw_lock("prices").write().await?;
-/// assert!(writer.is_held()); // it dereferences to a `Guard`
-/// let guard: leasehold::Guard = writer.into(); // a writer that stays one
-/// guard.release().await?;
-/// # Ok(()) });
-/// ```
-#[derive(Debug)]
-#[must_use = "the lock is released when the guard is dropped"]
-pub struct WriteGuard {
-    pub(crate) guard: Guard,
-    pub(crate) lock: Lock,
-}
-
-impl WriteGuard {
-    /// Continues as a reader with the same token. No writer comes in between, and the readers at the head of the queue are
-    /// granted.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let prices = client.rw_lock("prices");
-    /// let writer = prices.write().await?;
-    /// let reader = writer.downgrade().await?;
-    /// assert!(prices.try_read().await?.is_some());
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_lost` if the lease had ended before; nothing is held then. `is_unavailable` if the store did not respond; the lease
-    /// is then being released.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lease is released.
-    pub async fn downgrade(self) -> Result<Guard, Error> {
-        become_reader(&self.lock, self.guard).await
-    }
-}
-
-impl From<WriteGuard> for Guard {
-    /// For a writer that stays one.
-    fn from(writer: WriteGuard) -> Self {
-        writer.guard
-    }
-}
-
-/// A read lease: a [`Guard`] that can be upgraded to the write lease. Created by [`RwLock::upgradable_read`].
-///
-/// ```
-/// # leasehold::doc_test(async {
-/// # let client = leasehold::Client::connect("memory:").await?;
-/// let reader = client.rw_lock("prices").upgradable_read().await?;
-/// let is_outdated = true; // read
-/// if is_outdated {
-///     let writer = reader.upgrade().await?;
-///     writer.release().await?;
-/// } else {
-///     reader.release().await?;
-/// }
-/// # Ok(()) });
-/// ```
-#[derive(Debug)]
-#[must_use = "the lock is released when the guard is dropped"]
-pub struct UpgradableGuard {
-    pub(crate) guard: Guard,
-    pub(crate) lock: Lock,
-}
-
-impl UpgradableGuard {
-    /// Waits ahead of the queue until the readers have released, and continues as a writer with a higher token. No other writer
-    /// comes in between.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let reader = client.rw_lock("prices").upgradable_read().await?;
-    /// let token = reader.token();
-    /// let writer = reader.upgrade().await?;
-    /// assert!(writer.token() > token);
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_lost` if the lease ended before: what was read may be stale, and nothing is held. `is_unavailable` if the store did
-    /// not respond, and `is_closed`; the lease is then being released.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lease is released.
-    pub async fn upgrade(self) -> Result<WriteGuard, Error> {
-        let closed = self.lock.handle.clone();
-        match self.upgrade_within(WaitMode::Forever).await? {
-            Ok(guard) => Ok(guard),
-            Err(_) => Err(closed.closed()),
-        }
-    }
-
-    /// Upgrades if no reader holds the lock; otherwise returns itself as the inner error.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let prices = client.rw_lock("prices");
-    /// let (upgradable, reader) = (prices.upgradable_read().await?, prices.read().await?);
-    /// let upgradable = upgradable.try_upgrade().await?.unwrap_err();
-    /// drop(reader);
-    /// let writer = upgradable.try_upgrade().await?.unwrap();
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::upgrade`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Self::upgrade`].
-    pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(WaitMode::NoWait).await
-    }
-
-    /// Waits at most `limit` for the upgrade; returns itself as the inner error at the limit.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # use std::time::Duration;
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let prices = client.rw_lock("prices");
-    /// let (upgradable, reader) = (prices.upgradable_read().await?, prices.read().await?);
-    /// let limit = Duration::from_millis(5);
-    /// let upgradable = upgradable.upgrade_timeout(limit).await?.unwrap_err();
-    /// assert!(upgradable.is_held());
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::upgrade`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Self::upgrade`].
-    pub async fn upgrade_timeout(self, limit: Duration) -> Result<Result<WriteGuard, Self>, Error> {
-        self.upgrade_within(WaitMode::AtMost(limit)).await
-    }
-
-    /// Continues as an ordinary reader, and admits another upgradable reader.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let prices = client.rw_lock("prices");
-    /// let reader = prices.upgradable_read().await?.downgrade().await?;
-    /// assert!(prices.try_upgradable_read().await?.is_some());
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`WriteGuard::downgrade`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`WriteGuard::downgrade`].
-    pub async fn downgrade(self) -> Result<Guard, Error> {
-        become_reader(&self.lock, self.guard).await
-    }
-
-    async fn upgrade_within(self, wait: WaitMode) -> Result<Result<WriteGuard, Self>, Error> {
-        match self.lock.replace(&self.guard, WRITER, wait).await? {
-            Some(guard) => {
-                self.guard.mark_replaced();
-                Ok(Ok(WriteGuard { guard, lock: self.lock }))
-            }
-            None => Ok(Err(self)),
-        }
-    }
-}
-
-/// A smaller weight always fits, so this fails only if the client is closed.
-async fn become_reader(lock: &Lock, held: Guard) -> Result<Guard, Error> {
-    let reader = lock.replace(&held, READER, WaitMode::NoWait).await?;
-    let reader = reader.ok_or_else(|| lock.handle.closed())?;
-    held.mark_replaced();
-    Ok(reader)
 }

@@ -13,9 +13,9 @@ use crate::options::settings;
 
 /// A number of permits, held through leases. Created by [`Client::semaphore`](crate::Client::semaphore).
 ///
-/// The permits of a crashed holder are free again when its lease expires. Waiters are served in FIFO order, even if a later
-/// one needs fewer permits. All clients must pass the same number of permits while the semaphore is in use. Each acquisition
-/// has one guard and one token, whatever the number of its permits.
+/// The permits of a crashed holder are free again when its lease expires. Waiters are served in FIFO order: a later waiter
+/// with fewer permits does not overtake an earlier one. All clients must pass the same number of permits while the semaphore
+/// is in use. Each acquisition has one guard and one token for all of its permits.
 ///
 /// ```
 /// # leasehold::doc_test(async {

@@ -65,7 +65,7 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
     let at = || 0..RESOURCES;
     let attempt = acquire(capacity).prop_map(|any| Arc::new(Acquire { wait: None, replaces: None, ..any }));
     let any = proptest::collection::vec(attempt, 1..=RESOURCES).prop_map(Joint::Together);
-    // As clients do it: attempts of one client, which are new, or repeated, or given back in part.
+    // As clients do it: attempts of one client, which are new, or repeated, or released in part.
     let sequences = || 10..16_u64;
     let usual = (0..CLIENTS, sequences(), 2..=RESOURCES).prop_map(move |(client, sequence, count)| {
         let attempt = |_| Arc::new(plain(client, sequence, capacity));
@@ -190,7 +190,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             if let Some((at, pass)) = back {
                 let (at, sequence) = if at == 0 { (0, 50) } else { (1, 60) };
                 let acquisition = Acquisition { client: client_id(holders[at] % CLIENTS), sequence };
-                steps.extend([Step::Pass(pass), Step::Do(give_back(acquisition))]);
+                steps.extend([Step::Pass(pass), Step::Do(release_of(acquisition))]);
             }
             steps
         },
@@ -220,12 +220,12 @@ fn waits_twice(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             [step(2, 1, owner(true)), step(3, between, None), step(4, 1, owner(is_named)), step(5, 1, None)];
         let mut steps = vec![take_first, take_second];
         steps.extend(waits.into_iter().map(|(_, step)| step));
-        steps.extend([first, second].map(|acquisition| Step::Do(give_back(acquisition))));
+        steps.extend([first, second].map(|acquisition| Step::Do(release_of(acquisition))));
         steps
     })
 }
 
-/// A lock as most are: taken, perhaps renewed, given back. Some take so long that the last token need not be remembered any
+/// A lock as most are: acquired, perhaps renewed, released. Some take so long that the last token need not be remembered any
 /// more.
 fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let pass = || prop_oneof![0..6_000_u64, 0..5_000_000_u64];
@@ -251,12 +251,12 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         if let Some((ttl, reserve, pass)) = renewal {
             steps.extend([Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })), Step::Pass(pass)]);
         }
-        steps.extend([Step::Do(give_back(acquisition)), Step::Pass(after)]);
+        steps.extend([Step::Do(release_of(acquisition)), Step::Pass(after)]);
         steps
     })
 }
 
-/// A queue as most are: some ask for the same lock, are granted it in turn, keep it for a while and give it back. Now and
+/// A queue as most are: some ask for the same lock, are granted it in round, keep it for a while and give it back. Now and
 /// then something happens in between.
 fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
@@ -295,14 +295,14 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             .collect();
         let mut steps = Vec::new();
         // As many are in it at a time as `depth` says, the holder included.
-        for turn in 0..asked.len() + depth {
+        for round in 0..asked.len() + depth {
             let holder =
-                turn.checked_sub(depth - 1).and_then(|turn| asked.get(turn)).map(|held| held.acquisition);
+                round.checked_sub(depth - 1).and_then(|round| asked.get(round)).map(|held| held.acquisition);
             let mut aside = || asides.next()?.step(holder?, &asked);
             steps.extend(aside());
-            steps.extend(asked.get(turn).map(|acquire| Step::Do(Command::from(acquire.clone()))));
+            steps.extend(asked.get(round).map(|acquire| Step::Do(Command::from(acquire.clone()))));
             steps.extend([aside(), aside()].into_iter().flatten());
-            steps.extend(holder.map(|holder| Step::Do(give_back(holder))));
+            steps.extend(holder.map(|holder| Step::Do(release_of(holder))));
         }
         steps
     })
@@ -329,12 +329,12 @@ impl Aside {
             }
             Self::Pass(ms) => Some(Step::Pass(ms)),
             Self::AskAgain(index) => asked.get(index).map(|acquire| Step::Do(Command::from(acquire.clone()))),
-            Self::GiveUp(index) => asked.get(index).map(|acquire| Step::Do(give_back(acquire.acquisition))),
+            Self::GiveUp(index) => asked.get(index).map(|acquire| Step::Do(release_of(acquire.acquisition))),
             Self::Do(step) => Some(step),
         }
     }
 }
 
-pub(super) fn give_back(acquisition: Acquisition) -> Command {
+pub(super) fn release_of(acquisition: Acquisition) -> Command {
     Command::Release(Release::now(acquisition))
 }

@@ -17,7 +17,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, St
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
 use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::engine::clock::{self, Clock};
+use crate::engine::clock::Clock;
 
 /// After this many commands, as many resources are swept.
 const SWEEP: u32 = 16;
@@ -76,7 +76,7 @@ impl Memory {
             return Arc::default();
         }
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = clock::in_memory();
+        let now = Clock::System.in_memory();
         named.retain(|_, known| known.is_to_be_known(now));
         let known = named.get(name);
         if let Some(store) = known.and_then(Named::store) {
@@ -151,14 +151,14 @@ impl Memory {
 impl Inner {
     fn step(&mut self, now: Now, resource: &Resource, command: &Command, pushes: &mut Vec<Push>) -> Answer {
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         if let Some(table) = self.tables.get_mut(resource) {
-            let answer = never_fails(apply(table, turn, command));
+            let answer = never_fails(apply(table, context, command));
             note_token(&self.last_token, table);
             return answer;
         }
         let mut table = Table::new();
-        let answer = never_fails(apply(&mut table, turn, command));
+        let answer = never_fails(apply(&mut table, context, command));
         note_token(&self.last_token, &table);
         if !table.is_empty() {
             self.tables.insert(resource.clone(), table);
@@ -175,10 +175,10 @@ impl Inner {
         let table = |(resource, _): &(Arc<Resource>, _)| self.tables.remove(&**resource).unwrap_or_default();
         let mut tables: Vec<_> = attempts.iter().map(table).collect();
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let acquires = attempts.iter().map(|(_, acquire)| acquire);
         let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
-        let answers = never_fails(apply_all(turn, &mut steps));
+        let answers = never_fails(apply_all(context, &mut steps));
         for ((resource, _), table) in attempts.iter().zip(tables) {
             note_token(&self.last_token, &table);
             if !table.is_empty() {
@@ -203,8 +203,8 @@ impl Inner {
         let Some((resource, table)) = self.tables.range_mut((from, Bound::Unbounded)).next() else { return };
         let resource = resource.clone();
         let inboxes = &self.inboxes;
-        let turn = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
-        let is_kept = never_fails(sweep(table, turn));
+        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let is_kept = never_fails(sweep(table, context));
         note_token(&self.last_token, table);
         if !is_kept {
             self.tables.remove(&resource);

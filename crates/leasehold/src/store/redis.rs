@@ -191,14 +191,19 @@ impl Redis {
         self.caller.as_ref().is_some_and(Caller::is_here)
     }
 
-    /// As `call`, of one of several servers that vote: no token below `floor` is given. It is for work that is performed
-    /// already.
+    /// As `call`, at a quorum node: no token below `floor` is granted. It runs where it is polled, on no other runtime.
     pub(crate) async fn call_as_voter(
         &self,
-        batch: &[(Arc<Resource>, Command)],
+        resource: Arc<Resource>,
+        command: Command,
         floor: Option<Token>,
-    ) -> Vec<CallResult> {
-        self.nodes.run(batch, 0, floor).await
+    ) -> CallResult {
+        only(self.nodes.run(&[(resource, command)], 0, floor).await)
+    }
+
+    /// As `call_batch`, at a quorum node.
+    pub(crate) async fn call_batch_as_voter(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
+        self.nodes.run(batch, 0, None).await
     }
 
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is

@@ -21,6 +21,7 @@ mod limits;
 mod node;
 mod release;
 mod renew;
+mod votes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -37,7 +38,7 @@ use tokio::task::AbortHandle;
 use super::redis::{Redis, Voting, runtime_ended, slot_of};
 use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, missing_response, only};
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::url::RedlockUrl;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
@@ -56,6 +57,7 @@ pub(crate) struct Redlock {
 
 /// Shared state of all commands.
 struct Quorum {
+    clock: Clock,
     nodes: Vec<Arc<Node>>,
     /// Receive the nodes' pushes; the nodes hold them weakly.
     _inboxes: Vec<Arc<dyn Inbox>>,
@@ -87,6 +89,7 @@ impl Redlock {
     /// Connects to all nodes, and waits until a quorum is connected or cannot be. Runs on the runtime of the client's thread.
     pub(crate) async fn open(
         url: &RedlockUrl,
+        clock: Clock,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
@@ -100,11 +103,12 @@ impl Redlock {
                 let weak = Arc::downgrade(&inbox);
                 inboxes.push(inbox);
                 match Redis::open_voter(place, voting, client, weak, caller.clone()) {
-                    Ok(store) => nodes.push(Arc::new(Node::new(store, place.to_string()))),
+                    Ok(store) => nodes.push(Arc::new(Node::new(store, place.to_string(), clock.clone()))),
                     Err(error) => failed = failed.take().or(Some(error)),
                 }
             }
             Quorum {
+                clock: clock.clone(),
                 attempts: Attempts::new(client, nodes.len()),
                 nodes,
                 _inboxes: inboxes,
@@ -135,10 +139,15 @@ impl Drop for Redlock {
 }
 
 impl Quorum {
+    /// The time by the client's clock.
+    fn now(&self) -> LocalTime {
+        self.clock.local()
+    }
+
     /// Waits until a quorum is connected or cannot be, and as long again for the others. Otherwise the first lease would often
     /// have a bare quorum, only because a node connected a little later.
     async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
-        let began = clock::local();
+        let began = self.now();
         let mut waiting = futures_util::stream::FuturesUnordered::new();
         for (index, node) in self.nodes.iter().enumerate() {
             waiting.push(async move {
@@ -159,7 +168,7 @@ impl Quorum {
                 break;
             }
         }
-        let as_long_again = clock::local().since(began).max(STRAGGLER_GRACE);
+        let as_long_again = self.now().since(began).max(STRAGGLER_GRACE);
         let others = futures_util::StreamExt::count(&mut waiting);
         let _ = tokio::time::timeout(as_long_again, others).await;
         drop(waiting);
@@ -194,7 +203,7 @@ impl Quorum {
             self.releases_pending.notified().await;
             loop {
                 tokio::time::sleep(RELEASE_RETRY_INTERVAL).await;
-                self.attempts.sweep(clock::local());
+                self.attempts.sweep(self.now());
                 let releases_pending: Vec<Arc<Node>> =
                     self.nodes.iter().filter(|node| node.has_pending_releases()).cloned().collect();
                 if releases_pending.is_empty() && !self.attempts.is_to_be_swept() {
@@ -224,7 +233,7 @@ impl Quorum {
     /// Lets a waiter re-check: the push of one node decides nothing.
     fn request_recheck(&self, acquisition: Acquisition) {
         if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
-            let at = StoreTime::from_micros(clock::local().as_micros());
+            let at = StoreTime::from_micros(self.now().as_micros());
             inbox.deliver(Push { acquisition: attempt, at, kind: PushKind::Revoked });
         }
     }
@@ -363,7 +372,7 @@ impl Store for Redlock {
     }
 
     fn in_restart_grace(&self) -> bool {
-        self.quorum.restart_grace_until.load(Ordering::Relaxed) > clock::local().as_micros()
+        self.quorum.restart_grace_until.load(Ordering::Relaxed) > self.quorum.now().as_micros()
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {

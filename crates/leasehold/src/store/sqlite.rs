@@ -29,7 +29,9 @@
 mod checkpoint;
 mod doctor;
 mod files;
+mod jobs;
 mod limits;
+mod location;
 mod mailbox;
 mod rows;
 mod schema;
@@ -44,22 +46,21 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::Instant;
 
-use leasehold_core::{Acquire, Answer, ClientId, Command, Resource};
+use leasehold_core::{Acquire, ClientId, Command, Resource};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, only,
-};
+use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use files::Files;
+use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::Mailboxes;
 use schema::not_sent;
 use shared::{PendingPushes, Shared, TransactionError};
-use worker::{Job, Worker};
+use worker::Worker;
 
 /// The lease tables of one file, for one client.
 pub(crate) struct Sqlite {
@@ -74,6 +75,7 @@ impl Sqlite {
     pub(crate) fn open(
         path: &Path,
         is_durable: bool,
+        clock: Clock,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, Error> {
@@ -89,7 +91,7 @@ impl Sqlite {
         let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
         let commands = AtomicU32::new(0);
         let path = path.clone();
-        let shared = Arc::new(Shared { path, files, is_durable, client, inbox, mailboxes, commands });
+        let shared = Arc::new(Shared { path, files, is_durable, clock, client, inbox, mailboxes, commands });
         let worker = Worker::start(shared.clone(), &Arc::new(mailbox))
             .map_err(|error| failed("no thread could be started", error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
@@ -109,40 +111,38 @@ impl Sqlite {
     }
 
     /// Runs on this thread; `None` if the file is busy for too long.
-    fn run_inline(
+    fn run_inline<T>(
         &self,
-        transact: impl FnOnce(&Connection, Instant) -> Result<(Vec<Answer>, PendingPushes), TransactionError>,
-    ) -> Option<Result<Vec<Answer>, TransactionError>> {
+        transact: impl FnOnce(&Connection, Instant) -> Result<(T, PendingPushes), TransactionError>,
+    ) -> Option<Result<T, TransactionError>> {
         let until = Instant::now() + INLINE_TIMEOUT;
         let connection = self.connection(until)?;
-        let (answers, pending) = match transact(&connection, until) {
+        let (answer, pending) = match transact(&connection, until) {
             Ok(done) => done,
             Err(TransactionError::Busy) => return None,
-            Err(trouble) => return Some(Err(trouble)),
+            Err(error) => return Some(Err(error)),
         };
         drop(connection);
         self.shared.send(pending);
         if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER {
             self.worker.wake();
         }
-        Some(Ok(answers))
+        Some(Ok(answer))
     }
 
-    /// Runs on the worker, which may wait for the file.
-    fn submit(
+    /// Runs on the worker, which may wait for the file. `otherwise` makes the answer if the worker gives none.
+    fn submit<T: Send + 'static>(
         &self,
-        count: usize,
-        job: impl FnOnce(oneshot::Sender<Vec<CallResult>>) -> Job,
-    ) -> BoxFuture<Vec<CallResult>> {
+        job: impl FnOnce(oneshot::Sender<T>) -> Job,
+        otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
+    ) -> BoxFuture<T> {
         let (tell, told) = oneshot::channel();
         let is_taken = self.worker.submit(job(tell));
         Box::pin(async move {
-            if is_taken && let Ok(answers) = told.await {
-                return answers;
+            if is_taken && let Ok(answer) = told.await {
+                return answer;
             }
-            (0..count)
-                .map(|_| Err(not_sent("too much waits for the file, or its worker has ended")))
-                .collect()
+            otherwise(not_sent("too much waits for the file, or its worker has ended"))
         })
     }
 }
@@ -153,48 +153,36 @@ impl Store for Sqlite {
     }
 
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
-        let commands = [(resource, command)];
+        let now = || self.shared.clock.embedded();
         let answered = self.run_inline(|connection, until| {
-            self.shared.transact(connection, clock::embedded, until, &commands)
+            self.shared.transact_one(connection, now, until, (resource, command))
         })?;
-        match answered {
-            Ok(mut answers) => answers.pop().map(Ok),
-            Err(trouble) => Some(trouble.answer_to(command)),
-        }
+        Some(answered.or_else(|error| self.shared.answer_to(error, command)))
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
-        let answered = self.run_inline(|connection, until| {
-            self.shared.transact_all(connection, clock::embedded, until, attempts)
-        });
-        match answered {
-            Some(Ok(answers)) => Some(Box::pin(ready(answers.into_iter().map(Ok).collect()))),
-            Some(Err(trouble)) => {
-                let error = trouble.into_error();
-                Some(Box::pin(ready(attempts.iter().map(|_| Err(error.clone())).collect())))
-            }
-            None => Some(self.submit(attempts.len(), |tell| Job::AcquireAll(attempts.to_vec(), tell))),
-        }
+        let count = attempts.len();
+        let failed = move |error| vec![Err(error); count];
+        let answered =
+            self.run_inline(|connection, until| self.shared.transact_all(connection, until, attempts));
+        Some(match answered {
+            Some(Ok(answers)) => Box::pin(ready(answers.into_iter().map(Ok).collect())),
+            Some(Err(error)) => Box::pin(ready(failed(error.into_error()))),
+            None => self.submit(|tell| Job::AcquireAll(attempts.to_vec(), tell), failed),
+        })
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        let answered = self.submit(1, |tell| Job::Commands(vec![(resource, command)], tell));
-        Box::pin(async move { only(answered.await) })
+        self.submit(|tell| Job::Command(resource, command, tell), Err)
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        self.submit(batch.len(), |tell| Job::Commands(batch, tell))
+        let count = batch.len();
+        self.submit(|tell| Job::Batch(batch, tell), move |error| vec![Err(error); count])
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
-        let (tell, told) = oneshot::channel();
-        let is_taken = self.worker.submit(Job::List(tell));
-        Box::pin(async move {
-            if is_taken && let Ok(listed) = told.await {
-                return listed;
-            }
-            Err(not_sent("too much waits for the file, or its worker has ended"))
-        })
+        self.submit(Job::List, Err)
     }
 
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {

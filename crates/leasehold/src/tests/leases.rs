@@ -109,13 +109,13 @@ fn close_over(
     stage.other_takes_it();
     let client = stage.client.clone();
     let guard = block_on(client.mutex("b").ttl(ttl).lock()).unwrap();
-    let (mutex, strict) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).global_fifo());
-    let mut waiting = [Box::pin(mutex.lock()), Box::pin(mutex.lock()), Box::pin(strict.lock())];
+    let (mutex, global_fifo) = (client.mutex("a").ttl(ttl), client.mutex("a").ttl(ttl).global_fifo());
+    let mut waiting = [Box::pin(mutex.lock()), Box::pin(mutex.lock()), Box::pin(global_fifo.lock())];
     for waiting in &mut waiting {
         assert!(poll_once(waiting.as_mut()).is_pending());
     }
     let limit = Duration::from_secs(1);
-    let mut overdue = Box::pin(strict.lock_timeout(limit));
+    let mut overdue = Box::pin(global_fifo.lock_timeout(limit));
     assert!(poll_once(overdue.as_mut()).is_pending());
     stage.becomes(fate);
     // From then on that attempt waits for the store's answer.

@@ -25,7 +25,7 @@ fn attempts(client: &Client, limit: Duration) -> Vec<(&'static str, Attempt)> {
     }
     all! {
         "mutex": client.mutex("a"), lock_timeout();
-        "strict mutex": client.mutex("a").global_fifo(), lock_timeout();
+        "global-FIFO mutex": client.mutex("a").global_fifo(), lock_timeout();
         "reentrant": client.reentrant_mutex("a", "me"), lock_timeout();
         "semaphore": client.semaphore("a", 1), acquire_timeout(1);
         "read": client.rw_lock("a"), read_timeout();

@@ -4,12 +4,13 @@ mod barrier;
 mod election;
 mod handoff;
 mod latch;
+mod lease;
+mod mutex;
 mod once;
 mod reentrant;
 mod rw;
 mod semaphore;
 mod set;
-mod suite;
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockInfo};
-use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, undisturbed};
+use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, retry_if_paused};
 
 /// The store of one test, shared by several clients.
 struct Store {
@@ -229,7 +230,7 @@ pub(crate) use on_store;
 
 /// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
 pub(crate) async fn run(attempt: impl AsyncFn()) {
-    undisturbed(Duration::from_millis(250), async || {
+    retry_if_paused(Duration::from_millis(250), async || {
         let ended = AssertUnwindSafe(tokio::time::timeout(LIMIT, attempt())).catch_unwind().await;
         match ended {
             Ok(Ok(())) => Ok(()),
@@ -248,7 +249,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 /// All suites, or those of the kinds that a store supports.
 macro_rules! suites {
     ($how:ident $what:literal) => {
-        suites!($how $what: suite handoff semaphore rw reentrant election latch barrier once set);
+        suites!($how $what: mutex lease handoff semaphore rw reentrant election latch barrier once set);
     };
     (each $what:literal: $($suite:ident)*) => {
         $($crate::$suite::tests!(each $what);)*
@@ -288,11 +289,11 @@ stores! {
     sentinel: together "redis-sentinel";
     cluster: together "redis-cluster";
     cluster_6_2: together "redis-cluster 6.2";
-    redlock: each "redlock" (suite election once set);
+    redlock: each "redlock" (mutex lease election once set);
 }
 
 /// The kinds that have a suite.
-const KINDS: &[Kind] = &[suite::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
+const KINDS: &[Kind] = &[mutex::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
 
 #[test]
 fn every_store_runs_the_suite_of_every_kind() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use leasehold_testkit::{Proxy, Server, undisturbed, until};
+use leasehold_testkit::{Proxy, Server, retry_if_paused, until};
 use tokio::time::timeout;
 
 use super::{SOON, client_of, connections, until_waiting};
@@ -115,7 +115,7 @@ async fn caller_connection_to_another_server_makes_the_client_reconnect() {
     let proxy = Proxy::before(&first);
     let client = Client::connect(&proxy.url()).await.unwrap();
     until(async || connections(&first).len() == 2).await;
-    proxy.lead_to(&second);
+    proxy.redirect_to(&second);
     // The caller connection was opened last, and is reopened two seconds later.
     let callers = connections(&first).pop().unwrap();
     assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &callers]), Ok(1));
@@ -133,7 +133,7 @@ async fn replica_connection_to_another_server_grants_nothing() {
     let proxy = Proxy::before(&first);
     let client = Client::connect(&proxy.url()).await.unwrap();
     until(async || connections(&first).len() == 2).await;
-    proxy.lead_to(&second);
+    proxy.redirect_to(&second);
     // The replica connection is opened on first use, and the others then reconnect to the second server.
     let guard = timeout(SOON, client.mutex("a").replicas(1).lock()).await.unwrap().unwrap();
     until(async || connections(&first).is_empty()).await;
@@ -147,13 +147,13 @@ async fn client_reconnects_soon_after_a_network_outage() {
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
     let ttl = Duration::from_secs(4);
-    undisturbed(Duration::from_millis(300), async || {
+    retry_if_paused(Duration::from_millis(300), async || {
         let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
         // A connection opened now never gets an answer, even after the outage.
-        proxy.swallow_requests(true);
+        proxy.drop_requests(true);
         proxy.cut();
         until(async || proxy.connections() > 0).await;
-        proxy.swallow_requests(false);
+        proxy.drop_requests(false);
         // Long before a connect timeout of five seconds.
         let began = Instant::now();
         until(async || guard.renew().await.is_ok() || !guard.is_held()).await;
@@ -168,7 +168,7 @@ async fn due_renewal_skips_the_reconnect_backoff() {
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
     let ttl = Duration::from_secs(5);
-    undisturbed(Duration::from_millis(300), async || {
+    retry_if_paused(Duration::from_millis(300), async || {
         let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
         proxy.refuse(true);
         proxy.cut();
@@ -186,7 +186,7 @@ async fn repeated_disconnects_lose_no_lease_and_fail_no_lock() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let ttl = Duration::from_millis(1_500);
-    undisturbed(Duration::from_millis(300), async || {
+    retry_if_paused(Duration::from_millis(300), async || {
         let guard = client.mutex("held").ttl(ttl).lock().await.unwrap();
         for cut in 0..14 {
             tokio::time::sleep(Duration::from_millis(500)).await;

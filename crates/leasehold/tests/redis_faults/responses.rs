@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind};
-use leasehold_testkit::{Proxy, Server, undisturbed, until};
+use leasehold_testkit::{Proxy, Server, retry_if_paused, until};
 use tokio::time::timeout;
 
 use super::{SOON, client_of, connections, until_waiting};
@@ -18,10 +18,10 @@ async fn release_that_took_effect_before_its_answer_was_lost_succeeds() {
     // Loads the scripts.
     client.mutex("a").lock().await.unwrap().release().await.unwrap();
     let guard = client.mutex("a").lock().await.unwrap();
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     let releasing = tokio::spawn(async move { guard.release().await });
     until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
-    proxy.swallow_replies(false);
+    proxy.drop_replies(false);
     proxy.cut();
     timeout(SOON, releasing).await.unwrap().unwrap().unwrap();
 }
@@ -41,12 +41,12 @@ async fn lost_push_only_delays_the_grant() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let (guard, waiting) = one_waits_behind(&proxy, &server).await;
-    proxy.swallow_messages(Some(b"leasehold"));
+    proxy.drop_messages(Some(b"leasehold"));
     let token = guard.token();
     guard.release().await.unwrap();
     // The first waiter re-polls when the present lease would have expired.
     let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
-    assert!(proxy.swallowed() > 0, "the push was lost");
+    assert!(proxy.dropped() > 0, "the push was lost");
     assert!(next.is_held() && next.token() > token);
     next.renew().await.unwrap();
 }
@@ -65,7 +65,7 @@ async fn work_on(mutex: leasehold::Mutex, is_over: Arc<AtomicBool>) {
 
 #[tokio::test]
 async fn local_handoff_learns_of_other_waiters_by_renewal_when_the_push_is_lost() {
-    undisturbed(Duration::from_millis(300), async || {
+    retry_if_paused(Duration::from_millis(300), async || {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
         let (local, other) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
@@ -81,7 +81,7 @@ async fn local_handoff_learns_of_other_waiters_by_renewal_when_the_push_is_lost(
             first.is_some() && number(view.last_token) > number(first) + 1_000
         };
         until(has_tokens).await;
-        proxy.swallow_messages(Some(CONTENDED));
+        proxy.drop_messages(Some(CONTENDED));
         let began = Instant::now();
         let guard = timeout(SOON, other.mutex("a").lock()).await.unwrap().unwrap();
         let waited = began.elapsed();
@@ -90,7 +90,7 @@ async fn local_handoff_learns_of_other_waiters_by_renewal_when_the_push_is_lost(
         for task in tasks {
             timeout(SOON, task).await.unwrap().unwrap();
         }
-        assert!(proxy.swallowed() > 0, "the push was lost");
+        assert!(proxy.dropped() > 0, "the push was lost");
         let is_in_time = waited < ttl / 3 + Duration::from_millis(1_500);
         is_in_time.then_some(()).ok_or_else(|| format!("the other client waited for {waited:?}"))
     })
@@ -103,7 +103,7 @@ async fn missing_response_is_an_error_and_leaves_no_lease() {
     let proxy = Proxy::before(&server);
     let watcher = client_of(&server).await;
     let client = Client::connect(&proxy.url()).await.unwrap();
-    proxy.swallow_replies(true);
+    proxy.drop_replies(true);
     let began = Instant::now();
     let error = client.mutex("a").try_lock().await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
@@ -111,7 +111,7 @@ async fn missing_response_is_an_error_and_leaves_no_lease() {
     // The server has granted it. The client releases it at once, although that response is lost too.
     until(async || watcher.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
     assert!(began.elapsed() < Duration::from_secs(8), "after {:?}", began.elapsed());
-    proxy.swallow_replies(false);
+    proxy.drop_replies(false);
     proxy.cut();
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
 }

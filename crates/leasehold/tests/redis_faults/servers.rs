@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Loss};
-use leasehold_testkit::{Flavor, Proxy, Server, undisturbed, until};
+use leasehold_testkit::{Flavor, Proxy, Server, retry_if_paused, until};
 use redis::Commands as _;
 use tokio::time::timeout;
 
@@ -136,7 +136,7 @@ async fn server_restarted_with_its_files_keeps_leases() {
 
 #[tokio::test]
 async fn hang_shorter_than_the_ttl_keeps_the_lease() {
-    undisturbed(Duration::from_millis(500), async || {
+    retry_if_paused(Duration::from_millis(500), async || {
         let server = Server::on_socket();
         let client = client_of(&server).await;
         let guard = client.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
@@ -152,7 +152,7 @@ async fn hang_shorter_than_the_ttl_keeps_the_lease() {
 
 #[tokio::test]
 async fn hang_longer_than_the_ttl_loses_the_lease_before_it_expires() {
-    undisturbed(Duration::from_millis(300), async || {
+    retry_if_paused(Duration::from_millis(300), async || {
         let server = Server::on_socket();
         let client = client_of(&server).await;
         let ttl = Duration::from_secs(2);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use leasehold_testkit::{Pauses, undisturbed, until};
+use leasehold_testkit::{PauseDetector, retry_if_paused, until};
 
 use crate::nodes::{Nodes, has_granted, has_queue, holds};
 
@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_millis(800);
 
 /// Asserts that locks are acquired and released without waiting for failing nodes.
 async fn assert_not_delayed(client: &Client) {
-    undisturbed(SOON / 4, async || {
+    retry_if_paused(SOON / 4, async || {
         for number in 0..5 {
             let began = Instant::now();
             let guard =
@@ -119,7 +119,7 @@ async fn missing_quorum_reports_each_node_and_leaves_no_lease() {
     nodes.stop([0, 1]);
     nodes.0[2].signal("STOP");
     let began = Instant::now();
-    let pauses = Pauses::watch();
+    let pauses = PauseDetector::watch();
     for attempt in 0..4 {
         let mutex = client.mutex("a").ttl(Duration::from_secs(600));
         let error = match attempt % 2 {

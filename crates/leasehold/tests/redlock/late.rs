@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold_testkit::{Server, undisturbed, until};
+use leasehold_testkit::{Server, retry_if_paused, until};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -19,7 +19,7 @@ async fn late_node_joins_the_lease_is_renewed_and_released() {
     until_connected(&client, &nodes.0[2]).await;
     proxies[0].delay_requests(LATE);
     let single = Client::connect(&nodes.0[2].url()).await.unwrap();
-    undisturbed(Duration::from_secs(1), async || {
+    retry_if_paused(Duration::from_secs(1), async || {
         let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
         until(async || holds(&nodes.0[2], "a").await || !guard.is_held()).await;
         // Longer than the ttl.

@@ -9,7 +9,7 @@ mod ways;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
-use leasehold_testkit::{undisturbed, until, wait_until};
+use leasehold_testkit::{retry_if_paused, until, wait_until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
     const TTL: Duration = Duration::from_secs(1);
     let nodes = Nodes::start(3);
     let (one, other) = (nodes.client().await, nodes.client().await);
-    undisturbed(TTL / 2, async || {
+    retry_if_paused(TTL / 2, async || {
         // Like a dead client, it neither renews nor releases.
         let guard = one.mutex("a").ttl(TTL).auto_renew(false).lock().await.unwrap();
         let began = Instant::now();
@@ -65,7 +65,7 @@ async fn queued_waiter_is_not_overtaken_by_new_attempts() {
     let nodes = Nodes::start(3);
     let (one, other, newcomer) = (nodes.client().await, nodes.client().await, nodes.client().await);
     // A late release at one node may cost the waiter its position.
-    undisturbed(Duration::from_millis(20), async || {
+    retry_if_paused(Duration::from_millis(20), async || {
         let guard = one.mutex("a").lock().await.unwrap();
         let mutex = other.mutex("a");
         let waiter = tokio::spawn(async move {

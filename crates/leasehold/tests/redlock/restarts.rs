@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard};
-use leasehold_testkit::{Server, undisturbed, until};
+use leasehold_testkit::{Server, retry_if_paused, until};
 
 use crate::nodes::{Nodes, has_granted, holds, url};
 
@@ -107,7 +107,7 @@ async fn flushed_node_abstains_for_max_ttl() {
 
 #[tokio::test]
 async fn lease_survives_a_minority_forgetting_it() {
-    undisturbed(LONGEST / 4, async || {
+    retry_if_paused(LONGEST / 4, async || {
         let mut nodes = Nodes::start(3);
         let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
         let guard = client.mutex("a").ttl(LONGEST).lock().await.unwrap();
@@ -138,7 +138,7 @@ async fn ttl_above_max_ttl_is_refused() {
     assert!(error.is_invalid() && error.to_string().contains("exceeds max_ttl"), "{error}");
 }
 
-/// Takes and gives back a lock, so that the nodes have abstained for as long as they must.
+/// Acquires and releases a lock, so that the nodes have abstained for as long as they must.
 async fn until_all_vote(client: &Client) {
     taken(client, "votes").await.release().await.unwrap();
 }
@@ -182,12 +182,12 @@ fn born_expires_in(server: &Server) -> i64 {
 
 #[tokio::test]
 async fn restart_guard_expires_unless_used_and_use_does_not_reset_it() {
-    const MOST: i64 = 90 * 24 * 3600;
+    const MAX_GRACE_SECONDS: i64 = 90 * 24 * 3600;
     let nodes = Nodes::start(1);
     let client = nodes.client_with(ABSTAINING).await;
     until_all_vote(&client).await;
     let remaining = born_expires_in(&nodes.0[0]);
-    assert!((MOST - 3600..=MOST).contains(&remaining), "{remaining}");
+    assert!((MAX_GRACE_SECONDS - 3600..=MAX_GRACE_SECONDS).contains(&remaining), "{remaining}");
     // As if it had been written long ago: two numbers, since when it may vote and when that was written, and the run id.
     let mut admin = nodes.0[0].admin();
     let mut born: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
@@ -198,7 +198,7 @@ async fn restart_guard_expires_unless_used_and_use_does_not_reset_it() {
     born[8..16].copy_from_slice(&written);
     let _: () = redis::cmd("SET").arg(BORN_KEY).arg(&born).arg("EX").arg(600).query(&mut admin).unwrap();
     try_lock(&client, "a").await.unwrap().expect("it votes").release().await.unwrap();
-    assert!(born_expires_in(&nodes.0[0]) > MOST - 3600);
+    assert!(born_expires_in(&nodes.0[0]) > MAX_GRACE_SECONDS - 3600);
     let after: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
     assert_eq!(after[..8], since, "it is as old as before");
     assert_eq!(after[16..], born[16..]);

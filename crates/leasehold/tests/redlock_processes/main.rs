@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::fence::FencedFile;
-use leasehold_testkit::{Pauses, Server, wait_until};
+use leasehold_testkit::{PauseDetector, Server, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use witness::{Witness, check};
 
@@ -132,7 +132,7 @@ fn takeover_within(signal: Signal, limit: Duration) {
             worker
         })
         .collect();
-    let pauses = Pauses::watch();
+    let pauses = PauseDetector::watch();
     let began = Instant::now();
     holder.signal(signal);
     waiters[..2].iter().for_each(|waiter| waiter.signal(signal));

@@ -9,6 +9,7 @@ mod acl_check;
 mod probe;
 mod query;
 mod server_rules;
+mod time_rules;
 mod topology_rules;
 
 use std::time::Duration;

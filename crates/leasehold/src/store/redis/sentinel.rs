@@ -27,7 +27,7 @@ const AT_LEAST: Duration = Duration::from_millis(100);
 const LATE_BY: Duration = Duration::from_millis(250);
 
 /// Pause before the next subscription attempt if no sentinel answers.
-const NOBODY_ANSWERS: Duration = Duration::from_secs(2);
+const NO_ANSWER_PAUSE: Duration = Duration::from_secs(2);
 
 const SWITCHED: &str = "+switch-master";
 
@@ -145,7 +145,7 @@ impl Sentinels {
                 let _ = timeout(ASK_AGAIN, heard.notified()).await;
                 tokio::time::sleep(AT_LEAST).await;
             } else {
-                tokio::time::sleep(NOBODY_ANSWERS).await;
+                tokio::time::sleep(NO_ANSWER_PAUSE).await;
             }
         }
     }

@@ -16,7 +16,7 @@ use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
 
 use super::codec;
-use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, give_back, joint_steps, steps};
+use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use comparison::{Comparison, compare_mutex, wall_clock, with_scripts};
 
 /// Compares random histories. Each uses new resources, on one server.
@@ -107,7 +107,7 @@ fn release_grants_to_as_many_readers_as_the_model() {
             comparison.run(0, &acquire_or_queue(0, 1, 1_000, 1_000));
             (1..=readers).for_each(|client| drop(comparison.run(0, &acquire_or_queue(client, 1, 1_000, 1))));
             let writer = Acquisition { client: client_id(0), sequence: 1 };
-            assert_eq!(comparison.run(0, &give_back(writer)), Reply::Released);
+            assert_eq!(comparison.run(0, &release_of(writer)), Reply::Released);
             comparison.inspect(0);
             comparison.end();
         }
@@ -134,7 +134,7 @@ fn clock_step_back_extends_no_lease() {
         comparison.run(0, &acquire_or_queue(0, 1, 1, 1));
         comparison.run(0, &acquire_or_queue(1, 1, 1, 1));
         comparison.step(0, &Step::SetBack(600_000));
-        assert_eq!(comparison.run(0, &give_back(id(0, 1))), Reply::Released);
+        assert_eq!(comparison.run(0, &release_of(id(0, 1))), Reply::Released);
         assert!(matches!(comparison.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
         // Renewed after the clock was set back again, without and with a waiter.
         comparison.step(0, &Step::SetBack(600_000));
@@ -142,7 +142,7 @@ fn clock_step_back_extends_no_lease() {
         comparison.run(0, &acquire_or_queue(2, 1, 1, 1));
         comparison.step(0, &Step::SetBack(600_000));
         assert!(matches!(comparison.run(0, &renew(id(1, 1))), Reply::Renewed { .. }));
-        assert_eq!(comparison.run(0, &give_back(id(1, 1))), Reply::Released);
+        assert_eq!(comparison.run(0, &release_of(id(1, 1))), Reply::Released);
         // If the grant lies in the future, the minimum hold counts from the release.
         comparison.step(0, &Step::SetBack(600_000));
         assert_eq!(comparison.run(0, &release(id(2, 1), 20)), Reply::Released);
@@ -180,7 +180,7 @@ fn parking_a_client_has_constant_cost() {
             (reply, called(comparison) - before)
         };
         let first = Acquisition { client: client_id(0), sequence: 1 };
-        let (released, to_park) = cost(comparison, &give_back(first));
+        let (released, to_park) = cost(comparison, &release_of(first));
         assert_eq!(released, Reply::Released);
         comparison.step(0, &Step::Return(1));
         let (queued, to_return) = cost(comparison, &acquire_or_queue(1, 0, 1, 1));
@@ -201,7 +201,10 @@ fn last_token_retention_is_extended_in_time() {
             let acquisition = Acquisition { client: client_id(0), sequence };
             let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
             assert!(matches!(runner.run(&resource, &acquire, Now::same(now)).reply, Reply::Granted(_)));
-            assert_eq!(runner.run(&resource, &give_back(acquisition), Now::same(now)).reply, Reply::Released);
+            assert_eq!(
+                runner.run(&resource, &release_of(acquisition), Now::same(now)).reply,
+                Reply::Released
+            );
             let left: i64 = redis::cmd("PTTL").arg(&state).query(runner.commands).unwrap();
             // The server's clock seems to advance as far as the clock of the scripts.
             let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(runner.commands).unwrap();
@@ -247,7 +250,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         assert!(matches!(run(&acquire(holder)), Reply::Granted(_)));
         assert!(matches!(run(&acquire(waiter)), Reply::Queued(_)));
         let acquisition = Acquisition { client: holder, sequence: 1 };
-        assert_eq!(run(&give_back(acquisition)), Reply::Released);
+        assert_eq!(run(&release_of(acquisition)), Reply::Released);
         let message = inbox.recv_response().unwrap();
         let redis::Value::Array(message) = message else { panic!("{message:?}") };
         let [_, redis::Value::BulkString(on), redis::Value::BulkString(pushed)] = &message[..] else {

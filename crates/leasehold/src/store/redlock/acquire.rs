@@ -1,22 +1,21 @@
 //! Acquires a lease at all nodes.
 
 use std::cmp::Reverse;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, Command, Failure, LocalTime, Queued, Renew, Reply, Resource, Round,
-    StoreTime, Token, Verdict, Vote, quorum_of,
+    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token,
+    Verdict, Vote, quorum_of,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::attempts::{NodeAttempt, NodeRequests};
 use super::gather::drain;
-use super::{Quorum, STRAGGLER_GRACE, answer};
-use crate::engine::clock;
+use super::votes::{NodeResponse, PendingResponses, VoteCollector};
+use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// Random pauses between tries: up to the first, then up to twice as long, and so on.
@@ -35,14 +34,6 @@ const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 
 /// A node does not vote if its clock is further ahead. A node remembers an unused lock for as long.
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
-
-/// A node's response in a round.
-pub(super) enum NodeResponse {
-    Voted(CallResult),
-    Propagated(CallResult),
-}
-
-type PendingResponses = FuturesUnordered<BoxFuture<(usize, NodeResponse)>>;
 
 /// One try of an attempt, after its vote.
 struct Ballot {
@@ -73,7 +64,7 @@ impl Quorum {
     ) -> CallResult {
         loop {
             let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
-                return answer(clock::local(), Reply::Cancelled);
+                return answer(self.now(), Reply::Cancelled);
             };
             let sent = self.attempts.past(resource.clone(), request.clone(), acquisition, requests);
             let ballot = self.vote(sent).await;
@@ -85,7 +76,7 @@ impl Quorum {
 
     /// Asks all nodes for their votes on a try, and waits for the verdict.
     async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> Ballot {
-        let sent_at = clock::local();
+        let sent_at = self.now();
         let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
         let command = Command::from(command);
         let floor = if self.is_fenced { self.floor(sent_at) } else { None };
@@ -127,7 +118,7 @@ impl Quorum {
     /// The attempt's result after a vote; `None` if the attempt retries at once.
     async fn conclude(self: &Arc<Self>, ballot: Ballot) -> Option<CallResult> {
         let Ballot { sent, verdict, round, time_until_free, .. } = &ballot;
-        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), clock::local());
+        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), self.now());
         if waits || matches!(verdict, Verdict::Busy | Verdict::Split) {
             self.note_contended(&sent.resource);
         }
@@ -161,7 +152,7 @@ impl Quorum {
         };
         self.release_at_nodes(&failed, round).await;
         if waits {
-            return Some(queued(clock::local(), Some(backoff(failed.tries))));
+            return Some(queued(self.now(), Some(backoff(failed.tries))));
         }
         if retries_now {
             sleep(backoff(failed.tries)).await;
@@ -182,7 +173,7 @@ impl Quorum {
         let Some(failed) = failed else { return self.superseded(sent, round).await };
         self.release_at_nodes(&failed, round).await;
         if let Some(time_to_quorum) = time_to_quorum {
-            return queued(clock::local(), Some(time_to_quorum));
+            return queued(self.now(), Some(time_to_quorum));
         }
         let message = match verdict {
             Verdict::TooLate => "a quorum granted it, but so late that the lease may have expired".to_owned(),
@@ -217,7 +208,7 @@ impl Quorum {
             let to = quorum.nodes[node].clone();
             let answered = match to.lags(usual) {
                 Some(error) => Err(error),
-                None => to.call_one(resource, command, floor).await,
+                None => to.call(resource, command, floor).await,
             };
             if !is_unknown(&answered) {
                 let has = matches!(&answered, Ok(answer) if keeps_something(&answer.reply));
@@ -241,7 +232,7 @@ impl Quorum {
     /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens
     /// follow that clock, and each node that learns one would remember the lock until its own clock has reached it.
     fn is_far_ahead(&self, node: usize) -> bool {
-        let now = clock::local();
+        let now = self.now();
         let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
             return false;
         };
@@ -268,7 +259,7 @@ impl Quorum {
     async fn superseded(self: &Arc<Self>, sent: &NodeAttempt, round: &Round) -> CallResult {
         self.release_at_nodes(sent, round).await;
         if self.attempts.is_cancelled(sent.request.acquisition) {
-            return answer(clock::local(), Reply::Cancelled);
+            return answer(self.now(), Reply::Cancelled);
         }
         let message = "it was asked for once more meanwhile".to_owned();
         Err(StoreError::new(Failure::Unknown, message))
@@ -300,87 +291,6 @@ impl Quorum {
             () = limit => {}
         }
         drain(granted);
-    }
-}
-
-/// Collects the votes of one try.
-struct VoteCollector {
-    quorum: Arc<Quorum>,
-    resource: Arc<Resource>,
-    acquisition: Acquisition,
-    ttl: Duration,
-    round: Round,
-    responses: PendingResponses,
-    /// Why a node did not vote.
-    node_errors: Vec<Option<String>>,
-    /// When nodes expect the present lease to end. They tell the head of their queue.
-    repoll_hints: Vec<Duration>,
-}
-
-impl VoteCollector {
-    async fn collect(&mut self) -> Verdict {
-        let limit = self.quorum.node_timeout(self.ttl);
-        let mut late = pin!(sleep(limit));
-        loop {
-            if let Some((nodes, tokens)) = self.round.poll_propagate() {
-                for node in nodes {
-                    self.propagate(node, tokens.last);
-                }
-                late.as_mut().reset(tokio::time::Instant::now() + limit);
-            }
-            if let Some(verdict) = self.round.poll_verdict(clock::local()) {
-                return verdict;
-            }
-            tokio::select! {
-                biased;
-                Some((node, heard)) = self.responses.next() => self.handle_response(node, heard),
-                () = &mut late => self.round.handle_timeout(),
-            }
-        }
-    }
-
-    /// How long until a quorum may be free, if known. No node pushes the expiry of a lease.
-    fn time_until_free(&mut self) -> Option<Duration> {
-        self.repoll_hints.sort_unstable();
-        self.repoll_hints.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.repoll_hints.last()).copied()
-    }
-
-    /// Waits a little for the other votes: an attempt that does not wait retries if any node is free.
-    async fn await_stragglers(&mut self) {
-        let all = async {
-            while let Some((node, heard)) = self.responses.next().await {
-                self.handle_response(node, heard);
-            }
-        };
-        let _ = timeout(STRAGGLER_GRACE, all).await;
-    }
-
-    fn propagate(&self, node: usize, token: Token) {
-        let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
-        let command = Command::Renew(renew);
-        let call = self.quorum.nodes[node].clone().call_one(self.resource.clone(), command, Some(token));
-        self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
-    }
-
-    fn handle_response(&mut self, node: usize, heard: NodeResponse) {
-        match heard {
-            NodeResponse::Voted(answered) => {
-                let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
-                if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
-                    self.repoll_hints.push(queued.repoll_at.since(*at));
-                }
-                self.node_errors[node] = match &answered {
-                    Err(error) => Some(error.message.clone()),
-                    Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
-                    Ok(_) => None,
-                };
-                self.round.handle_vote(node, vote);
-            }
-            NodeResponse::Propagated(answered) => {
-                let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
-                self.round.handle_propagated(node, is_known);
-            }
-        }
     }
 }
 

@@ -6,18 +6,17 @@ use leasehold_core::{Command, Resource};
 
 use super::Quorum;
 use super::admission_state::{AdmissionNodes, ContendedLocks};
-use crate::engine::clock;
 use crate::store::CallResult;
 use crate::store::redis::slot_of;
 
 impl Quorum {
     /// Records that other clients hold this lock or may wait for it.
     pub(super) fn note_contended(&self, resource: &Arc<Resource>) {
-        self.contended().note(resource, clock::local());
+        self.contended().note(resource, self.now());
     }
 
     pub(super) fn is_contended(&self, resource: &Resource) -> bool {
-        self.contended().has(resource, clock::local())
+        self.contended().has(resource, self.now())
     }
 
     fn contended(&self) -> MutexGuard<'_, ContendedLocks> {
@@ -41,9 +40,9 @@ impl Quorum {
         let retries =
             |node: &usize| !matches!(command, Command::Acquire(_)) || self.nodes[*node].store.is_connected();
         let node = known.filter(retries).unwrap_or_else(|| self.admission_node(&resource));
-        let answered = self.nodes[node].clone().call_one(resource, command.clone(), None).await;
+        let answered = self.nodes[node].clone().call(resource, command.clone(), None).await;
         if let Some(acquisition) = acquisition {
-            self.admission_nodes().handle_answered(acquisition, node, &command, &answered, clock::local());
+            self.admission_nodes().handle_answered(acquisition, node, &command, &answered, self.now());
         }
         answered
     }

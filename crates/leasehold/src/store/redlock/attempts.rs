@@ -280,7 +280,7 @@ impl Attempts {
     }
 
     /// Ends an attempt or its lease. `until` is how long the release is remembered, if a late acquire may follow.
-    pub(super) fn give_back(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<NodeAttempt> {
+    pub(super) fn release(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<NodeAttempt> {
         self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }))
     }
 

@@ -124,7 +124,7 @@ impl Quorum {
     /// Each node's answer or error.
     async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
         let requests = self.nodes.iter().map(|node| {
-            let call = node.clone().call_one(resource.clone(), command.clone(), None);
+            let call = node.clone().call(resource.clone(), command.clone(), None);
             async { timeout(INSPECT_TIMEOUT, call).await }
         });
         let answered = join_all(requests).await.into_iter().map(|answered| match answered {
@@ -188,7 +188,7 @@ impl Quorum {
         let each = self.nodes.iter().zip(round.votes()).zip(node_errors);
         each.map(|((node, vote), node_errors)| {
             let what = match vote {
-                Some(Vote::Yes(_)) => "granted it, and was told that it is given back".to_owned(),
+                Some(Vote::Yes(_)) => "granted it, and was told to release it".to_owned(),
                 Some(Vote::No) => "busy".to_owned(),
                 Some(Vote::Abstains(_)) => {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"

@@ -11,9 +11,9 @@ use leasehold_core::{
 use tokio::time::timeout;
 
 use super::MIN_NODE_TIMEOUT;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::store::redis::Redis;
-use crate::store::{CallResult, Store as _, StoreError, only};
+use crate::store::{CallResult, Store as _, StoreError};
 
 /// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
 const MAX_UNANSWERED: usize = 256;
@@ -33,6 +33,7 @@ pub(super) struct Node {
     pub(super) store: Arc<Redis>,
     /// Its address without secrets.
     pub(super) name: String,
+    clock: Clock,
     unanswered: AtomicUsize,
     /// Time of its last answer, or of the first unanswered request, by the local clock in microseconds.
     last_answer_at: AtomicU64,
@@ -64,10 +65,11 @@ impl Drop for Unanswered {
 }
 
 impl Node {
-    pub(super) fn new(store: Arc<Redis>, name: String) -> Self {
+    pub(super) fn new(store: Arc<Redis>, name: String, clock: Clock) -> Self {
         Self {
             store,
             name,
+            clock,
             unanswered: AtomicUsize::new(0),
             last_answer_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
@@ -82,49 +84,64 @@ impl Node {
         self.pending_releases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs commands in this order, with no token below `floor`.
-    pub(super) async fn call(
-        self: Arc<Self>,
-        batch: Vec<(Arc<Resource>, Command)>,
-        floor: Option<Token>,
-    ) -> Vec<CallResult> {
-        let count = batch.len();
-        let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
-        let _unanswered = Unanswered(self.clone());
-        let sent_at = clock::local();
-        if waiting == 0 {
-            // The node had no unanswered request until now.
-            self.last_answer_at.store(sent_at.as_micros(), Ordering::Relaxed);
-        }
-        if waiting >= MAX_UNANSWERED && sent_at.since(self.last_answer_at()) > STALL_TIMEOUT {
-            return vec![Err(too_slow(waiting)); count];
-        }
-        let answers = self.store.call_as_voter(&batch, floor).await;
-        if let Some(Ok(answer)) = answers.last() {
-            let now = clock::local();
-            self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
-            // A batch may take two round trips.
-            if count == 1 {
-                self.record_answer(sent_at, now, answer.at);
-            }
-        }
-        answers
+    fn now(&self) -> LocalTime {
+        self.clock.local()
     }
 
-    /// Runs one command.
-    pub(super) async fn call_one(
+    /// Runs a command, with no token below `floor`.
+    pub(super) async fn call(
         self: Arc<Self>,
         resource: Arc<Resource>,
         command: Command,
         floor: Option<Token>,
     ) -> CallResult {
-        only(self.call(vec![(resource, command)], floor).await)
+        let (_unanswered, sent_at) = self.count_request()?;
+        let answered = self.store.call_as_voter(resource, command, floor).await;
+        if let Ok(answer) = &answered {
+            self.record_answer(sent_at, self.note_answer(), answer.at);
+        }
+        answered
+    }
+
+    /// Runs commands in this order.
+    pub(super) async fn call_batch(self: Arc<Self>, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
+        let _unanswered = match self.count_request() {
+            Ok((unanswered, _)) => unanswered,
+            Err(error) => return vec![Err(error); batch.len()],
+        };
+        let answers = self.store.call_batch_as_voter(batch).await;
+        // A batch may take two round trips, so it measures none.
+        if let Some(Ok(_)) = answers.last() {
+            self.note_answer();
+        }
+        answers
+    }
+
+    /// Counts a request that is sent now; an error if the node is stalled.
+    fn count_request(self: &Arc<Self>) -> Result<(Unanswered, LocalTime), StoreError> {
+        let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
+        let unanswered = Unanswered(self.clone());
+        let now = self.now();
+        if waiting == 0 {
+            // The node had no unanswered request until now.
+            self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
+        }
+        if waiting >= MAX_UNANSWERED && now.since(self.last_answer_at()) > STALL_TIMEOUT {
+            return Err(too_slow(waiting));
+        }
+        Ok((unanswered, now))
+    }
+
+    fn note_answer(&self) -> LocalTime {
+        let now = self.now();
+        self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
+        now
     }
 
     /// Inspects an unused lock to learn the node's clock, so that the first acquire has a floor.
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
-        let call = self.call_one(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
+        let call = self.call(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
         // Without an answer the first acquire has no floor.
         let _ = timeout(MIN_NODE_TIMEOUT, call).await;
     }
@@ -182,7 +199,7 @@ impl Node {
     pub(super) async fn retry_pending_releases(self: Arc<Self>) {
         let due: Vec<(Arc<Resource>, Command)> = {
             let mut pending_releases = self.pending_releases();
-            let now = clock::local();
+            let now = self.now();
             pending_releases.retain(|_, pending| pending.until > now);
             let pending_releases = pending_releases.values().take(BATCH);
             pending_releases
@@ -192,7 +209,7 @@ impl Node {
         if due.is_empty() {
             return;
         }
-        let answers = self.clone().call(due.clone(), None).await;
+        let answers = self.clone().call_batch(&due).await;
         let mut pending_releases = self.pending_releases();
         for ((_, command), answer) in due.iter().zip(answers) {
             if let (Command::Release(release), Ok(_)) = (command, answer) {

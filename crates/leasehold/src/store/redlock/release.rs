@@ -12,19 +12,18 @@ use tokio::time::timeout;
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
 use super::{Quorum, STRAGGLER_GRACE, answer};
-use crate::engine::clock;
 use crate::store::{CallResult, StoreError};
 
 impl Quorum {
     pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> CallResult {
-        let until = (!release.tombstone.is_zero()).then(|| clock::local() + release.tombstone);
+        let until = (!release.tombstone.is_zero()).then(|| self.now() + release.tombstone);
         if until.is_some() {
             self.releases_pending.notify_one();
         }
-        let Some(known) = self.attempts.give_back(release.acquisition, until) else {
+        let Some(known) = self.attempts.release(release.acquisition, until) else {
             // No try has left anything at the nodes. NotHeld still needs a quorum that answers.
             self.call_all(&resource, Command::Inspect).await?;
-            return answer(clock::local(), Reply::NotHeld);
+            return answer(self.now(), Reply::NotHeld);
         };
         if known.request.wait.is_some() {
             // Other clients may wait, as this one did.
@@ -42,7 +41,7 @@ impl Quorum {
         })
         .await;
         let [replies] = replies;
-        let now = clock::local();
+        let now = self.now();
         match replies.poll_tally() {
             Some(Tally::Held { .. }) => answer(now, Reply::Released),
             Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
@@ -67,7 +66,7 @@ impl Quorum {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
         let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
         // No earlier acquire can leave anything that lasts longer.
-        let until = clock::local() + known.request.ttl + TOMBSTONE_TTL;
+        let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
         let mut guard =
             ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
@@ -128,7 +127,7 @@ impl ReleaseGuard {
 
     async fn send(&self, tombstone: Duration) -> NodeReply {
         let command = Command::Release(Release { tombstone, ..self.release.clone() });
-        match self.quorum.nodes[self.node].clone().call_one(self.resource.clone(), command, None).await {
+        match self.quorum.nodes[self.node].clone().call(self.resource.clone(), command, None).await {
             Ok(answer) if answer.reply == Reply::Released => NodeReply::Held { valid_for: Duration::ZERO },
             Ok(_) => NodeReply::NotHeld,
             Err(_) => NodeReply::Failed,

@@ -8,7 +8,6 @@ use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, R
 use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
 use super::{Quorum, answer};
-use crate::engine::clock;
 use crate::store::{CallResult, StoreError, missing_response};
 
 impl Quorum {
@@ -26,9 +25,9 @@ impl Quorum {
             .collect();
         let requests: Vec<&(Renew, NodeAttempt)> = known.iter().flatten().collect();
         if requests.is_empty() {
-            return known.iter().map(|_| answer(clock::local(), Reply::NotHeld)).collect();
+            return known.iter().map(|_| answer(self.now(), Reply::NotHeld)).collect();
         }
-        let commands: Vec<(Arc<Resource>, Command)> = requests
+        let commands: Arc<[(Arc<Resource>, Command)]> = requests
             .iter()
             .map(|(renew, known)| {
                 let renew = Renew { acquisition: known.acquisition, ttl: renew.ttl, reserve: 0 };
@@ -36,7 +35,7 @@ impl Quorum {
             })
             .collect();
         let (replies, errors) = self.renew_at_nodes(&requests, &commands).await;
-        let now = clock::local();
+        let now = self.now();
         let mut answers =
             requests.iter().zip(&replies).map(|((renew, known), replies)| match replies.poll_tally() {
                 Some(Tally::Held { valid_for }) => {
@@ -61,7 +60,7 @@ impl Quorum {
     async fn renew_at_nodes(
         &self,
         requests: &[&(Renew, NodeAttempt)],
-        commands: &[(Arc<Resource>, Command)],
+        commands: &Arc<[(Arc<Resource>, Command)]>,
     ) -> (Vec<NodeReplies>, Vec<Option<String>>) {
         let mut replies = vec![NodeReplies::new(self.nodes.len()); requests.len()];
         let mut errors = self.duplicate_nodes();
@@ -71,8 +70,8 @@ impl Quorum {
                 fail(&mut replies, node);
                 continue;
             }
-            let call = to.clone().call(commands.to_vec(), None);
-            responses.push(async move { (node, call.await) });
+            let (to, commands) = (to.clone(), commands.clone());
+            responses.push(async move { (node, to.call_batch(&commands).await) });
         }
         let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);

@@ -12,6 +12,7 @@ use leasehold_testkit::{Proxy, Server, until};
 
 use super::inspect::merge_holder;
 use super::{Quorum, Redlock};
+use crate::engine::clock::Clock;
 use crate::store::{Inbox, Store as _, admission_queue_of};
 use crate::url::StoreUrl;
 
@@ -45,7 +46,7 @@ impl QuorumClient {
         };
         let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
         let client = ClientId::new(client);
-        let redlock = Redlock::open(&url, client, Arc::downgrade(&inbox), None).await.unwrap();
+        let redlock = Redlock::open(&url, Clock::System, client, Arc::downgrade(&inbox), None).await.unwrap();
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
         Self { client, redlock, resource, _inbox: inbox }
     }
@@ -143,7 +144,7 @@ async fn release_during_acquire_leaves_nothing() {
         until(async || client.holding().await == 0).await;
     }
     // The attempts are forgotten after the tombstone.
-    let long_after = crate::engine::clock::local() + 2 * tombstone;
+    let long_after = Clock::System.local() + 2 * tombstone;
     client.quorum().attempts.sweep(long_after);
     assert!(!client.quorum().attempts.is_to_be_swept());
 }

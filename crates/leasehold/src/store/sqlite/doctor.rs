@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::find_strays;
-use super::{BUSY_TIMEOUT, checkpoint, schema};
+use super::{BUSY_TIMEOUT, checkpoint, location, schema};
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 
@@ -114,7 +114,7 @@ fn judge(seen: &Seen) -> Component {
     if let Some(free) = seen.free_bytes {
         component.fact("room on the disk", size(free));
         if free < LITTLE_ROOM {
-            let why = "when the disk is full, no lock can be taken, given back or renewed";
+            let why = "when the disk is full, no lock can be acquired, released or renewed";
             component.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }
@@ -148,7 +148,7 @@ fn file_system(path: &Path) -> Option<&'static str> {
         (0x0102_1994, "tmpfs"),
         (0x794C_7630, "overlay"),
     ];
-    schema::name_of(&rustix::fs::statfs(path).ok()?, &KNOWN)
+    location::name_of(&rustix::fs::statfs(path).ok()?, &KNOWN)
 }
 
 #[cfg(not(target_os = "linux"))]

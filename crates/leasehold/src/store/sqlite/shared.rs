@@ -15,7 +15,7 @@ use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
 use super::schema;
-use crate::engine::clock;
+use crate::engine::clock::Clock;
 use crate::store::{CallResult, Inbox, StoreError};
 
 /// State shared by callers and the worker.
@@ -23,6 +23,7 @@ pub(super) struct Shared {
     pub(super) path: PathBuf,
     pub(super) files: Arc<Files>,
     pub(super) is_durable: bool,
+    pub(super) clock: Clock,
     pub(super) client: ClientId,
     pub(super) inbox: Weak<dyn Inbox>,
     pub(super) mailboxes: Mailboxes,
@@ -52,16 +53,6 @@ impl TransactionError {
             Self::Failed(error) => error,
         }
     }
-
-    /// A client's leases in removed files are lost.
-    pub(super) fn answer_to(self, command: &Command) -> CallResult {
-        match (self, command) {
-            (Self::Gone, Command::Renew(_) | Command::Release(_)) => {
-                Ok(Answer { at: clock::embedded().time, reply: Reply::NotHeld })
-            }
-            (trouble, _) => Err(trouble.into_error()),
-        }
-    }
 }
 
 /// Pushes to deliver after COMMIT.
@@ -75,40 +66,74 @@ pub(super) struct PendingPushes {
 }
 
 impl Shared {
-    /// Runs commands in one transaction: all take effect, or none does.
-    pub(super) fn transact(
+    /// Runs one command in a transaction of its own.
+    pub(super) fn transact_one(
         &self,
         connection: &Connection,
         now: impl Fn() -> Now,
         until: Instant,
-        commands: &[(&Resource, &Command)],
-    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
-        self.transact_as(connection, now, until, |now, pending| {
-            let step = |(resource, command): &(&Resource, &Command)| {
-                let PendingPushes { pushes, reached, created_rows } = pending;
-                let mut is_reachable = |client| self.is_reachable(client, reached);
-                // The model looks through the pushes of its own command for those that the answer makes needless.
-                let mut own = Vec::new();
-                let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut own };
-                let mut rows = SqliteRows::new(connection, resource, now.wall);
-                let answer = apply(&mut rows, turn, command)?;
-                *created_rows += u32::from(rows.is_created);
-                pushes.append(&mut own);
-                Ok(answer)
-            };
-            commands.iter().map(step).collect()
+        (resource, command): (&Resource, &Command),
+    ) -> Result<(Answer, PendingPushes), TransactionError> {
+        self.transact_as(connection, now, until, 1, |now, pending| {
+            self.apply(connection, now, (resource, command), pending)
         })
+    }
+
+    /// Runs commands in one transaction: all take effect, or none does.
+    pub(super) fn transact(
+        &self,
+        connection: &Connection,
+        until: Instant,
+        commands: &[(Arc<Resource>, Command)],
+    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        let now = || self.clock.embedded();
+        self.transact_as(connection, now, until, commands.len(), |now, pending| {
+            let apply = |(resource, command): &(Arc<Resource>, Command)| {
+                self.apply(connection, now, (resource, command), pending)
+            };
+            commands.iter().map(apply).collect()
+        })
+    }
+
+    fn apply(
+        &self,
+        connection: &Connection,
+        now: Now,
+        (resource, command): (&Resource, &Command),
+        pending: &mut PendingPushes,
+    ) -> rusqlite::Result<Answer> {
+        let PendingPushes { pushes, reached, created_rows } = pending;
+        let mut is_reachable = |client| self.is_reachable(client, reached);
+        // The model looks through the pushes of its own command for those that the answer makes needless.
+        let mut own = Vec::new();
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut own };
+        let mut rows = SqliteRows::new(connection, resource, now.wall);
+        let answer = apply(&mut rows, context, command)?;
+        *created_rows += u32::from(rows.is_created);
+        pushes.append(&mut own);
+        Ok(answer)
+    }
+
+    /// The answer to a command whose transaction did not run. A client's leases in removed files are lost.
+    pub(super) fn answer_to(&self, error: TransactionError, command: &Command) -> CallResult {
+        match (error, command) {
+            (TransactionError::Gone, Command::Renew(_) | Command::Release(_)) => {
+                Ok(Answer { at: self.clock.embedded().time, reply: Reply::NotHeld })
+            }
+            (error, _) => Err(error.into_error()),
+        }
     }
 
     /// Runs attempts in one transaction: all are granted, or none.
     pub(super) fn transact_all<'a>(
         &self,
         connection: &'a Connection,
-        now: impl Fn() -> Now,
         until: Instant,
         attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
-        self.transact_as(connection, now, until, |now, PendingPushes { pushes, reached, created_rows }| {
+        let now = || self.clock.embedded();
+        self.transact_as(connection, now, until, attempts.len(), |now, pending| {
+            let PendingPushes { pushes, reached, created_rows } = pending;
             let mut is_reachable = |client| self.is_reachable(client, reached);
             let rows =
                 |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource, now.wall);
@@ -122,28 +147,29 @@ impl Shared {
         })
     }
 
-    pub(super) fn transact_as(
+    fn transact_as<T>(
         &self,
         connection: &Connection,
         now: impl Fn() -> Now,
         until: Instant,
-        step: impl FnOnce(Now, &mut PendingPushes) -> rusqlite::Result<Vec<Answer>>,
-    ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
+        count: usize,
+        step: impl FnOnce(Now, &mut PendingPushes) -> rusqlite::Result<T>,
+    ) -> Result<(T, PendingPushes), TransactionError> {
         let transaction = self.begin(connection, until)?;
         let mut pending = PendingPushes::default();
         // The clock is read with the write lock held, so that time never goes backwards in the file.
         let now = now();
-        let stepped = step(now, &mut pending).and_then(|answers| {
+        let stepped = step(now, &mut pending).and_then(|answer| {
             // Old rows are removed at least as fast as new ones are inserted.
             if pending.created_rows > 0 {
                 self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
             }
-            Ok(answers)
+            Ok(answer)
         });
-        let answers = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
+        let answer = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
         transaction.commit()?;
-        self.commands.fetch_add(u32::try_from(answers.len()).unwrap_or(u32::MAX), Ordering::Relaxed);
-        Ok((answers, pending))
+        self.commands.fetch_add(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Relaxed);
+        Ok((answer, pending))
     }
 
     pub(super) fn begin<'c>(

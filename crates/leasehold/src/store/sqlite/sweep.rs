@@ -33,8 +33,8 @@ impl Shared {
                 Some(resource) => {
                     let PendingPushes { pushes, reached, .. } = pending;
                     let mut is_reachable = |client| self.is_reachable(client, reached);
-                    let turn = CommandContext { now, is_reachable: &mut is_reachable, pushes };
-                    sweep(&mut SqliteRows::new(connection, &resource, now.wall), turn)?
+                    let context = CommandContext { now, is_reachable: &mut is_reachable, pushes };
+                    sweep(&mut SqliteRows::new(connection, &resource, now.wall), context)?
                 }
             };
             if is_kept {
@@ -48,17 +48,16 @@ impl Shared {
     pub(super) fn sweep_batch(
         &self,
         connection: &Connection,
-        now: impl Fn() -> Now,
         until: Instant,
     ) -> Result<(bool, PendingPushes), TransactionError> {
         let failed = |error: rusqlite::Error| TransactionError::Failed(schema::not_done(error));
         // Usually there is nothing to do: check without the write lock first.
-        if due(connection, now(), 1).map_err(failed)?.is_empty() {
+        if due(connection, self.clock.embedded(), 1).map_err(failed)?.is_empty() {
             return Ok((false, PendingPushes::default()));
         }
         let transaction = self.begin(connection, until)?;
         let mut pending = PendingPushes::default();
-        let visited = self.sweep(connection, now(), BATCH, &mut pending).map_err(failed)?;
+        let visited = self.sweep(connection, self.clock.embedded(), BATCH, &mut pending).map_err(failed)?;
         transaction.commit()?;
         Ok((visited == BATCH, pending))
     }

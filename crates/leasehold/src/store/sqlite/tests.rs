@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep as model_sweep};
 use leasehold_core::{
-    Acquisition, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime, Token,
-    TokenRange, View, WaitFor,
+    Acquisition, Answer, Failure, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime,
+    Token, TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
@@ -73,10 +73,10 @@ impl<'c> Twins<'c> {
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);
         let (resource, mut table) = self.resources[at].clone();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
-        let Ok(expected) = apply(&mut table, turn, command);
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
-        let found = apply(&mut self.rows(&resource), turn, command).unwrap();
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
+        let Ok(expected) = apply(&mut table, context, command);
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
+        let found = apply(&mut self.rows(&resource), context, command).unwrap();
         assert_eq!(found, expected, "after {command:?}");
         assert_eq!(ours, theirs, "pushed after {command:?}");
         self.resources[at].1 = table;
@@ -87,13 +87,13 @@ impl<'c> Twins<'c> {
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);
         let (resources, mut tables): (Vec<_>, Vec<_>) = self.resources.clone().into_iter().unzip();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut theirs };
         let mut steps: Vec<_> = tables.iter_mut().zip(attempts).collect();
-        let Ok(expected) = apply_all(turn, &mut steps);
+        let Ok(expected) = apply_all(context, &mut steps);
         let mut rows: Vec<_> = resources.iter().map(|resource| self.rows(resource)).collect();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
+        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut ours };
         let mut steps: Vec<_> = rows.iter_mut().zip(attempts).collect();
-        let found = apply_all(turn, &mut steps).unwrap();
+        let found = apply_all(context, &mut steps).unwrap();
         assert_eq!(found, expected, "after {attempts:?}");
         assert_eq!(ours, theirs, "pushed after {attempts:?}");
         self.resources = resources.into_iter().zip(tables).collect();
@@ -103,10 +103,12 @@ impl<'c> Twins<'c> {
     fn sweep(&mut self, at: usize) -> bool {
         let mut is_reachable = |_| true;
         let (resource, mut table) = self.resources[at].clone();
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
-        let Ok(expected) = model_sweep(&mut table, turn);
-        let turn = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
-        assert_eq!(model_sweep(&mut self.rows(&resource), turn).unwrap(), expected);
+        let context =
+            CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
+        let Ok(expected) = model_sweep(&mut table, context);
+        let context =
+            CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut Vec::new() };
+        assert_eq!(model_sweep(&mut self.rows(&resource), context).unwrap(), expected);
         self.resources[at].1 = table;
         expected
     }
@@ -234,7 +236,7 @@ impl Inbox for IgnoredInbox {
 
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
     let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
-    let opened = Sqlite::open(path, false, ClientId::new(client), Arc::downgrade(&inbox));
+    let opened = Sqlite::open(path, false, Clock::System, ClientId::new(client), Arc::downgrade(&inbox));
     // It lives as long as the process.
     std::mem::forget(inbox);
     opened
@@ -371,7 +373,7 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
-    let last = Sqlite::open(&path, false, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
+    let last = Sqlite::open(&path, false, Clock::System, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
@@ -446,7 +448,7 @@ fn write_ahead_log_stays_bounded() {
             while store.try_call_inline(&resource("a"), &release(acquisition)).is_none() {}
         }
         largest = checkpoint::size(&path).max(largest);
-        // The worker has its turn, in bounded time.
+        // The worker gets its turn, in bounded time.
         let give_up = Instant::now() + Duration::from_secs(10);
         while store.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER && Instant::now() < give_up {
             thread::yield_now();
@@ -468,11 +470,11 @@ fn at(base: u64, seconds: u64) -> Now {
 fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
     let (until, resource) = (Instant::now() + BUSY_TIMEOUT, resource(name));
     let connection = store.connection.lock().unwrap();
-    let done = store.shared.transact(&connection, || now, until, &[(&resource, command)]);
+    let done = store.shared.transact_one(&connection, || now, until, (&resource, command));
     drop(connection);
-    let Ok((mut answers, pending)) = done else { panic!("the file is free") };
+    let Ok((answer, pending)) = done else { panic!("the file is free") };
     store.shared.send(pending);
-    answers.remove(0).reply
+    answer.reply
 }
 
 #[test]
@@ -574,7 +576,7 @@ fn symlinks_share_one_store_and_hard_links_are_refused() {
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let (told, hears) = std::sync::mpsc::channel();
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
-    let second = Sqlite::open(&link, false, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
+    let second = Sqlite::open(&link, false, Clock::System, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();

@@ -3,31 +3,23 @@
 //! It sleeps in `poll` on its client's pipe and the wake pipe of the job queue, for at most [`FILE_CHECK_INTERVAL`] at a time.
 //! Everything that waits for the disk runs here: checkpoints, and writes to a busy file.
 
-use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Resource};
+use leasehold_core::{Acquire, Command, Failure, Kind, Name, Resource};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::sync::oneshot;
 
+use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::Mailbox;
-use super::{
-    BUSY_TIMEOUT, CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent,
-    schema,
-};
-use crate::engine::clock;
+use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
 use crate::store::{CallResult, StoreError};
-
-/// Max number of queued jobs.
-const MAX_JOBS: usize = 65_536;
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -47,72 +39,16 @@ const TRANSACTION_PAUSE: Duration = Duration::from_micros(200);
 /// Pause between two batches of a sweep, so that other writers get the file.
 const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 
-pub(super) enum Job {
-    Commands(Vec<(Arc<Resource>, Command)>, oneshot::Sender<Vec<CallResult>>),
-    /// All attempts are granted, or none is.
-    AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
-    List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
-}
-
 /// Handle of the thread. After a drop the thread ends by itself: the drop does not wait, because the file may be busy.
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
     mailbox: Arc<Mailbox>,
 }
 
-/// The thread's job queue.
-struct JobQueue {
-    jobs: Mutex<Jobs>,
-    is_ending: AtomicBool,
-    /// A byte in it wakes the thread. Writing never blocks: when it is full, the thread is awake.
-    wake_pipe: File,
-}
-
-/// Jobs in order of arrival, each with its deadline for getting the file.
-#[derive(Default)]
-struct Jobs {
-    /// Renewals and releases, which do not wait behind acquires, of which there may be thousands.
-    of_holders: VecDeque<(Instant, Job)>,
-    others: VecDeque<(Instant, Job)>,
-}
-
-impl Jobs {
-    fn len(&self) -> usize {
-        self.of_holders.len() + self.others.len()
-    }
-
-    fn push(&mut self, until: Instant, job: Job) {
-        let jobs = if job.is_of_holders() { &mut self.of_holders } else { &mut self.others };
-        jobs.push_back((until, job));
-    }
-
-    fn pop(&mut self) -> Option<(Instant, Job)> {
-        self.of_holders.pop_front().or_else(|| self.others.pop_front())
-    }
-}
-
-impl Job {
-    fn is_of_holders(&self) -> bool {
-        matches!(self, Self::Commands(batch, _) if are_of_holders(batch))
-    }
-}
-
-fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
-    batch.iter().all(|(_, command)| matches!(command, Command::Renew(_) | Command::Release(_)))
-}
-
-impl JobQueue {
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Worker {
     pub(super) fn start(shared: Arc<Shared>, mailbox: &Arc<Mailbox>) -> io::Result<Self> {
         let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
-        let jobs = Mutex::default();
-        let queue =
-            Arc::new(JobQueue { jobs, is_ending: AtomicBool::new(false), wake_pipe: File::from(wake_pipe) });
+        let queue = Arc::new(JobQueue::new(File::from(wake_pipe)));
         let worker = Self { queue: queue.clone(), mailbox: mailbox.clone() };
         let thread = WorkerThread {
             shared,
@@ -128,21 +64,13 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Enqueues a job. Fails if the queue is full.
+    /// Enqueues a job. Fails if the queue is full, or the thread has ended.
     pub(super) fn submit(&self, job: Job) -> bool {
-        {
-            let mut jobs = self.queue.jobs();
-            if jobs.len() >= MAX_JOBS || self.queue.is_ending.load(Ordering::Acquire) {
-                return false;
-            }
-            jobs.push(Instant::now() + BUSY_TIMEOUT, job);
-        }
-        self.wake();
-        true
+        self.queue.push(job)
     }
 
     pub(super) fn wake(&self) {
-        let _ = (&self.queue.wake_pipe).write(&[1]);
+        self.queue.wake();
     }
 }
 
@@ -150,8 +78,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // At once, because the process may end before the thread does.
         self.mailbox.remove();
-        self.queue.is_ending.store(true, Ordering::Release);
-        self.wake();
+        self.queue.end();
     }
 }
 
@@ -176,9 +103,7 @@ impl Drop for WorkerThread {
     fn drop(&mut self) {
         // No thread receives this client's pushes any more, so the client must not count as reachable.
         self.mailbox.remove();
-        let mut jobs = self.queue.jobs();
-        self.queue.is_ending.store(true, Ordering::Release);
-        *jobs = Jobs::default();
+        self.queue.close();
     }
 }
 
@@ -186,7 +111,7 @@ impl WorkerThread {
     fn work(mut self) {
         self.maintain();
         let mut maintained = Instant::now();
-        while !self.queue.is_ending.load(Ordering::Acquire) {
+        while !self.queue.is_ending() {
             self.sleep();
             self.receive_pushes();
             self.run_jobs();
@@ -245,7 +170,7 @@ impl WorkerThread {
 
     fn run_jobs(&mut self) {
         loop {
-            let Some((until, job)) = self.queue.jobs().pop() else { return };
+            let Some((until, job)) = self.queue.pop() else { return };
             self.run_job(job, until);
         }
     }
@@ -255,18 +180,30 @@ impl WorkerThread {
         self.receive_pushes();
         // If the receiver is gone, the client releases what the answers may have granted.
         match job {
-            Job::Commands(batch, tell) => {
-                let answers = self.run(&batch, until);
-                let _ = tell.send(answers);
+            Job::Command(resource, command, tell) => {
+                let began = Instant::now();
+                let answer = self.run_one(&resource, &command, until);
+                self.measure(1, began.elapsed());
+                let _ = tell.send(answer);
+            }
+            Job::Batch(batch, tell) => {
+                let _ = tell.send(self.run(&batch, until));
             }
             Job::AcquireAll(attempts, tell) => {
                 let _ = tell.send(self.run_all(&attempts, until));
             }
             Job::List(tell) => {
-                let listed = self.list();
-                let _ = tell.send(listed);
+                let _ = tell.send(self.list());
             }
         }
+    }
+
+    fn run_one(&mut self, resource: &Resource, command: &Command, until: Instant) -> CallResult {
+        self.receive_pushes();
+        let answered = self.transact(|shared, connection| {
+            shared.transact_one(connection, || shared.clock.embedded(), until, (resource, command))
+        });
+        answered.or_else(|error| self.shared.answer_to(error, command))
     }
 
     fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
@@ -299,7 +236,7 @@ impl WorkerThread {
     /// Runs the renewals and releases that were submitted during a long job.
     fn run_jobs_of_holders(&mut self) {
         loop {
-            let Some((until, job)) = self.queue.jobs().of_holders.pop_front() else { return };
+            let Some((until, job)) = self.queue.pop_of_holders() else { return };
             self.run_job(job, until);
         }
     }
@@ -308,48 +245,34 @@ impl WorkerThread {
     /// Not if the COMMIT may have taken effect, because a repeat would then answer for the first run.
     fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
         self.receive_pushes();
-        match self.transact(chunk, until) {
+        match self.transact(|shared, connection| shared.transact(connection, until, chunk)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
             Err(TransactionError::Failed(error)) if error.failure == Failure::Unknown => {
-                chunk.iter().map(|_| Err(error.clone())).collect()
+                vec![Err(error); chunk.len()]
             }
-            Err(trouble) => match chunk {
-                [(_, command)] => vec![trouble.answer_to(command)],
-                _ => chunk.chunks(1).flat_map(|one| self.run_chunk(one, until)).collect(),
+            Err(error) => match chunk {
+                [(_, command)] => vec![self.shared.answer_to(error, command)],
+                _ => chunk.iter().map(|(resource, command)| self.run_one(resource, command, until)).collect(),
             },
         }
     }
 
-    fn transact(
-        &mut self,
-        chunk: &[(Arc<Resource>, Command)],
-        until: Instant,
-    ) -> Result<Vec<Answer>, TransactionError> {
-        let shared = self.shared.clone();
-        let commands: Vec<_> = chunk.iter().map(|(resource, command)| (&**resource, command)).collect();
-        let done = shared.transact(self.connection()?, clock::embedded, until, &commands);
-        Self::deliver(&shared, done)
-    }
-
     fn run_all(&mut self, attempts: &[(Arc<Resource>, Arc<Acquire>)], until: Instant) -> Vec<CallResult> {
-        let shared = self.shared.clone();
-        let done = self.connection().and_then(|connection| {
-            let done = shared.transact_all(connection, clock::embedded, until, attempts);
-            Self::deliver(&shared, done)
-        });
-        match done.map_err(TransactionError::into_error) {
+        match self.transact(|shared, connection| shared.transact_all(connection, until, attempts)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(error) => attempts.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => vec![Err(error.into_error()); attempts.len()],
         }
     }
 
-    fn deliver(
-        shared: &Shared,
-        done: Result<(Vec<Answer>, PendingPushes), TransactionError>,
-    ) -> Result<Vec<Answer>, TransactionError> {
-        let (answers, pending) = done?;
+    /// Runs a transaction over this thread's connection, and delivers its pushes.
+    fn transact<T>(
+        &mut self,
+        run: impl FnOnce(&Shared, &Connection) -> Result<(T, PendingPushes), TransactionError>,
+    ) -> Result<T, TransactionError> {
+        let shared = self.shared.clone();
+        let (done, pending) = run(&shared, self.connection()?)?;
         shared.send(pending);
-        Ok(answers)
+        Ok(done)
     }
 
     fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
@@ -399,21 +322,13 @@ impl WorkerThread {
     }
 
     fn sweep(&mut self) {
-        let shared = self.shared.clone();
         let until = Instant::now() + super::INLINE_TIMEOUT;
-        let swept =
-            self.connection().and_then(|connection| shared.sweep_batch(connection, clock::embedded, until));
-        self.is_behind = match swept {
-            Ok((is_behind, pending)) => {
-                shared.send(pending);
-                is_behind
-            }
-            Err(trouble) => {
-                let is_busy = matches!(trouble, TransactionError::Busy);
-                tracing::debug!(error = trouble.into_error().message, "expired leases could not be removed");
-                is_busy
-            }
-        };
+        let swept = self.transact(|shared, connection| shared.sweep_batch(connection, until));
+        self.is_behind = swept.unwrap_or_else(|error| {
+            let is_busy = matches!(error, TransactionError::Busy);
+            tracing::debug!(error = error.into_error().message, "expired leases could not be removed");
+            is_busy
+        });
     }
 }
 

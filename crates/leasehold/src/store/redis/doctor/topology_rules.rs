@@ -7,7 +7,7 @@ use leasehold_core::quorum_of;
 
 use super::super::slot_map::SlotRange;
 use super::probe::{SentinelView, Snapshot};
-use super::server_rules::{differ, span};
+use super::time_rules::{differ, span};
 use crate::diagnostics::{Check, Component};
 use crate::url::Host;
 

@@ -1,8 +1,12 @@
 //! Each rule, with what sets it off.
 
 use super::super::acl_check::{MissingRight, Purpose};
+use std::time::Duration;
+
 use super::*;
 use crate::diagnostics::Severity;
+use crate::store::redis::doctor::acl_check::{Cost, Source};
+use crate::store::redis::doctor::probe::Clock;
 
 /// A server as it should be.
 fn sound() -> Snapshot {

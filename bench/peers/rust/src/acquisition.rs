@@ -1,11 +1,11 @@
-//! What a turn leaves behind: five moments of one task, 40 bytes in a log that the driver reads afterwards.
+//! The log of acquisitions: five moments of one task, 40 bytes in a log that the driver reads afterwards.
 
 use std::io;
 use std::path::Path;
 
 /// One acquisition and its release. Moments are nanoseconds of the machine's monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Acquisition {
     /// Which of all tasks of the run.
     pub task: u32,
     /// Whether others of its kind may be inside at the same time: a reader.
@@ -14,13 +14,13 @@ pub struct Turn {
     pub asked: u64,
     /// It was inside.
     pub entered: u64,
-    /// It began to give the lock back.
+    /// It began to release the lock.
     pub left: u64,
-    /// It knew that the lock was given back.
+    /// It knew that the lock was released.
     pub done: u64,
 }
 
-impl Turn {
+impl Acquisition {
     /// How many bytes it takes.
     pub const BYTES: usize = 40;
 
@@ -54,8 +54,8 @@ impl Turn {
 /// # Errors
 ///
 /// What the file system says.
-pub fn write(path: &Path, turns: &[Turn]) -> io::Result<()> {
-    let bytes: Vec<u8> = turns.iter().flat_map(|turn| turn.to_bytes()).collect();
+pub fn write(path: &Path, acquisitions: &[Acquisition]) -> io::Result<()> {
+    let bytes: Vec<u8> = acquisitions.iter().flat_map(|acquisition| acquisition.to_bytes()).collect();
     std::fs::write(path, bytes)
 }
 
@@ -63,13 +63,13 @@ pub fn write(path: &Path, turns: &[Turn]) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the file system says, and if it is not made of whole turns.
-pub fn read(path: &Path) -> io::Result<Vec<Turn>> {
+/// What the file system says, and if it is not made of whole acquisitions.
+pub fn read(path: &Path) -> io::Result<Vec<Acquisition>> {
     let bytes = std::fs::read(path)?;
-    if bytes.len() % Turn::BYTES != 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the log ends within a turn"));
+    if bytes.len() % Acquisition::BYTES != 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the log ends within an acquisition"));
     }
-    Ok(bytes.chunks_exact(Turn::BYTES).map(Turn::from_bytes).collect())
+    Ok(bytes.chunks_exact(Acquisition::BYTES).map(Acquisition::from_bytes).collect())
 }
 
 #[cfg(test)]
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn a_turn_is_read_as_it_was_written() {
-        let turn = Turn { task: 7, is_shared: true, asked: 1, entered: 1 << 40, left: 3, done: u64::MAX };
-        assert_eq!(Turn::from_bytes(&turn.to_bytes()), turn);
+        let acquisition =
+            Acquisition { task: 7, is_shared: true, asked: 1, entered: 1 << 40, left: 3, done: u64::MAX };
+        assert_eq!(Acquisition::from_bytes(&acquisition.to_bytes()), acquisition);
     }
 }

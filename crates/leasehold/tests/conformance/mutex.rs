@@ -1,4 +1,4 @@
-//! Mutexes. The tests wait for conditions, and for a time only where they test the passing of time.
+//! Mutexes: the queue, and who gets the lock. The tests wait for conditions, and for a time only where they test the passing of time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::{SOON, Store, pair};
 
 macro_rules! tests {
     ($how:ident $what:literal) => {
-        $crate::on_store! { $how suite $what:
+        $crate::on_store! { $how mutex $what:
             held_mutex_is_refused_to_another_client
             tokens_rise_across_grants_and_clients
             waiters_are_granted_in_fifo_order
@@ -20,25 +20,12 @@ macro_rules! tests {
             dropped_guard_releases
             guard_dropped_in_a_panic_releases
             guard_dropped_without_a_runtime_releases
-            short_lease_is_renewed_while_its_guard_lives
-            pushed_lease_outlives_its_claim_window
-            unrenewed_lease_is_lost_at_its_ttl
-            manual_renewal_extends_the_lease
-            max_hold_ends_a_renewed_lease
-            force_released_lock_is_lost_and_granted_to_first_waiter
-            min_hold_retains_the_lock_after_release
-            loss_cancels_the_work_of_run
-            work_that_outlives_its_lease_is_an_error
-            closing_the_client_releases_everything
-            last_dropped_handle_releases
             invalid_input_is_refused_and_leaves_nothing
             full_queue_refuses_waiters
             inspect_reports_holders_and_waiters
             diagnose_succeeds_and_changes_no_lock
             tasks_of_several_clients_count_exactly
             thousand_waiters_of_one_client_are_all_granted
-            release_timeout_waits_for_the_store
-            wait_until_expiring_returns_at_the_given_remaining_time
             blocking_mutex_behaves_like_the_async_one
             different_names_are_different_locks
             sixteen_clients_are_served_equally
@@ -50,16 +37,16 @@ pub(crate) use tests;
 pub(crate) const KIND: Kind = Kind::Mutex;
 
 /// Inspects the mutex until the condition holds.
-async fn until(mutex: &Mutex, is_so: impl Fn(&LockInfo) -> bool) -> LockInfo {
+pub(crate) async fn until(mutex: &Mutex, is_so: impl Fn(&LockInfo) -> bool) -> LockInfo {
     crate::until_seen(async || mutex.inspect().await, is_so).await
 }
 
-async fn until_free(mutex: &Mutex) {
+pub(crate) async fn until_free(mutex: &Mutex) {
     until(mutex, |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
 
 /// Starts an attempt, and returns once it is queued.
-async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
+pub(crate) async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
     let waiting = mutex.clone();
     crate::queue_seen(async || mutex.inspect().await, async move { waiting.lock().await }).await
 }
@@ -173,147 +160,6 @@ pub(crate) async fn guard_dropped_without_a_runtime_releases(store: Store) {
     let guard = client.mutex("a").lock().await.unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
     until_free(&client.mutex("a")).await;
-}
-
-pub(crate) async fn short_lease_is_renewed_while_its_guard_lives(store: Store) {
-    let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    // Longer than two leases.
-    assert!(other.mutex("a").lock_timeout(Duration::from_millis(7_500)).await.unwrap().is_none());
-    assert!(guard.is_held());
-    guard.release().await.unwrap();
-}
-
-pub(crate) async fn pushed_lease_outlives_its_claim_window(store: Store) {
-    let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").lock().await.unwrap();
-    let waiting = queue(&other.mutex("a").auto_renew(false)).await;
-    guard.release().await.unwrap();
-    let guard = waiting.await.unwrap();
-    assert!(one.mutex("a").lock_timeout(Duration::from_millis(3_500)).await.unwrap().is_none());
-    assert!(guard.is_held());
-    guard.release().await.unwrap();
-}
-
-pub(crate) async fn unrenewed_lease_is_lost_at_its_ttl(store: Store) {
-    let (one, other) = pair(&store).await;
-    let ttl = Duration::from_secs(1);
-    let began = Instant::now();
-    let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
-    assert_eq!(guard.lost().await, Loss::Expired);
-    assert!(began.elapsed() < ttl + SOON && !guard.is_held() && guard.remaining().is_zero());
-    let next = other.mutex("a").lock().await.unwrap();
-    assert!(next.token() > guard.token());
-    let error = guard.release().await.unwrap_err();
-    assert!(error.is_lost(), "{error}");
-    assert!(next.is_held());
-    assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1, "the new holder keeps it");
-}
-
-pub(crate) async fn manual_renewal_extends_the_lease(store: Store) {
-    let (one, other) = pair(&store).await;
-    let ttl = Duration::from_secs(2);
-    let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
-    for _ in 0..2 {
-        guard.wait_until_expiring(ttl / 2).await;
-        guard.renew().await.unwrap();
-        assert!(guard.remaining() > ttl / 2);
-    }
-    other.mutex("a").force_release().await.unwrap();
-    assert!(guard.renew().await.unwrap_err().is_lost());
-    let first = one.mutex("b").lock().await.unwrap();
-    let waiting = queue(&other.mutex("b")).await;
-    first.release().await.unwrap();
-    let guard = waiting.await.unwrap();
-    guard.renew().await.unwrap();
-    assert!(guard.remaining() > Duration::from_secs(9), "a pushed lease is renewed to its full ttl");
-}
-
-pub(crate) async fn max_hold_ends_a_renewed_lease(store: Store) {
-    let (one, other) = pair(&store).await;
-    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).max_hold(Duration::from_secs(3));
-    let guard = mutex.lock().await.unwrap();
-    let waiting = queue(&other.mutex("a")).await;
-    assert_eq!(guard.lost().await, Loss::MaxHold);
-    assert!(waiting.await.unwrap().is_held());
-}
-
-pub(crate) async fn force_released_lock_is_lost_and_granted_to_first_waiter(store: Store) {
-    let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").lock().await.unwrap();
-    let waiting = queue(&other.mutex("a")).await;
-    let taken = other.mutex("a").force_release().await.unwrap();
-    assert!(matches!(&taken[..], [holder] if holder.token == guard.token() && !holder.is_own));
-    let next = waiting.await.unwrap();
-    assert!(next.token() > guard.token());
-    let loss = tokio::time::timeout(SOON, guard.lost()).await.expect("the holder notices the loss");
-    assert_eq!(loss, Loss::Gone);
-    assert!(guard.release().await.unwrap_err().is_lost());
-    assert!(next.is_held());
-    next.release().await.unwrap();
-    assert!(other.mutex("a").force_release().await.unwrap().is_empty());
-}
-
-pub(crate) async fn min_hold_retains_the_lock_after_release(store: Store) {
-    let (one, other) = pair(&store).await;
-    let min_hold = Duration::from_secs(3);
-    let began = Instant::now();
-    let guard = one.mutex("a").min_hold(min_hold).lock().await.unwrap();
-    guard.release().await.unwrap();
-    let view = other.mutex("a").inspect().await.unwrap();
-    assert!(view.holders.len() == 1 && view.holders[0].retained, "{view:?}");
-    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "retained against the same client too");
-    let guard = other.mutex("a").lock().await.unwrap();
-    assert!(began.elapsed() >= min_hold - Duration::from_millis(20), "granted after {:?}", began.elapsed());
-    guard.release().await.unwrap();
-    drop(other.mutex("a").min_hold(min_hold).lock().await.unwrap());
-    until(&one.mutex("a"), |view| view.holders.iter().all(|holder| holder.retained)).await;
-    assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "a drop retains it too");
-}
-
-pub(crate) async fn loss_cancels_the_work_of_run(store: Store) {
-    let client = store.client().await;
-    let guard = client.mutex("a").lock().await.unwrap();
-    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
-    let other = store.client().await;
-    let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
-        other.mutex("a").force_release().await.unwrap();
-    });
-    let error = ended.unwrap_err();
-    assert!(error.is_lost() && error.to_string().contains("mutex \"a\" on "), "{error}");
-}
-
-pub(crate) async fn work_that_outlives_its_lease_is_an_error(store: Store) {
-    let client = store.client().await;
-    let guard = client.mutex("a").ttl(Duration::from_secs(1)).auto_renew(false).lock().await.unwrap();
-    // It blocks its thread, as no work should, so that the loss is noticed only when it returns.
-    let ended = guard.run(async { std::thread::sleep(Duration::from_millis(1_100)) }).await;
-    assert!(ended.unwrap_err().is_lost());
-}
-
-pub(crate) async fn closing_the_client_releases_everything(store: Store) {
-    let (one, other) = pair(&store).await;
-    let mine = one.mutex("a").lock().await.unwrap();
-    let theirs = other.mutex("b").lock().await.unwrap();
-    let mutex = one.mutex("b");
-    let waiting = tokio::spawn(async move { mutex.lock().await });
-    until(&other.mutex("b"), |view| view.waiters.len() == 1).await;
-    let late = one.mutex("c");
-    one.close().await.unwrap();
-    assert!(other.list().await.unwrap().iter().all(|view| view.name == "b" && view.waiters.is_empty()));
-    assert!(waiting.await.unwrap().unwrap_err().is_closed());
-    assert!(late.lock().await.unwrap_err().is_closed());
-    assert_eq!(mine.lost().await, Loss::Closed);
-    assert!(!mine.is_held() && theirs.is_held());
-}
-
-pub(crate) async fn last_dropped_handle_releases(store: Store) {
-    let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").lock().await.unwrap();
-    drop(one);
-    assert!(guard.is_held(), "a guard is a handle too");
-    drop(guard);
-    until_free(&other.mutex("a")).await;
 }
 
 pub(crate) async fn invalid_input_is_refused_and_leaves_nothing(store: Store) {
@@ -440,27 +286,6 @@ pub(crate) async fn thousand_waiters_of_one_client_are_all_granted(store: Store)
         task.await.unwrap();
     }
     until_free(&client.mutex("a")).await;
-}
-
-pub(crate) async fn release_timeout_waits_for_the_store(store: Store) {
-    let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").lock().await.unwrap();
-    guard.release_timeout(SOON).await.unwrap();
-    store.eventually(async || other.mutex("a").try_lock().await.unwrap().is_some()).await;
-}
-
-pub(crate) async fn wait_until_expiring_returns_at_the_given_remaining_time(store: Store) {
-    let client = store.client().await;
-    let ttl = Duration::from_secs(1);
-    let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
-    let left = Duration::from_millis(200);
-    tokio::time::timeout(SOON, guard.wait_until_expiring(left)).await.expect("little time remains");
-    assert!(guard.remaining() <= left);
-    guard.wait_until_expiring(ttl).await;
-    // Two renewals happen meanwhile, each with two seconds remaining.
-    let renewed = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(2_500), renewed.wait_until_expiring(left)).await;
-    assert!(early.is_err(), "a lease that is renewed in time never comes close to its expiry");
 }
 
 pub(crate) async fn blocking_mutex_behaves_like_the_async_one(store: Store) {

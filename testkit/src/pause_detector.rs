@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(20);
 
 /// Records pauses of the whole machine until it is dropped.
-pub struct Pauses {
+pub struct PauseDetector {
     longest: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
     watcher: Option<JoinHandle<()>>,
 }
 
-impl Pauses {
+impl PauseDetector {
     /// Starts to record.
     #[must_use]
     pub fn watch() -> Self {
@@ -39,7 +39,7 @@ impl Pauses {
     }
 }
 
-impl Drop for Pauses {
+impl Drop for PauseDetector {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(watcher) = self.watcher.take() {
@@ -54,9 +54,9 @@ impl Drop for Pauses {
 /// # Panics
 ///
 /// With the attempt's error, or if the machine paused during every attempt.
-pub async fn undisturbed(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
+pub async fn retry_if_paused(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
     for _ in 0..6 {
-        let pauses = Pauses::watch();
+        let pauses = PauseDetector::watch();
         match attempt().await {
             Ok(()) => return,
             Err(what) if pauses.longest() <= allowed => panic!("{what}"),
@@ -79,7 +79,7 @@ mod tests {
     #[should_panic(expected = "it went wrong")]
     fn a_failure_without_a_pause_is_final() {
         let attempt = async || Err("it went wrong".to_owned());
-        let mut attempts = std::pin::pin!(undisturbed(Duration::from_secs(60), attempt));
+        let mut attempts = std::pin::pin!(retry_if_paused(Duration::from_secs(60), attempt));
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let _ = attempts.as_mut().poll(&mut context);
     }

@@ -19,7 +19,7 @@ const fn section(letter: &'static str, title: &'static str, about: &'static str)
 
 /// Every scenario, in the order of the page.
 pub(super) const SCENARIOS: [Section; 10] = [
-    section("a", "An uncontended lock", "One client locks and releases, one after the other."),
+    section("a", "An uncontended lock", "One client acquires and releases a lock repeatedly."),
     section(
         "b",
         "Many locks at once",
@@ -30,8 +30,8 @@ pub(super) const SCENARIOS: [Section; 10] = [
         "Many clients, one lock",
         "Each client acquires the same lock, holds it, releases it, and starts again. *Clients* share one process and have connections \
          of their own, as few as their library allows; *processes* have one client each. *Hand-off* is the time from the start of \
-         a release until a waiter is in the critical section. Jain's fairness index is given relative to its maximum for this number of \
-         acquisitions, since 1,000 clients cannot share 2,600 acquisitions evenly.",
+         a release until a waiter is in the critical section. Jain's fairness index is relative to its maximum for this number of \
+         acquisitions, because 1,000 clients cannot share 2,600 acquisitions evenly.",
     ),
     section(
         "d",
@@ -47,7 +47,7 @@ pub(super) const SCENARIOS: [Section; 10] = [
     section(
         "f",
         "Idle leases",
-        "One client holds this many leases. Only libraries that renew automatically take part. One run, since it takes long.",
+        "One client holds this many leases. Only libraries that renew automatically take part. This is a single run, because it takes long.",
     ),
     section("g", "Readers and writers", "Nine of ten acquisitions are for reading."),
     section("h", "A semaphore", "Ten permits, and a hundred waiters."),
@@ -65,7 +65,8 @@ pub(super) fn opening(results: &Results) -> String {
          bench/setup\n    \
          cargo run --release -p leasehold-bench -- compare{quick}\n    \
          cargo run --release -p leasehold-bench -- report\n\n\
-         {} with {} cores, {}, {}, on {}; {:.0} minutes. Absolute figures depend on the machine, ratios less: compare within a table.\n",
+         {} with {} cores, {}, {}, on {}; {:.0} minutes. Absolute figures depend on the machine, and ratios depend on it less. \
+         Compare rows within a table.\n",
         machine.processor,
         machine.cores,
         machine.kernel,
@@ -79,17 +80,17 @@ pub(super) fn opening(results: &Results) -> String {
     page += "\n- Every library has a process and a server of its own. In each round all rows run one after the other. A figure is the median over \
              the rounds, with the lowest and the highest in parentheses, then the ratio to the lower bound. The lower bound, if a table has \
              one, is its first row.\n\
-             - The peers measure latencies themselves, on the machine's common clock. During a measurement nothing passes between \
-             the driver and the peers.\n\
-             - Two checks cover every critical section: no two may overlap, and a counter that each increments must not lose a count. A lock \
-             that fails is marked *broken*.\n\
+             - Each library's process measures its own latencies, on the clock of the machine. The driver does not communicate with it \
+             during a measurement.\n\
+             - Two checks cover every critical section: two critical sections must not overlap, and a counter that each section increments must \
+             not lose a count. A lock that fails is marked *broken*.\n\
              - *Commands* counts what clients send per acquisition, without the commands inside scripts. *Bytes* counts both directions. A server's \
              CPU is that of its main thread.\n\
              - Every lease has the same ttl.\n";
     let _ = writeln!(
         page,
-        "- Before and after each run, a fixed calibration workload measures whether the machine is at its best speed. {} runs at a lower speed \
-         were discarded and repeated; {} were kept because the lower speed persisted.",
+        "- Before and after each run, a fixed workload checks whether the machine runs at its full speed. {} runs at a lower speed \
+         were discarded and repeated. {} runs were kept because the lower speed persisted.",
         results.discarded, results.disturbed
     );
     page
@@ -102,7 +103,7 @@ pub(super) fn verdict(verdict: &Verdict) -> String {
     let class = format!(
         "Rows where leasehold is more than 10 % behind the best lock with the same features: renewal, push to waiters, and under contention \
          FIFO order. Over a quorum, which promises no order, the features are renewal and, under contention, push. In {without_tokens} of \
-         these {} rows the better lock has no fencing tokens, whose counter must outlive the lock:",
+         these {} rows the better lock has no fencing tokens:",
         verdict.class.len()
     );
     let parts = [

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use leasehold_bench_peer::acquisition;
 use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::counter::Counter;
 use leasehold_bench_peer::protocol::{Answer, Order, Run};
-use leasehold_bench_peer::turn;
 use tempfile::TempDir;
 
 use super::Bench;
 use super::catalog::Row;
-use super::figures::{Course, Rule, figures};
+use super::environment::Environment;
+use super::figures::{Rule, Window, figures};
 use super::meter::{Listener, Used};
 use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{Group, Work};
-use super::stage::Stage;
 
 const TTL: Duration = Duration::from_secs(10);
 /// Time until all tasks are ready: a fixed part, and a part for each task.
@@ -34,33 +34,33 @@ const REPEATS: u32 = 2;
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// The environments of a group, by program. Locks of one library share its processes, so that all run warmed up.
-type Stages = BTreeMap<&'static str, Result<Stage, String>>;
+type Environments = BTreeMap<&'static str, Result<Environment, String>>;
 
 /// Runs all cells of a group.
 pub(crate) fn run(bench: &mut Bench, group: &Group) {
-    let mut stages = Stages::new();
+    let mut environments = Environments::new();
     for row in &group.rows {
         bench.progress(&format!("({}) connecting {}", group.scenario.letter(), row.program));
-        let set = || Stage::set(row.program, (group.processes, group.clients), group.way, TTL);
-        let stage = stages.entry(row.program).or_insert_with(set);
-        if let Ok(Stage { processes, .. }) = stage
+        let start = || Environment::start(row.program, (group.processes, group.clients), group.way, TTL);
+        let environment = environments.entry(row.program).or_insert_with(start);
+        if let Ok(Environment { processes, .. }) = environment
             && let Some(process) = processes.first()
         {
             bench.is_there(row.program, &process.hello);
-        } else if let Err(why) = stage {
+        } else if let Err(why) = environment {
             bench.is_missing(row.program, why);
         }
     }
     for work in &group.cells {
         if work.one_is_stopped {
-            stages.values_mut().flatten().for_each(Stage::stop_one);
+            environments.values_mut().flatten().for_each(Environment::stop_one);
         }
-        let cell = cell(bench, group, work, &mut stages);
+        let cell = cell(bench, group, work, &mut environments);
         bench.found(cell);
     }
 }
 
-fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> Cell {
+fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Environments) -> Cell {
     let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
     let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
     // The first round is the warm-up. It only counts commands.
@@ -72,16 +72,19 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
             let letter = group.scenario.letter();
             let (name, rounds) = (row.name, work.rounds);
             bench.progress(&format!("({letter}) {}: {name}, round {round} of {rounds}", work.title));
-            let stage = match stages.get_mut(row.program) {
-                Some(Ok(stage)) => stage,
+            let environment = match environments.get_mut(row.program) {
+                Some(Ok(environment)) => environment,
                 Some(Err(why)) => {
                     result.missing = Some(why.clone());
                     continue;
                 }
                 None => continue,
             };
-            let found =
-                if round == 0 { warm_up(stage, *row, work) } else { undisturbed(bench, stage, *row, work) };
+            let found = if round == 0 {
+                warm_up(environment, *row, work)
+            } else {
+                repeat_if_disturbed(bench, environment, *row, work)
+            };
             match found {
                 Ok((found, failure)) if round == 0 => {
                     *warm = found.into_iter().filter(|(name, _)| name == "sent").collect();
@@ -94,8 +97,8 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
                 }
                 Err(why) => {
                     result.missing = Some(why);
-                    if let Err(why) = stage.restart() {
-                        stages.insert(row.program, Err(why));
+                    if let Err(why) = environment.restart() {
+                        environments.insert(row.program, Err(why));
                     }
                 }
             }
@@ -114,22 +117,27 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, stages: &mut Stages) -> C
 /// The figures of a run, and the first failure that its library reported.
 type Found = (Figures, Option<String>);
 
-fn warm_up(stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
-    let listeners: Vec<Listener> = stage
+fn warm_up(environment: &mut Environment, row: Row, work: &Work) -> Result<Found, String> {
+    let listeners: Vec<Listener> = environment
         .servers
         .iter()
         .map(Listener::on)
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
     let span = work.span.max(WARM_UP);
-    once(stage, row, &Work { span, ..work.clone() }, &listeners)
+    once(environment, row, &Work { span, ..work.clone() }, &listeners)
 }
 
 /// Repeats a run during which the machine was slow.
-fn undisturbed(bench: &mut Bench, stage: &mut Stage, row: Row, work: &Work) -> Result<Found, String> {
+fn repeat_if_disturbed(
+    bench: &mut Bench,
+    environment: &mut Environment,
+    row: Row,
+    work: &Work,
+) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
         let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
-        let found = once(stage, row, work, &[])?;
+        let found = once(environment, row, work, &[])?;
         if !was_slow && !bench.calibration.is_slow() {
             return Ok(found);
         }
@@ -165,38 +173,44 @@ impl Files {
 }
 
 /// One run of one row.
-fn once(stage: &mut Stage, row: Row, work: &Work, listeners: &[Listener]) -> Result<Found, String> {
+fn once(
+    environment: &mut Environment,
+    row: Row,
+    work: &Work,
+    listeners: &[Listener],
+) -> Result<Found, String> {
     let files = Files::new()?;
-    let processes = u32::try_from(stage.processes.len()).unwrap_or(1);
+    let processes = u32::try_from(environment.processes.len()).unwrap_or(1);
     let counts = work.rule == Rule::Exclusive && row.lock != "ping";
     let counter = Counter::create(&files.counter()).map_err(|error| error.to_string())?;
     let start_ns = now_ns() + nanos(READY + READY_EACH * work.tasks);
     let lead = lead(work, !listeners.is_empty());
     let from_ns = start_ns + nanos(lead);
     let end_ns = from_ns + nanos(work.span);
-    let course = Course { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
-    stage.tell_all(|process, _| Order::Run(order(row, work, course, process, &files)))?;
+    let window = Window { start_ns, from_ns, end_ns, tasks: work.tasks * processes, rule: work.rule };
+    environment.tell_all(|process, _| Order::Run(order(row, work, window, process, &files)))?;
     sleep(until(from_ns));
-    let (before, sent) = (stage.used(), sent(listeners));
+    let (before, sent) = (environment.used(), sent(listeners));
     sleep(until(end_ns));
     let sent = self::sent(listeners) - sent;
-    let used = stage.used().since(before);
-    let answers = stage.answers(work.span)?;
-    let mut turns = Vec::new();
+    let used = environment.used().since(before);
+    let answers = environment.answers(work.span)?;
+    let mut acquisitions = Vec::new();
     for process in 0..processes {
-        turns.extend(turn::read(&files.log(process)).map_err(|error| format!("its log: {error}"))?);
+        acquisitions
+            .extend(acquisition::read(&files.log(process)).map_err(|error| format!("its log: {error}"))?);
     }
     let counter = counts.then(|| counter.get().unwrap_or(0));
-    let mut found = figures(turns, course, counter);
-    cost(&mut found, used, !stage.servers.is_empty());
-    let turns = found.get("turns").copied().unwrap_or(0.0);
-    if !listeners.is_empty() && turns > 0.0 {
-        found.insert("sent".into(), sent / turns);
+    let mut found = figures(acquisitions, window, counter);
+    cost(&mut found, used, !environment.servers.is_empty());
+    let acquisitions = found.get("turns").copied().unwrap_or(0.0);
+    if !listeners.is_empty() && acquisitions > 0.0 {
+        found.insert("sent".into(), sent / acquisitions);
     }
     let failures: u64 = answers.iter().map(|answer| answer.failures).sum();
     found.insert("failures".into(), f64::from(u32::try_from(failures).unwrap_or(u32::MAX)));
     let failure = answers.iter().find_map(|answer: &Answer| answer.failure.clone());
-    stage.renew(&answers)?;
+    environment.renew(&answers)?;
     Ok((found, failure))
 }
 
@@ -206,19 +220,19 @@ fn lead(work: &Work, is_warm_up: bool) -> Duration {
     if is_warm_up && work.size >= COLD_CROWD && work.rule == Rule::Exclusive { lead.max(COLD) } else { lead }
 }
 
-fn order(row: Row, work: &Work, course: Course, process: u32, files: &Files) -> Run {
+fn order(row: Row, work: &Work, window: Window, process: u32, files: &Files) -> Run {
     let counts = work.rule == Rule::Exclusive && row.lock != "ping";
     Run {
         lock: row.lock.to_owned(),
         is_tuned: row.is_tuned,
-        name: format!("bench:{}", course.start_ns),
+        name: format!("bench:{}", window.start_ns),
         own_names: work.rule == Rule::Alone,
         tasks: work.tasks,
         first_task: process * work.tasks,
-        all_tasks: course.tasks,
+        all_tasks: window.tasks,
         hold_us: u64::try_from(work.hold.as_micros()).unwrap_or(0),
-        start_ns: course.start_ns,
-        end_ns: course.end_ns,
+        start_ns: window.start_ns,
+        end_ns: window.end_ns,
         turns: 0,
         reads_percent: work.reads_percent,
         permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
@@ -233,13 +247,15 @@ fn sent(listeners: &[Listener]) -> f64 {
 
 /// The cost per acquisition. CPU times are in microseconds.
 fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
-    let Some(turns) = found.get("turns").copied().filter(|turns| *turns > 0.0) else { return };
+    let Some(acquisitions) = found.get("turns").copied().filter(|acquisitions| *acquisitions > 0.0) else {
+        return;
+    };
     if is_on_redis {
-        found.insert("calls".into(), used.calls / turns);
-        found.insert("bytes".into(), used.bytes / turns);
+        found.insert("calls".into(), used.calls / acquisitions);
+        found.insert("bytes".into(), used.bytes / acquisitions);
     }
-    found.insert("server_us".into(), used.server * 1e6 / turns);
-    found.insert("client_us".into(), used.peers * 1e6 / turns);
+    found.insert("server_us".into(), used.server * 1e6 / acquisitions);
+    found.insert("client_us".into(), used.peers * 1e6 / acquisitions);
 }
 
 fn nanos(span: Duration) -> u64 {

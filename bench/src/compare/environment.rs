@@ -14,7 +14,7 @@ use super::store::{Kind, Store};
 const OPENING: Duration = Duration::from_secs(120);
 
 /// One peer, ready to work.
-pub(crate) struct Stage {
+pub(crate) struct Environment {
     program: &'static str,
     /// Its processes.
     pub(crate) processes: Vec<Process>,
@@ -27,13 +27,13 @@ pub(crate) struct Stage {
     open: Open,
 }
 
-impl Stage {
+impl Environment {
     /// Starts the processes of the peer and its servers, and connects the clients.
     ///
     /// # Errors
     ///
     /// Why the peer cannot take part.
-    pub(crate) fn set(
+    pub(crate) fn start(
         program: &'static str,
         (processes, clients): (u32, u32),
         way: Way,
@@ -62,10 +62,10 @@ impl Stage {
         };
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let open = Open { urls, clients, ttl_ms };
-        let mut stage = Self { program, processes, servers, store, _proxies: proxies, open };
-        stage.tell_all(|_, open| Order::Open(open.clone()))?;
-        stage.answers(OPENING)?;
-        Ok(stage)
+        let mut environment = Self { program, processes, servers, store, _proxies: proxies, open };
+        environment.tell_all(|_, open| Order::Open(open.clone()))?;
+        environment.answers(OPENING)?;
+        Ok(environment)
     }
 
     /// Sends an order to every process at the same time.

@@ -1,0 +1,178 @@
+//! The long texts of the help.
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  leasehold run report -- ./report.sh            wait for the lock, then run
+  leasehold run -n deploy -- ./deploy.sh         exit with 1 if the lock is held
+  leasehold run -w 2.5 deploy -- ./deploy.sh     wait up to 2.5 seconds
+  leasehold run backup -c 'tar c /srv | gzip > b.tgz'
+  leasehold run --once-per 1h lottery -- ./draw  on one of several hosts
+  leasehold run --semaphore 3 encode -- ./encode three at a time
+  leasehold run -s site -- ./crawl               shared with other runs with -s
+  leasehold run -x site -- ./publish             exclusive
+  leasehold elect scheduler -- ./scheduler       on one of many hosts
+  leasehold ls
+  leasehold show deploy
+  leasehold release --force deploy
+  leasehold doctor                               check the store for unsafe settings
+
+Without --store and LEASEHOLD_STORE, the store is a file of the current user:
+sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
+~/.local/state/leasehold/locks.db. Two users therefore have different stores and
+do not exclude each other, and neither do the jobs of root's cron and your shell.
+For locks that several users share, create a directory for their group once:
+  install -d -m 2770 -o root -g GROUP /var/lib/leasehold
+Then name the file in each job, also in crontabs:
+  LEASEHOLD_STORE=sqlite:/var/lib/leasehold/locks.db leasehold run ...
+leasehold ls, show and doctor print the address of their store.";
+
+pub(super) const RUN: &str = "\
+The command gets
+  LEASEHOLD_NAME      the lock's name
+  LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
+                      grant of this lock. Pass it to the protected resource,
+                      which must refuse tokens lower than the highest it has
+                      seen
+  LEASEHOLD_DEADLINE  when the lease would expire, as known when the command
+                      started: seconds since 1970 with three decimals. While
+                      the command runs, the lease is renewed at a third of
+                      its ttl
+  LEASEHOLD_STORE     the store's address, without its password: pass the
+                      password to a nested leasehold in another way
+  LEASEHOLD_TOKENS    the tokens of this run and of the enclosing runs. If a
+                      nested run would wait for an enclosing one, it exits at
+                      once with 2
+
+The command runs in its own process group. On a terminal it behaves as if it were
+in leasehold's group. If leasehold is in the foreground, and neither its input
+nor its output is a pipe, the command is in the foreground from its start.
+Otherwise, if the job is in the foreground, the command gets the terminal when it
+reads from it or sets its modes. Another process of the pipeline gets the
+terminal back in the same way. If Ctrl-C ends the command, it also ends the job:
+leasehold then ends by INT itself.
+
+leasehold forwards INT, TERM, HUP, QUIT, USR1, USR2, WINCH and TSTP to the
+command's group. A signal that was ignored when leasehold started, as by nohup,
+is not forwarded.
+
+If the lease can't be renewed, the group gets TERM when the time left reaches
+--grace, and KILL when the lease expires. If the lock is released by force, the
+group gets TERM at once, and KILL after --grace. In both cases the exit code is
+124, and leasehold ends only when the whole group has ended. With --on-lost signal
+there is no KILL. With --on-lost ignore there is neither TERM nor KILL.
+
+If a command is stopped from its terminal (Ctrl-Z), leasehold stops too, and the
+lease expires after its ttl. If the command is continued after that, it is killed.
+
+If leasehold is killed by KILL, the command is killed too (on Linux), and the
+lease expires after its ttl. The children of the command are not killed; with -c
+the command is the shell. If work must not outlive the lease, the protected
+resource must check its token. Neither KILL nor another signal reaches a command
+that runs as another user: use sudo leasehold run NAME -- COMMAND instead of
+leasehold run NAME -- sudo COMMAND. If COMMAND is setuid, setgid or has file
+capabilities, the kernel does not kill it. A second process of leasehold then
+kills it with its children. This does not cover such programs in a script.
+
+Kinds of lock with the same name are different locks: a mutex (the default, also
+with --owner), a rw lock (-s, -x) and a semaphore. To prevent mistakes, a mutex is
+refused while a rw lock of the same name is in use, and the reverse. Use -x for
+the exclusive mode of a lock that other runs share with -s.
+
+With --once-per, two starts are at least nine tenths of the period apart, by the
+store's clock. All hosts can therefore start leasehold at noon, even if their
+clocks differ a little. When the command ends, with any exit code, the period is
+used up. If its host crashes before that, the period is lost (at most once, the
+default), or another host starts the command again (--at-least-once), which
+repeats the work.
+
+The lock is released as soon as the command ends, even if the command leaves
+processes behind. All users of the store can see the command line. --label
+replaces it with another text.";
+
+pub(super) const ELECT: &str = "\
+Start it on every host that may run the command. One host is elected and runs the
+command; the others wait. When the command ends, with any exit code, its host
+resigns, and the next host starts the command at once. The host where it ended
+campaigns again after a pause. The pause doubles from --backoff to --backoff-max,
+so a command that fails on every host is not restarted continuously. After a run
+of more than --backoff-max, the pause is --backoff again. If the command can't be
+started any more, leasehold retries in the same way. If the command can't be
+started the first time, leasehold exits with 126 or 127.
+
+If a host dies, its lease expires after the ttl, and the next host starts the
+command. The environment of the command, the handling of a lost lease, --on-lost
+and --grace are the same as for run: see leasehold run --help. If the store is
+unavailable, the host campaigns again after at most 2 s, whatever --backoff-max.
+
+INT and TERM are forwarded to the command. When it has ended, leasehold resigns
+and exits with the command's code. Other signals, such as HUP and QUIT, are
+forwarded too, but leasehold continues: if the command ends, it is restarted as
+usual. While no command runs, these signals have no effect. If leasehold's input
+is a terminal, HUP and QUIT also end leasehold. --label is the text that
+leasehold show --kind election NAME prints for the leader.";
+
+pub(super) const SHOW: &str = "\
+With --json the output is one value with these keys. Later versions may add keys:
+  store             the store's address, without its password
+  kind, name        the lock; the kinds are mutex, semaphore, rw, election,
+                    latch and barrier
+  capacity, in_use  both 1 for a mutex that is held. For a semaphore, its
+                    permits and the granted ones. For a rw lock, a writer
+                    uses the whole capacity. For a barrier, its parties and
+                    the arrived ones. 0 if the lock is unused
+  rounds            the number of recent rounds of a barrier that the store
+                    remembers, otherwise null
+  last_token        the last fencing token that was granted, or null
+  holders           a list, empty if the lock is free; each has
+                    client         the random id of the holder's client
+                    token          its fencing token
+                    weight         its share of the capacity
+                    mode           read, upgradable or write for a rw lock,
+                                   otherwise null
+                    owner          the named owner (run --owner), or null
+                    held_for_ms    the time since the grant
+                    expires_in_ms  the time until the lease expires unless it
+                                   is renewed
+                    retained       true: the lock was released, but is
+                                   retained until it expires (run --min-hold)
+                    metadata       host, pid, program and label, each of them
+                                   a value or null
+  waiters           a list in queue order; each has client, weight, mode,
+                    metadata and
+                    position       1 for the next waiter
+                    waiting_for_ms the time since it was queued
+                    skipped        true: its client was unreachable. The
+                                   waiter keeps its position
+
+ls --json prints {\"store\": ..., \"locks\": [...]} with such values. release --json
+prints {\"released\": [...]} with such holders.";
+
+pub(super) const DOCTOR: &str = "\
+It prints its findings, the most severe first:
+  danger    one lock can get two holders, or locks are unavailable
+  advice    a setting should be improved, or could not be read
+  fine      nothing to do
+The id of each finding is in brackets, and is the same in later versions. With
+--accept ID the exit code does not depend on that finding, for example if a test
+server needs no persistence. The line after > is the fix: a command for the
+server's console (redis-cli), its configuration file, or a shell. The observed
+facts about each server, or about the file, follow.
+
+It changes no setting and leaves nothing behind. On a Redis server it acquires
+and releases a test lock to measure the cost, and tests each right that the user
+needs. docs/operations.md lists these rights, and those of doctor itself.
+
+With --json the output is one value with these keys. Later versions may add keys:
+  store       the store's address, without its password
+  dangerous   whether there is a danger that was not accepted; the exit code
+              is 1 in that case
+  components  a list: servers, sentinels, cluster, clocks, or a file. Each has
+              name
+              facts     what was observed: an object of texts
+              findings  a list; each has
+                        id        the id of the check
+                        accepted  whether --accept names the id
+                        severity  danger, advice or fine
+                        what      what was found
+                        why       why it matters for locks
+                        remedy    the fix, or null";

@@ -1,0 +1,96 @@
+//! Opens a client: its session, its thread or its manual clock, and its store.
+
+use std::io;
+use std::sync::{Arc, Weak};
+
+use leasehold_core::ClientId;
+use tokio::runtime;
+use tokio::sync::oneshot;
+
+use super::Client;
+use crate::engine::clock::Clock;
+use crate::engine::manual::ManualClock;
+use crate::engine::{Session, driver};
+use crate::error::{Error, ErrorKind};
+use crate::handle::{ClientOptions, Handle};
+use crate::store::{self, Inbox};
+use crate::url::StoreUrl;
+
+impl Client {
+    pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
+        let opened = url.clone();
+        let open =
+            move |id, inbox, clock| async move { store::open(&opened, clock, id, inbox, caller).await };
+        Self::with_options(url.to_string(), ClientOptions::default(), open).await
+    }
+
+    /// A client of a clock that a test moves. It has no thread.
+    pub(crate) fn with_manual_clock(
+        clock: &Arc<ManualClock>,
+        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
+    ) -> Result<Self, Error> {
+        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
+        let inbox: Arc<dyn Inbox> = session.clone();
+        let store = open(session.id, Arc::downgrade(&inbox));
+        driver::start_manual(clock, session.clone(), store.clone());
+        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
+    #[cfg(test)]
+    pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
+    where
+        O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+    {
+        let open = move |id, inbox, _| open(id, inbox);
+        Self::with_options(url, ClientOptions::default(), open).await
+    }
+
+    pub(crate) async fn with_options<O, F>(
+        url: String,
+        options: ClientOptions,
+        open: O,
+    ) -> Result<Self, Error>
+    where
+        O: FnOnce(ClientId, Weak<dyn Inbox>, Clock) -> F + Send + 'static,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+    {
+        let clock = Clock::System;
+        let session = Arc::new(Session::new(random_id()?, clock.clone()));
+        let inbox: Arc<dyn Inbox> = session.clone();
+        let (id, inbox) = (session.id, Arc::downgrade(&inbox));
+        let (tell, told) = oneshot::channel();
+        let (limit, shown) = (options.connect_timeout, url.clone());
+        let open = move || async move {
+            let Some(limit) = limit else { return open(id, inbox, clock).await };
+            let late = |_| {
+                let what = format!("{shown}: not connected within {limit:?}");
+                Err(Error::new(ErrorKind::Timeout, what))
+            };
+            tokio::time::timeout(limit, open(id, inbox, clock)).await.unwrap_or_else(late)
+        };
+        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
+        start.map_err(Error::from)?;
+        let store = told.await.map_err(|_| {
+            Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
+        })??;
+        tracing::debug!(store = %url, client = %session.id, "connected");
+        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
+    }
+}
+
+fn random_id() -> Result<ClientId, Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
+    })?;
+    Ok(ClientId::new(u128::from_be_bytes(bytes)))
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        Self::new(ErrorKind::Unavailable, format!("the client's thread could not be started: {error}"))
+            .with_source(error)
+    }
+}

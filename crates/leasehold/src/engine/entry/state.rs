@@ -1,0 +1,84 @@
+//! What an entry shows of its state.
+
+use std::time::Duration;
+
+use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Token};
+
+use super::{Entry, RenewalError, Stage};
+use crate::engine::releasing::ReleaseOutcome;
+
+impl Entry {
+    /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
+    pub(in crate::engine) fn may_be_in_store(&self) -> bool {
+        match &self.stage {
+            Stage::Attempt(machine) => machine.may_be_in_store(),
+            Stage::Lease { .. } | Stage::Releasing(_) => true,
+            Stage::Ended(_) => false,
+        }
+    }
+
+    pub(in crate::engine) fn is_settled(&self) -> bool {
+        matches!(self.stage, Stage::Ended(_))
+    }
+
+    pub(in crate::engine) fn release_outcome(&self) -> Option<ReleaseOutcome> {
+        match self.stage {
+            Stage::Ended(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// How much longer the lease may be trusted, or why not.
+    pub(in crate::engine) fn remaining(&self, now: LocalTime) -> Result<Duration, Loss> {
+        let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
+        match machine.state(now) {
+            LeaseState::Lost(loss) => Err(loss),
+            LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
+        }
+    }
+
+    pub(in crate::engine) fn ends_at(&self) -> LocalTime {
+        match &self.stage {
+            Stage::Lease { machine, .. } => machine.hold_ends_at(),
+            _ => LocalTime::NEVER,
+        }
+    }
+
+    /// Why the lease is lost. A later grant of another token to its owner counts as a loss.
+    pub(in crate::engine) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
+        match machine.state(now) {
+            LeaseState::Lost(loss) => Some(loss),
+            _ => granted.filter(|token| *token != grant.tokens.first).map(|_| Loss::Gone),
+        }
+    }
+
+    /// The ttl of a held lease that depends on renewals.
+    pub(in crate::engine) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
+        (is_held && self.terms.renews).then_some(self.terms.ttl)
+    }
+
+    /// Whether a renewal is due within this fraction of the ttl.
+    pub(in crate::engine) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
+        let Stage::Lease { machine, .. } = &self.stage else { return false };
+        machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
+    }
+
+    /// The result of the last renewal, once none is in flight.
+    pub(in crate::engine) fn renewal_result(&self, now: LocalTime) -> Option<Result<(), RenewalError>> {
+        if let Err(loss) = self.remaining(now) {
+            return Some(Err(RenewalError::Lost(loss)));
+        }
+        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        match (machine.is_renewing(), machine.state(now), &self.last_error) {
+            (true, ..) => None,
+            (false, LeaseState::Uncertain, Some(last_error)) => {
+                Some(Err(RenewalError::Failed(last_error.clone())))
+            }
+            (false, ..) => Some(Ok(())),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A release on its way: it is sent again until the store confirms it, or until what it releases has expired in the store.
+
+use std::time::Duration;
+
+use leasehold_core::{Command, LocalTime, Release, Reply, drift_margin};
+
+/// The first pause before a failed release is retried. It doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// How long a closed client retries a release at least, if there is no lease or the lease ends sooner.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// How a release ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReleaseOutcome {
+    /// The store has released the lease, or removed the waiter.
+    Released,
+    /// The store had no such lease.
+    NotHeld,
+    /// The store never confirmed the release. The lease has expired there by now.
+    Unconfirmed,
+}
+
+pub(super) struct Releasing {
+    release: Release,
+    retry_at: LocalTime,
+    pause: Duration,
+    /// How often the release was sent.
+    sent: u32,
+    /// By then the lease, or the place in the queue, has expired in the store.
+    until: LocalTime,
+    /// When an unreleased lease expires by this client's clock.
+    held_until: LocalTime,
+}
+
+impl Releasing {
+    /// `lasts`: how long the store keeps what is to be released. `remaining`: how long the lease could have been trusted.
+    pub(super) fn new(release: Release, lasts: Duration, remaining: Duration, now: LocalTime) -> Self {
+        let until = now + lasts + drift_margin(lasts);
+        Self { release, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
+    }
+
+    pub(super) fn poll_transmit(&mut self, now: LocalTime, ttl: Duration) -> Option<Command> {
+        if now < self.retry_at || self.has_expired(now) {
+            return None;
+        }
+        self.sent += 1;
+        // If no response comes, the driver sends it again, whichever task sent it now.
+        self.retry_at = now + ttl / 2;
+        Some(Command::Release(self.release.clone()))
+    }
+
+    pub(super) fn poll_timeout(&self) -> LocalTime {
+        self.retry_at.min(self.until)
+    }
+
+    pub(super) fn has_expired(&self, now: LocalTime) -> bool {
+        now >= self.until
+    }
+
+    /// What the store's reply means. An earlier release may have succeeded, and its response may have been lost.
+    pub(super) fn outcome(&self, reply: &Reply) -> ReleaseOutcome {
+        let is_released = self.sent > 1 || matches!(reply, Reply::Released);
+        if is_released { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld }
+    }
+
+    pub(super) fn handle_failure(&mut self, now: LocalTime) {
+        self.retry_at = now + self.pause;
+        self.pause = (self.pause * 2).min(RETRY_MAX);
+    }
+
+    /// Sends it again at once, because the task that sent it may be gone, or the connection is another one.
+    pub(super) fn retry_now(&mut self, now: LocalTime) {
+        self.retry_at = now.min(self.retry_at);
+    }
+
+    /// The client is closed: retries end with the lease, or after [`CLOSE_GRACE`] without one. A waiter that stays in the queue
+    /// delays no other once its client is gone.
+    pub(super) fn close(&mut self, now: LocalTime, ttl: Duration) {
+        self.until = self.held_until.min(now + ttl).max(now + CLOSE_GRACE).min(self.until);
+    }
+}

@@ -1,0 +1,210 @@
+//! One attempt in the store's queue, from its first command to a guard or an error.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
+};
+
+use super::lock::{Lock, WaitMode, unit};
+use crate::engine::{
+    AttemptEnd, Closed, End, ReleaseOutcome, Request, Response, Transmit, release_dropped, with_deadline,
+};
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::handle::Handle;
+use crate::store::StoreError;
+
+/// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
+///
+/// The confirmation is what makes `None` mean "not granted". The limit has to cover a round trip to a distant store, and it
+/// bounds how late a caller learns that no confirmation comes.
+pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(2);
+
+impl Lock {
+    /// One attempt in the store's queue, outside of local queues and admission.
+    pub(crate) async fn attempt(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: WaitMode,
+    ) -> Result<Option<Guard>, Error> {
+        let (attempt, transmit) = self.begin(resource, weight, replaces, wait.deadline(self.handle.now()))?;
+        let (outcome, last_error) = attempt.finish(transmit).await;
+        if let Outcome::Granted { grant, .. } = outcome {
+            let token = grant.tokens.first;
+            tracing::debug!(%resource, %token, "lease granted");
+            return Ok(Some(attempt.into_guard(token)));
+        }
+        match outcome {
+            Outcome::NotGranted | Outcome::TimedOut => {
+                let until = self.handle.now() + CANCEL_LIMIT;
+                let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
+                match (is_cancelled, replaces) {
+                    (true, _) => Ok(None),
+                    // The store has refused the attempt; only an earlier response was lost.
+                    (false, None) if outcome == Outcome::NotGranted => Ok(None),
+                    (false, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
+                    (false, Some(_)) => {
+                        let what = "the store did not confirm whether the lease was exchanged";
+                        Err(self.handle.unavailable(resource, what))
+                    }
+                }
+            }
+            outcome => Err(self.failed(resource, outcome, last_error.as_ref())),
+        }
+    }
+
+    /// Maps a terminal outcome to the caller's error.
+    pub(crate) fn failed(
+        &self,
+        resource: &Resource,
+        outcome: Outcome,
+        last_error: Option<&StoreError>,
+    ) -> Error {
+        match outcome {
+            Outcome::QueueFull => {
+                let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
+                self.handle.error(ErrorKind::QueueFull, resource, what)
+            }
+            Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
+            Outcome::Refused(refusal) => {
+                self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
+            }
+            Outcome::Cancelled => self.handle.closed(),
+            Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
+            Outcome::TimedOut => {
+                let what = "timed out, and the store did not confirm that the lock was not granted";
+                match last_error {
+                    None => self.handle.unavailable(resource, what),
+                    Some(error) => {
+                        let message = format!("{what}: {}", error.message);
+                        self.handle.store_error(resource, &StoreError { message, ..error.clone() })
+                    }
+                }
+            }
+            Outcome::Failed | Outcome::NotGranted | Outcome::Granted { .. } => match last_error {
+                None => self.handle.unavailable(resource, "the response came too late"),
+                Some(error) => self.handle.store_error(resource, error),
+            },
+        }
+    }
+
+    pub(crate) fn begin<'a>(
+        &'a self,
+        resource: &'a Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        deadline: Option<LocalTime>,
+    ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
+        let session = &self.handle.session;
+        let intervals = self.handle.capabilities.poll_intervals;
+        let terms = self.terms(replaces, self.handle.now());
+        let acquisition = session.next_acquisition();
+        let command = Acquire {
+            acquisition,
+            owner: self.owner.clone(),
+            capacity: self.capacity,
+            weight,
+            ttl: terms.ttl.max(terms.min_lifetime),
+            reserve: 0,
+            wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
+            replaces: replaces.map(Guard::sequence),
+            metadata: self.metadata.clone(),
+        };
+        let confirms_pushes = terms.replicas > 0;
+        let wait_policy = deadline.map(|deadline| WaitPolicy {
+            deadline,
+            repoll_interval: intervals.repoll_interval,
+            confirms_pushes,
+        });
+        let began =
+            session.begin(resource.clone(), terms, self.min_hold, command, wait_policy, self.handle.now());
+        let transmit = began.map_err(|Closed| self.handle.closed())?;
+        Ok((
+            Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
+            transmit,
+        ))
+    }
+
+    /// The lease's terms. A ttl never exceeds the maximum hold, which an exchanged lease continues.
+    fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
+        let mut terms = self.terms;
+        if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
+            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+        }
+        terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
+        terms
+    }
+}
+
+fn explain(refusal: Refusal, kind: Kind) -> String {
+    let unit = unit(kind);
+    match refusal {
+        Refusal::Capacity { in_use } => {
+            let in_use = if kind == Kind::Barrier { super::barrier::parties(in_use) } else { in_use };
+            format!("it is in use with {in_use} {unit}: all clients must pass the same number")
+        }
+        Refusal::Weight { capacity } => format!("a request must be for 1 to {capacity} {unit}"),
+        other => format!("the store refused: {other:?}"),
+    }
+}
+
+/// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
+/// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
+pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
+    let session = &handle.session;
+    let mut watch = session.watch(attempt);
+    let confirmed = poll_fn(|context| match session.poll_released(&mut watch, context) {
+        Poll::Ready(released) => Poll::Ready(released != ReleaseOutcome::Unconfirmed),
+        Poll::Pending if session.is_closed() => Poll::Ready(false),
+        Poll::Pending => Poll::Pending,
+    });
+    with_deadline(session, Some(until), confirmed).await.unwrap_or(false)
+}
+
+/// An attempt in progress. Dropping it cancels the attempt and releases a lease that was granted.
+pub(crate) struct Attempt<'a> {
+    handle: &'a Arc<Handle>,
+    pub(crate) resource: &'a Arc<Resource>,
+    pub(crate) sequence: u64,
+    is_taken: bool,
+}
+
+impl Attempt<'_> {
+    /// Sends the first command, and waits for the outcome. The driver sends the following commands.
+    pub(crate) async fn finish(&self, transmit: Option<Transmit>) -> AttemptEnd {
+        let mut request = Request::send(&self.handle.session, &*self.handle.store, self.resource, transmit);
+        let mut watch = self.handle.session.watch(self.sequence);
+        poll_fn(|context| {
+            if let Some(Response { end: Some(End::Attempt(granted @ Outcome::Granted { .. })), .. }) =
+                request.poll_response(context)
+            {
+                return Poll::Ready((granted, None));
+            }
+            // The deadline may come before the response.
+            self.handle.session.poll_ended(&mut watch, context)
+        })
+        .await
+    }
+
+    /// Turns a granted attempt into a guard.
+    pub(crate) fn into_guard(mut self, token: Token) -> Guard {
+        self.is_taken = true;
+        Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token, None)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.is_taken {
+            // The lease was never used, so its minimum hold does not apply.
+            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, self.handle.now());
+            release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.sequence);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What was seen of a server's speed and clock, and what that means for locks. Pure: no server is asked here.
+
+use std::time::Duration;
+
+use super::super::ANSWER_TIMEOUT;
+use super::acl_check::{Cost, Source};
+use super::probe::{Clock, Snapshot};
+use crate::diagnostics::{Check, Component};
+
+/// A clock that differs by more than this may end a lease while its holder works.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_millis(500);
+
+/// A server that takes longer than this for a lock is busy with something else.
+const MAX_LOCK_COST: Duration = Duration::from_millis(1);
+
+pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
+    component.fact("round trip", format_args!("{} (median)", span(seen.round_trip)));
+    if seen.round_trip > ANSWER_TIMEOUT / 4 {
+        let what = format!("a round trip takes {}", span(seen.round_trip));
+        let why = format!("an answer that takes longer than {ANSWER_TIMEOUT:?} counts as lost");
+        component.advice(Check::RoundTrip, what, why, None);
+    }
+    match &seen.cost {
+        None => {}
+        Some(Ok(Cost { pair, source })) => {
+            let how = match source {
+                Source::Server => "the server's own count",
+                Source::RoundTrips => "what it takes longer than two PINGs",
+            };
+            component.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
+            if *pair > MAX_LOCK_COST {
+                let why = "some tens of microseconds are usual: the server, or its machine, is busy with something else";
+                component.advice(
+                    Check::LockCost,
+                    format!("a lock and its release take it {}", span(*pair)),
+                    why,
+                    None,
+                );
+            }
+        }
+        Some(Err(error)) => {
+            component.danger(
+                Check::LockTrial,
+                "a lock could not be taken and released",
+                error.as_str(),
+                None,
+            );
+        }
+    }
+    if let Some((count @ 1.., longest)) = seen.slow {
+        let what =
+            format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
+        let why = "while a script runs, the server serves no other client: long queues and lists make it longer, as does a busy machine";
+        component.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
+    }
+}
+
+pub(super) fn check_clock(clock: Clock, component: &mut Component) {
+    let ahead = Duration::from_micros(clock.ahead_micros.unsigned_abs());
+    let side = if clock.ahead_micros < 0 { "behind" } else { "ahead of" };
+    component.fact("clock", format_args!("{} {side} this machine's (± {})", span(ahead), span(clock.error)));
+    if ahead.saturating_sub(clock.error) > MAX_CLOCK_DIFFERENCE {
+        let what = format!("its clock is {} {side} this machine's", span(ahead));
+        let why = "one of the two is wrong. Leases run on the server's clock: should it be set forward, they end while their \
+                   holders work";
+        component.danger(Check::Clock, what, why, Some("timedatectl set-ntp true".to_owned()));
+    }
+}
+
+/// Whether two clocks are so far apart that it matters, whatever the measurement's error was.
+pub(super) fn differ(one: Clock, other: Clock) -> Option<Duration> {
+    let apart = Duration::from_micros(one.ahead_micros.abs_diff(other.ahead_micros));
+    (apart.saturating_sub(one.error + other.error) > MAX_CLOCK_DIFFERENCE).then_some(apart)
+}
+
+/// A span with three digits or so.
+pub(super) fn span(span: Duration) -> String {
+    let micros = span.as_secs_f64() * 1e6;
+    match micros {
+        ..1e3 => format!("{micros:.0} µs"),
+        1e3..1e6 => format!("{:.1} ms", micros / 1e3),
+        _ => format!("{:.1} s", micros / 1e6),
+    }
+}

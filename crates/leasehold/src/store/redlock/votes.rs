@@ -1,0 +1,103 @@
+//! Collects the nodes' votes on one try.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use leasehold_core::{
+    Acquisition, Answer, Command, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
+};
+use tokio::time::{sleep, timeout};
+
+use super::{Quorum, STRAGGLER_GRACE};
+use crate::store::{BoxFuture, CallResult};
+
+/// A node's response in a round.
+pub(super) enum NodeResponse {
+    Voted(CallResult),
+    Propagated(CallResult),
+}
+
+pub(super) type PendingResponses = FuturesUnordered<BoxFuture<(usize, NodeResponse)>>;
+
+/// Collects the votes of one try.
+pub(super) struct VoteCollector {
+    pub(super) quorum: Arc<Quorum>,
+    pub(super) resource: Arc<Resource>,
+    pub(super) acquisition: Acquisition,
+    pub(super) ttl: Duration,
+    pub(super) round: Round,
+    pub(super) responses: PendingResponses,
+    /// Why a node did not vote.
+    pub(super) node_errors: Vec<Option<String>>,
+    /// When nodes expect the present lease to end. They tell the head of their queue.
+    pub(super) repoll_hints: Vec<Duration>,
+}
+
+impl VoteCollector {
+    pub(super) async fn collect(&mut self) -> Verdict {
+        let limit = self.quorum.node_timeout(self.ttl);
+        let mut late = pin!(sleep(limit));
+        loop {
+            if let Some((nodes, tokens)) = self.round.poll_propagate() {
+                for node in nodes {
+                    self.propagate(node, tokens.last);
+                }
+                late.as_mut().reset(tokio::time::Instant::now() + limit);
+            }
+            if let Some(verdict) = self.round.poll_verdict(self.quorum.now()) {
+                return verdict;
+            }
+            tokio::select! {
+                biased;
+                Some((node, heard)) = self.responses.next() => self.handle_response(node, heard),
+                () = &mut late => self.round.handle_timeout(),
+            }
+        }
+    }
+
+    /// How long until a quorum may be free, if known. No node pushes the expiry of a lease.
+    pub(super) fn time_until_free(&mut self) -> Option<Duration> {
+        self.repoll_hints.sort_unstable();
+        self.repoll_hints.get(quorum_of(self.quorum.nodes.len()) - 1).or(self.repoll_hints.last()).copied()
+    }
+
+    /// Waits a little for the other votes: an attempt that does not wait retries if any node is free.
+    pub(super) async fn await_stragglers(&mut self) {
+        let all = async {
+            while let Some((node, heard)) = self.responses.next().await {
+                self.handle_response(node, heard);
+            }
+        };
+        let _ = timeout(STRAGGLER_GRACE, all).await;
+    }
+
+    fn propagate(&self, node: usize, token: Token) {
+        let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
+        let command = Command::Renew(renew);
+        let call = self.quorum.nodes[node].clone().call(self.resource.clone(), command, Some(token));
+        self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
+    }
+
+    fn handle_response(&mut self, node: usize, heard: NodeResponse) {
+        match heard {
+            NodeResponse::Voted(answered) => {
+                let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
+                if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
+                    self.repoll_hints.push(queued.repoll_at.since(*at));
+                }
+                self.node_errors[node] = match &answered {
+                    Err(error) => Some(error.message.clone()),
+                    Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
+                    Ok(_) => None,
+                };
+                self.round.handle_vote(node, vote);
+            }
+            NodeResponse::Propagated(answered) => {
+                let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
+                self.round.handle_propagated(node, is_known);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Where the file is: whether it can be used, and whether all clients would see the same locks there.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
+
+use super::files;
+use crate::error::{Error, ErrorKind};
+
+/// Creates the file if it is missing, and returns its only name.
+///
+/// All clients must use one name, because the log and the clients' pipes are beside that name: links are followed, a relative
+/// path becomes absolute, and a file with a second name is refused.
+pub(super) fn check(path: &Path) -> Result<PathBuf, Error> {
+    touch(path)?;
+    let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
+    let path = match found {
+        Ok((1, whole)) => whole,
+        Ok(_) => {
+            let what = format!(
+                "sqlite:{}: it has a second name (a hard link), whose users would not see these locks: \
+                 give each its own file, or all of them one name",
+                path.display()
+            );
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        Err(error) => {
+            let what = format!("sqlite:{}: it went away while it was opened: {error}", path.display());
+            return Err(Error::new(ErrorKind::Unavailable, what).with_source(error));
+        }
+    };
+    refuse_network(&path)?;
+    refuse_mounted_alone(&path)?;
+    Ok(path)
+}
+
+/// Makes sure that the file can be read and written, with the system's own words if it can't.
+fn touch(path: &Path) -> Result<(), Error> {
+    let folder = folder_of(path);
+    let refused =
+        |what: String| Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()));
+    if !folder.is_dir() {
+        return Err(refused(format!(
+            "the directory {} does not exist: create it, or name another file",
+            folder.display()
+        )));
+    }
+    if path.is_dir() {
+        return Err(refused("this is a directory: name a file in it".to_owned()));
+    }
+    // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
+    // this process, holds on it.
+    let created = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+    let created = created.and_then(|file| share_with_group(&file, &folder));
+    let usable = match created {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
+        }
+        created => created,
+    };
+    match usable {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let what = "no permission: it and its directory must be readable and writable for you";
+            Err(refused(what.to_owned()).with_source(error))
+        }
+        Err(error) => {
+            Err(refused(format!("it can't be opened ({}): {error}", error.kind())).with_source(error))
+        }
+    }
+}
+
+/// The mode bits of a directory whose files are for its group: setgid, and writable for the group.
+const SHARED_FOLDER: u32 = 0o2020;
+
+/// A file that was just made in a directory for a group is for that group, whatever the umask says. SQLite gives the log and
+/// the shared memory the same mode and group, and so does `mailbox.rs` with the pipes.
+fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
+    let folder = fs::metadata(folder)?;
+    if folder.mode() & SHARED_FOLDER != SHARED_FOLDER {
+        return Ok(());
+    }
+    let found = file.metadata()?;
+    if found.gid() != folder.gid() {
+        std::os::unix::fs::fchown(file, None, Some(folder.gid()))?;
+    }
+    file.set_permissions(fs::Permissions::from_mode(found.mode() & 0o777 | 0o060))
+}
+
+/// A container that mounts the file, and not its directory, has a log and shared memory of its own.
+fn refuse_mounted_alone(path: &Path) -> Result<(), Error> {
+    if !files::is_mounted_alone(path) {
+        return Ok(());
+    }
+    let what = format!(
+        "sqlite:{}: this file is mounted by itself, without the -wal, -shm and -inbox beside it, so others would not see these \
+         locks: mount its directory",
+        path.display()
+    );
+    Err(Error::new(ErrorKind::Unsupported, what))
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// File systems that several machines share: NFS, SMB, CIFS, AFS, Ceph, Lustre, 9P has no locks either.
+#[cfg(target_os = "linux")]
+const NETWORKS: [(u32, &str); 8] = [
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFE53_4D42, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0x5346_414F, "AFS"),
+    (0x00C3_6400, "Ceph"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0102_1997, "9P"),
+];
+
+#[cfg(target_os = "linux")]
+fn refuse_network(path: &Path) -> Result<(), Error> {
+    let Ok(found) = rustix::fs::statfs(path) else { return Ok(()) };
+    match name_of(&found, &NETWORKS) {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "sqlite:{}: it is on a network file system ({name}), whose machines would not see each other's locks: \
+                 name a file on a local disk",
+                path.display()
+            ),
+        )),
+    }
+}
+
+/// The name of a file system, if it is one of these. Its number has 32 bits, which some machines show with a sign, and some
+/// in a wider number.
+#[cfg(target_os = "linux")]
+pub(super) fn name_of(found: &rustix::fs::StatFs, known: &[(u32, &'static str)]) -> Option<&'static str> {
+    #[expect(clippy::cast_possible_truncation, reason = "what is cut off is the sign, repeated")]
+    let magic = found.f_type as u32;
+    known.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_network(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bind_mounted_file_is_refused() {
+        let error = refuse_mounted_alone(Path::new("/proc")).unwrap_err();
+        assert!(error.is_unsupported() && error.to_string().contains("mount its directory"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        assert!(refuse_mounted_alone(folder.path()).is_ok());
+    }
+
+    #[test]
+    fn file_system_with_a_signed_number_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut found = rustix::fs::statfs(folder.path()).unwrap();
+        for (number, name) in [(-0x00AC_B2BE, "CIFS"), (-0x01AC_B2BE, "SMB"), (0x6969, "NFS")] {
+            found.f_type = number;
+            assert_eq!(name_of(&found, &NETWORKS), Some(name));
+        }
+        found.f_type = 0xEF53;
+        assert_eq!(name_of(&found, &NETWORKS), None);
+    }
+}
