@@ -217,6 +217,12 @@ impl Books {
         }
     }
 
+    /// Whether an attempt's last `Acquire` was run by this server.
+    #[must_use]
+    pub fn was_asked_for_at(&self, acquisition: Acquisition, server: usize) -> bool {
+        self.attempts.get(&acquisition).is_some_and(|attempt| attempt.anchor.0 == server)
+    }
+
     /// Whether an attempt is one of this resource.
     #[must_use]
     pub fn is_of(&self, acquisition: Acquisition, resource: usize) -> bool {

@@ -13,7 +13,7 @@ use leasehold::{
 use crate::checks::{Promise, Record};
 use crate::executor::ProcessId;
 use crate::network::{Sleep, short};
-use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
+use crate::plan::{End, Fault, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::planted::Planted;
 use crate::world::{Event, World, run_as, try_with, with};
 
@@ -694,12 +694,13 @@ impl World {
         let since = *self.demand[lock].waiting.get(&task)?;
         let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
         let stall = if self.demand[lock].sets > 0 { 0 } else { self.now.saturating_sub(free) };
-        // A lease that is not renewed and as short as a claim window looks like one of a frozen client when it ends: the client's
-        // other waiters are skipped until one of them asks again.
         let plan = &self.plan.locks[lock];
-        let looks_frozen =
-            !plan.renews && plan.ttl <= 3 * SECOND || plan.max_hold.is_some_and(|hold| hold <= 3 * SECOND);
-        let bound = if free < self.books.healthy_from || looks_frozen {
+        // A lease that ends by itself may do so at any time. If it is as short as a claim window, its client looks frozen then, and
+        // the client's other waiters are skipped until one of them asks again.
+        let ends_by_itself = !plan.renews || plan.max_hold.is_some();
+        // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
+        let is_behind = self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
+        let bound = if free < self.books.healthy_from || ends_by_itself || is_behind {
             self.takeover_bound()
         } else {
             // A hand-off: a few messages, and what a minimum hold retains.
