@@ -90,7 +90,7 @@ pub struct Attempt {
     /// Its number in the order of all grants; zero before.
     pub order: u64,
     /// The tokens that it was granted.
-    ranges: Vec<(u64, u64)>,
+    ranges: Vec<(u64, u64, (usize, u32))>,
     first_command: Micros,
     queued: bool,
     granted_at: Option<Micros>,
@@ -402,7 +402,7 @@ impl Books {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
                     (attempt.epoch, attempt.trust) = (epoch, epoch);
                     if let Some(tokens) = tokens {
-                        attempt.ranges.push((tokens.first.get(), tokens.last.get()));
+                        attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
                         self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);
                     }
                 }
@@ -429,7 +429,7 @@ impl Books {
         }
         attempt.released_at = Some(now);
         let Some(granted_at) = attempt.granted_at else { return };
-        if attempt.first_command < healthy_from || attempt.has_owner {
+        if attempt.first_command < healthy_from || attempt.has_owner || attempt.is_forced {
             return;
         }
         // One command to acquire, one to release; a renewal for each third of the ttl, and one to claim; a re-check when the
@@ -489,7 +489,7 @@ impl Books {
         let order = self.grants;
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.order = order;
-            attempt.ranges.push((first, last));
+            attempt.ranges.push((first, last, epoch));
             attempt.granted_at = Some(now);
         }
     }
@@ -543,12 +543,14 @@ impl Books {
             return;
         };
         let (epoch, is_forced) = (attempt.epoch, attempt.is_forced || attempt.trust != attempt.epoch);
-        if !attempt.ranges.iter().any(|(first, last)| (*first..=*last).contains(&record.token)) {
+        let range = attempt.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&record.token));
+        let Some(&(.., token_epoch)) = range else {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || {
                 format!("a guard has token {token}, which was never granted to it")
             });
-        }
+            return;
+        };
         if is_forced {
             return;
         }
@@ -582,7 +584,8 @@ impl Books {
                 format!("process {process} holds r{resource} with token {token} beside{with}: {weight} of {capacity}")
             });
         }
-        if self.locks[resource].kind == LockKind::Mutex {
+        // A master that took over may know the lease with a token of its own.
+        if self.locks[resource].kind == LockKind::Mutex && token_epoch == epoch {
             if let Some((last, of)) = self.locks[resource].last_guard
                 && of == epoch
                 && record.token <= last

@@ -20,8 +20,8 @@ impl World {
     }
 
     /// A fault begins or ends.
-    pub fn disturb(&mut self, event: Event) {
-        match event {
+    pub fn disturb(&mut self, event: &Event) {
+        match *event {
             Event::Fault(number) => {
                 let fault = self.plan.faults[number].fault;
                 self.say(Column::Server, &[32, number as u64], || format!("fault {number}: {fault:?}"));
@@ -214,11 +214,12 @@ impl World {
         parked.into_iter().for_each(crate::executor::put_back);
     }
 
-    /// A machine's clock is outside of the bound until then, and leases of that time may be trusted for longer.
+    /// A machine's clock is outside of the bound until then. Leases of that time may be trusted for longer, and so may a pushed
+    /// grant whose waiter last asked at that time, which is up to 27 s before.
     fn taint(&mut self, client: usize, until: Micros) {
         let longest = self.plan.longest_ttl();
         let machine = &mut self.machines[client];
-        machine.tainted = machine.tainted.max(until + 2 * longest + SECOND);
+        machine.tainted = machine.tainted.max(until + 2 * longest + 30 * SECOND);
     }
 
     fn unfreeze(&mut self, client: usize) {

@@ -234,7 +234,7 @@ impl World {
     /// Ends a call without an answer.
     fn fail(&mut self, number: u64, failure: Failure, message: &'static str) {
         let Some(call) = self.calls.get_mut(&number) else { return };
-        let failed = vec![Err(CallFailed { failure, message }); call.content.len()];
+        let failed = vec![Err(CallFailed { failure, message }); call.content.answers()];
         call.result = Some(failed);
         // The caller is the task that polls, or wakes it.
         if let Some(waker) = call.waker.take() {
@@ -426,7 +426,7 @@ impl World {
         if !is_late && !self.servers[server].connections.contains_key(&connection) {
             match late {
                 Some(late) => {
-                    self.after(late, Event::Request { connection, call, attempt, is_late: true, content })
+                    self.after(late, Event::Request { connection, call, attempt, is_late: true, content });
                 }
                 None => {
                     let delay = self.delay();
@@ -770,7 +770,7 @@ impl World {
             Event::Timeout { call, attempt } => self.time_out(call, attempt),
             Event::Ping { connection, asked_at } => self.ping(connection, asked_at),
             Event::Connect { process, lane } => self.connect(process, lane),
-            other => self.disturb(other),
+            other => self.disturb(&other),
         }
         Act::None
     }

@@ -56,12 +56,6 @@ impl Planted {
         Self::LateTimeout,
     ];
 
-    /// Whether some hundred seeds are enough to find it.
-    #[must_use]
-    pub const fn is_found_soon(self) -> bool {
-        true
-    }
-
     /// The check that must find it.
     #[must_use]
     pub const fn breaks(self) -> Promise {

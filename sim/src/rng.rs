@@ -9,12 +9,12 @@ impl Rng {
     #[must_use]
     pub fn new(seed: u64, purpose: u64) -> Self {
         let mut rng = Self(seed ^ purpose.wrapping_mul(0xD6E8_FEB8_6659_FD93));
-        rng.next();
+        rng.bits();
         rng
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -23,7 +23,7 @@ impl Rng {
 
     /// A number below `limit`, which is at least 1.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
+        self.bits() % limit.max(1)
     }
 
     /// An index of a sequence of this length.

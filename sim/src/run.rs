@@ -129,7 +129,7 @@ impl Run {
                 closing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 if let Err(error) = closed {
                     with(|world| {
-                        world.broken(Promise::NothingLeft, || format!("process {process}: close: {error}"))
+                        world.broken(Promise::NothingLeft, || format!("process {process}: close: {error}"));
                     });
                 }
             });
@@ -139,7 +139,7 @@ impl Run {
         let left = closing.load(std::sync::atomic::Ordering::Relaxed);
         if left > 0 {
             with(|world| {
-                world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs"))
+                world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs"));
             });
         }
         // The drivers end, and what is still on its way arrives.
@@ -155,7 +155,7 @@ impl Run {
                 with(|world| {
                     world.broken(Promise::NothingLeft, || {
                         format!("{tasks} tasks of process {process} are left")
-                    })
+                    });
                 });
             }
             let inbox = with(|world| world.processes[*process].inbox.clone());
@@ -164,7 +164,7 @@ impl Run {
                 with(|world| {
                     world.broken(Promise::NothingLeft, || {
                         format!("process {process} has {entries} entries left")
-                    })
+                    });
                 });
             }
         }
@@ -261,7 +261,7 @@ fn start(client: usize) {
             return None;
         }
         let process = world.processes.len();
-        let id = ClientId::new(u128::from(world.rng.next()) << 64 | u128::from(world.rng.next()));
+        let id = ClientId::new(u128::from(world.rng.bits()) << 64 | u128::from(world.rng.bits()));
         world.processes.push(Process {
             client,
             id,
@@ -347,7 +347,8 @@ impl World {
                 self.servers[master].apply(now, resource, &Command::Inspect, &mut |_| false, &mut Vec::new());
             let Reply::View(view) = answer.reply else { continue };
             // A replica that was behind may know what was given back to the master before it. That expires by itself.
-            let is_known = |acquisition| clients.is_none() || self.books.was_asked_for_at(acquisition, master);
+            let is_known =
+                |acquisition| clients.is_none() || self.books.was_asked_for_at(acquisition, master);
             let holder = view.holders.iter().find(|holder| {
                 is_theirs(holder.acquisition.client)
                     && is_known(holder.acquisition)

@@ -264,7 +264,7 @@ impl User {
         if was_running && stalls == stalls_now && took > limit + 5 * MS {
             let task = self.task;
             with(|world| {
-                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"))
+                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"));
             });
         }
     }
@@ -426,7 +426,7 @@ impl User {
     /// After the faults: waits until the lock is granted, uses it and releases it.
     async fn last(&self, lock: usize, hold: Micros) {
         let plan = with(|world| world.plan.clone());
-        let share = if plan.locks[lock].kind == LockKind::ReadWrite && hold % 2 == 0 {
+        let share = if plan.locks[lock].kind == LockKind::ReadWrite && hold.is_multiple_of(2) {
             Share::Read
         } else {
             Share::Whole
@@ -699,7 +699,8 @@ impl World {
         // the client's other waiters are skipped until one of them asks again.
         let ends_by_itself = !plan.renews || plan.max_hold.is_some();
         // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
-        let is_behind = self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
+        let is_behind =
+            self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
         let bound = if free < self.books.healthy_from || ends_by_itself || is_behind {
             self.takeover_bound()
         } else {

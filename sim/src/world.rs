@@ -87,7 +87,7 @@ pub enum Content {
 impl Content {
     /// How many answers it has.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn answers(&self) -> usize {
         match self {
             Self::Batch(batch) => batch.len(),
             Self::All(attempts) => attempts.len(),
@@ -350,6 +350,10 @@ pub struct World {
 }
 
 /// Calls `f` with the run's state. The engine must not be called from `f`.
+///
+/// # Panics
+///
+/// If no simulation is running, or from within `f`.
 pub fn with<T>(f: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| f(world.as_mut().expect("a simulation is running")))
 }
