@@ -85,8 +85,9 @@ pub struct Attempt {
     pub epoch: (usize, u32),
     /// From which epoch the client counts its trust: a pushed grant counts from the answer before it.
     trust: (usize, u32),
-    /// In which epoch the server last answered an `Acquire`.
+    /// In which epoch a server last ran an `Acquire`, and the first. Answers may be lost, so the client may count from the first.
     anchor: (usize, u32),
+    begun: (usize, u32),
     /// Its number in the order of all grants; zero before.
     pub order: u64,
     /// The tokens that it was granted.
@@ -271,6 +272,7 @@ impl Books {
                 epoch,
                 trust: epoch,
                 anchor: epoch,
+                begun: epoch,
                 order: 0,
                 ranges: Vec::new(),
                 first_command: now,
@@ -329,10 +331,19 @@ impl Books {
                 shadow.queue.retain(|entry| entry.acquisition != push.acquisition);
             }
         }
+        // A lease may be granted and exchanged in one step.
+        let exchanged = match command {
+            Command::Acquire(acquire) => {
+                let client = acquire.acquisition.client;
+                acquire.replaces.map(|sequence| Acquisition { client, sequence })
+            }
+            _ => None,
+        };
         let granted: Vec<Acquisition> = pushes
             .iter()
             .filter(|push| matches!(push.kind, PushKind::Granted(_)))
             .map(|push| push.acquisition)
+            .chain(exchanged)
             .chain(match (command, reply) {
                 (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire.acquisition),
                 _ => None,
@@ -383,8 +394,8 @@ impl Books {
         // One command may grant to several.
         grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
         for (grant, acquisition, acquire) in grants {
-            let anchor = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.anchor);
-            self.granted(now, resource, clock, acquisition, grant, (epoch, anchor), acquire);
+            let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
+            self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
         }
         match (command, reply) {
             (Command::Acquire(_), Reply::Granted(_)) => {}
@@ -440,7 +451,9 @@ impl Books {
         let renewals = (held + 2 * self.slowest) * 10 / (attempt.ttl.min(3 * SECOND) * 3).max(1);
         // Of several holders, or of leases that are retained, each may end at a time of its own.
         let rechecks = if attempt.queued { 8 + waited / (250 * 1000) } else { 0 };
-        let allowed = 2 + renewals + rechecks;
+        // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
+        let asks = u64::from(self.locks[attempt.resource].kind == LockKind::Mutex);
+        let allowed = 2 + renewals + rechecks + asks;
         let sent = attempt.commands;
         if sent > allowed {
             self.broken(now, Promise::FewCommands, || {
