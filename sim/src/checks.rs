@@ -332,8 +332,8 @@ impl Books {
             }
         }
         // A lease may be granted and exchanged in one step.
-        let exchanged = match command {
-            Command::Acquire(acquire) => {
+        let exchanged = match (command, reply) {
+            (Command::Acquire(acquire), Reply::Granted(_)) => {
                 let client = acquire.acquisition.client;
                 acquire.replaces.map(|sequence| Acquisition { client, sequence })
             }
@@ -366,7 +366,9 @@ impl Books {
         let new: Vec<Acquisition> = granted
             .iter()
             .copied()
-            .filter(|acquisition| is_new(acquisition) && !is_given_back(acquisition))
+            .filter(|acquisition| {
+                is_new(acquisition) && !is_given_back(acquisition) && exchanged != Some(*acquisition)
+            })
             .collect();
         if let Some((late, early)) = shadow.overtaken(&new, &granted)
             && self.locks[resource].kind != LockKind::Reentrant

@@ -4,7 +4,6 @@
 //! The engine is the real one, with the real driver. Only what it stands on is replaced: [`set_clock`] is the clock of the
 //! thread, and [`Transport`] is the timer and the way to the store.
 
-use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use crate::client::Client;
 use crate::diagnostics::Diagnosis;
 use crate::engine::Session;
 use crate::engine::clock::Clock;
+pub use crate::engine::clock::simulated::{ThreadClock, set_clock};
 use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};
@@ -23,35 +23,6 @@ use crate::metadata::HolderMetadata;
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
-
-/// What the local clock of this thread shows.
-#[derive(Clone, Copy)]
-pub enum ThreadClock {
-    /// The machine's clock, as everywhere outside of a simulation.
-    Real,
-    /// No simulated process is running: reading a clock is a mistake of the simulation.
-    Unreadable,
-    /// The clock of the simulated process that is running.
-    At(LocalTime),
-}
-
-thread_local! {
-    static CLOCK: Cell<ThreadClock> = const { Cell::new(ThreadClock::Real) };
-}
-
-/// Sets the clock of this thread.
-pub fn set_clock(clock: ThreadClock) -> ThreadClock {
-    CLOCK.replace(clock)
-}
-
-/// The simulated time; none outside of a simulation.
-pub(crate) fn local_time() -> Option<LocalTime> {
-    match CLOCK.get() {
-        ThreadClock::Real => None,
-        ThreadClock::Unreadable => panic!("a clock was read while no simulated process was running"),
-        ThreadClock::At(now) => Some(now),
-    }
-}
 
 /// Why a command has no answer.
 #[derive(Clone, Debug)]
