@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// No wait, lease or grace is meant to be longer: it is a slip, or milliseconds for seconds.
+/// Max duration. A longer one is a typing error, or milliseconds in place of seconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Reads a span.

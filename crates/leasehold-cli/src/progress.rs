@@ -55,8 +55,8 @@ fn is_in_foreground() -> bool {
     tcgetpgrp(io::stderr()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
-/// Tells about the waiting until it is dropped: on a terminal live; otherwise, if asked to, a line whenever the place in the queue
-/// or the holder changes.
+/// Reports the wait until it is dropped. On a terminal it updates one line. Otherwise, if `is_verbose`, it prints a line when the
+/// place in the queue or the holder changes.
 pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
     let is_live = io::stderr().is_terminal();
     if is_live || is_verbose {

@@ -21,7 +21,7 @@ use crate::store::{self, Store};
 use crate::supervise::Supervision;
 use crate::text::printable;
 
-/// The longest grace unless one is asked for.
+/// Max grace if `--grace` is not given.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The shortest ttl: a renewal that waits for a busy file or a slow network must fit in several times.

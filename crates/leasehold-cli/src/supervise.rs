@@ -21,7 +21,7 @@ pub(crate) struct Supervision<'a> {
     on_lost: OnLost,
     grace: Duration,
     ending: Ending,
-    /// The exit code is then that of a lost lease, whatever the command's own is.
+    /// The lease was lost. The exit code reports that, and not the command's exit code.
     is_lost: bool,
     /// When the command is continued if no SIGCONT reaches this program.
     continue_at: Option<Instant>,

@@ -20,7 +20,7 @@ const MAX_NESTING: usize = 16;
 pub(crate) struct Terminal(OwnedFd);
 
 impl Terminal {
-    /// The controlling terminal, whatever stdin and stdout are: a pager reads its keys from it while its input is a pipe.
+    /// The controlling terminal, also if stdin and stdout are pipes: a pager reads its keys from it while its input is a pipe.
     pub(crate) fn open() -> Option<Self> {
         let by_name =
             OpenOptions::new().read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits()).open("/dev/tty");

@@ -72,7 +72,7 @@ pub const TOKEN_RETENTION: Duration = Duration::from_secs(3600);
 /// Followers spread their re-checks over this time after the head's.
 const REPOLL_JITTER_MICROS: u64 = 1_500_000;
 
-/// Average spacing of re-checks at one resource, whatever the number of clients and of their waiters: at most 40 a second.
+/// Average spacing of re-checks at one resource: at most 40 a second, with any number of clients and waiters.
 const REPOLL_SPACING: Duration = Duration::from_millis(25);
 
 /// First place of ordinary waiters; lower places are for holders that wait for an upgrade.

@@ -1,4 +1,4 @@
-//! What keeps one client's attempts and leases alive: the table of both, and the thread that drives it.
+//! Keeps one client's attempts and leases alive: the table of both, and the thread that drives it.
 //!
 //! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses. It reaches the clock through
 //! [`clock::Clock`], the timer through [`driver`], and the store through `store::Store`.

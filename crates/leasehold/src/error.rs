@@ -58,14 +58,14 @@ pub struct Error(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
-    /// The whole story.
+    /// The full message.
     message: String,
     /// The length of its part before the source's own text; all of it if that is not quoted.
     own: usize,
     source: Option<Cause>,
 }
 
-/// The kind of an [`Error`], by what a program can do about it. Each kind has a predicate of its name.
+/// The kind of an [`Error`], by what a program can do about it. Each kind has a predicate, such as [`Error::is_lost`].
 ///
 /// ```
 /// # leasehold::doc_test(async {

@@ -79,9 +79,9 @@ impl Guard {
         self.is_over = true;
     }
 
-    /// Replaces the lock's `min_hold`: after an earlier release, the store retains the lock until this long after the grant.
-    /// With zero the release frees the lock at once, for work that turned out to be unnecessary. A lease with a minimum hold
-    /// is not handed off between the tasks of its client.
+    /// Replaces the lock's `min_hold`. If the lease is released sooner than this after the grant, the store retains the lock
+    /// until then. With zero the release frees the lock at once, for example if there was no work to do. A lease with a
+    /// minimum hold is not handed off between the tasks of its client.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -195,8 +195,8 @@ impl Guard {
         poll_fn(|context| session.poll_lost(&mut watch, context)).await
     }
 
-    /// Waits until [`Self::remaining`] is at most `left`, which happens if renewals fail or are off, or until the
-    /// lease is lost.
+    /// Waits until [`Self::remaining`] is at most `left`, or until the lease is lost. `remaining` falls that low if renewals
+    /// fail or are off.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -61,8 +61,8 @@ group gets TERM at once, and KILL after --grace. In both cases the exit code is
 124, and leasehold ends only when the whole group has ended. With --on-lost signal
 there is no KILL. With --on-lost ignore there is neither TERM nor KILL.
 
-If a command is stopped from its terminal (Ctrl-Z), leasehold stops too, and the
-lease expires after its ttl. If the command is continued after that, it is killed.
+If Ctrl-Z stops the command, leasehold stops too, and the lease expires after its
+ttl. If the command is continued after that, it is killed.
 
 If leasehold is killed by KILL, the command is killed too (on Linux), and the
 lease expires after its ttl. The children of the command are not killed; with -c
@@ -71,7 +71,7 @@ resource must check its token. Neither KILL nor another signal reaches a command
 that runs as another user: use sudo leasehold run NAME -- COMMAND instead of
 leasehold run NAME -- sudo COMMAND. If COMMAND is setuid, setgid or has file
 capabilities, the kernel does not kill it. A second process of leasehold then
-kills it with its children. This does not cover such programs in a script.
+kills it with its children. If a script starts such a program, nothing kills it.
 
 Kinds of lock with the same name are different locks: a mutex (the default, also
 with --owner), a rw lock (-s, -x) and a semaphore. To prevent mistakes, a mutex is

@@ -91,10 +91,10 @@ impl Store {
     /// `redis::aio::ConnectionManager`. `client` is the client that made the connection, because a connection has no
     /// address.
     ///
-    /// Calls of the program's tasks send their commands over `connection`. Leasehold opens one more connection, for pushes,
-    /// renewals, re-checks and releases of dropped guards. Its own thread sends these, so they do not depend on a runtime
-    /// that may be busy. With `replicas(n)` there is a third connection, because WAIT blocks its connection. `diagnose`
-    /// opens connections while it runs.
+    /// When a task of the program calls leasehold, its commands go over `connection`. Leasehold opens one more
+    /// connection, for pushes, renewals, re-checks and releases of dropped guards. Leasehold's own thread uses it, so
+    /// these do not depend on a runtime that may be busy. With `replicas(n)` there is a third connection, because WAIT
+    /// blocks its connection. `diagnose` opens connections while it runs.
     ///
     /// **Safety.** Both connections must lead to the same database. At connect, leasehold writes a key over one connection
     /// and reads it over the other. Later, a `ConnectionManager` may reconnect to another server, and a program may select

@@ -200,7 +200,7 @@ impl Entry {
         }
     }
 
-    /// Logs an outage once per lease, however often a request is retried. A lost lease is not logged again.
+    /// Logs an outage once per lease, not once per retry. A lost lease is not logged again.
     fn log_failure(&mut self, event: LogEvent) {
         if !self.is_loss_logged && !std::mem::replace(&mut self.is_failure_logged, true) {
             self.log_events.push(event);

@@ -1,6 +1,6 @@
-//! One command of a caller on its way: it is sent, answered, and the table is stepped with the answer.
+//! One command of a caller in flight: sends it, receives the answer, and updates the table.
 //!
-//! This is the only path of a caller's command. The driver has one of its own, since it sends batches.
+//! Every command of a caller takes this path. The driver does not, because it sends batches.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +22,7 @@ pub(crate) struct Request<'a> {
 
 enum State {
     InFlight(Transmit, BoxFuture<CallResult>),
-    /// The table was stepped, and the caller has not been told.
+    /// The table was updated, and the caller has not polled the result.
     Answered(Response),
     Done,
 }

@@ -52,7 +52,7 @@ impl Session {
         self.clock.local()
     }
 
-    /// Has the driver look at what is due.
+    /// Wakes the driver to process what is due.
     fn wake_driver(&self) {
         match &self.clock {
             Clock::System => self.alarm.notify_one(),

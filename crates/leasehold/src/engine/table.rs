@@ -23,7 +23,7 @@ const MAX_BATCH: usize = 512;
 /// A renewal that is due within this fraction of its ttl is sent together with one that is due now.
 const EARLY_RENEWAL_PART: u32 = 20;
 
-/// No renewal is sent earlier than this before it is due, however long its ttl is.
+/// Max time before its due time at which a renewal is sent, for any ttl.
 const EARLY_RENEWAL_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct Table {

@@ -14,8 +14,8 @@ mod imp {
     };
     use tokio::net::unix::pipe::Receiver;
 
-    /// A timerfd on CLOCK_BOOTTIME. The runtime waits for it as for a pipe, which is all that it needs to know, and
-    /// which needs no unsafe code as its general wrapper does.
+    /// A timerfd on CLOCK_BOOTTIME. The runtime waits until it is readable, as for a pipe. The runtime's general wrapper for
+    /// file descriptors would need unsafe code.
     pub(crate) struct Timer {
         fd: Receiver,
         set_to: LocalTime,

@@ -1,7 +1,7 @@
 //! Acquires several locks of one client in one command: all of them are granted, or none.
 //!
-//! Each attempt has its own table entry, as if it were alone. So each is retried and released like a single attempt, whatever
-//! happens to the command. These attempts never wait in a queue.
+//! Each attempt has its own table entry. If the command fails, each attempt is therefore retried or released like a single
+//! attempt. These attempts never wait in a queue.
 
 use std::sync::Arc;
 

@@ -12,12 +12,12 @@ use crate::locks::lock::{Lock, WaitMode};
 use crate::store::admission_queue_of;
 
 /// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
-/// the others by at most this, whatever the lock's ttl is.
+/// the others by at most this, also if the lock's ttl is longer.
 const ADMISSION_TTL: Duration = Duration::from_secs(3);
 
 impl Lock {
-    /// Tries the nodes once, then waits in the admission queue, whose first client polls the nodes. Two clients that polled
-    /// at the same time could each be granted by a part of the nodes.
+    /// Tries the nodes once, then waits in the admission queue, whose first client polls the nodes. If two clients
+    /// polled at the same time, each could get the grants of some nodes and neither a majority.
     ///
     /// Mutual exclusion does not depend on admission: if the queue is unavailable, the client polls without it.
     pub(crate) fn acquire_with_admission(

@@ -3,7 +3,7 @@
 //! A party holds a lease while it waits, so a party that dies has not arrived. The weight of the lease encodes the party's state,
 //! and each change of state is one step in the store (`round.rs` decodes the leases):
 //!
-//! - **Arrival.** Its weight lets only one round fit: a party that arrives too early waits in the queue.
+//! - **Arrival.** The arrivals of one round leave no capacity for another one: a party that arrives too early waits in the queue.
 //! - **Claim.** A party that sees all parties of a round replaces its arrival by a claim, and reads again. If all are still there,
 //!   the claim is confirmed; otherwise the party returns to its arrival.
 //! - **Mark.** A confirmed claim is replaced by a mark, which is released and *retained* for a while. From the release on the round
@@ -11,9 +11,9 @@
 //! - **Departure.** A party that times out first replaces its arrival by a departure, and then reads. It has passed if a claim from
 //!   before its departure became a mark. While such a claim is undecided, the party waits for the decision.
 //!
-//! So of a departing and a claiming party, at least one sees the other, whatever happens between their steps. Claims and
-//! departures have tokens of their own, which order them. A mark names the first and the last token of its round. Tokens rise, so
-//! a mark never matches a later round.
+//! If one party departs while another one claims, at least one of them therefore sees the other, in every order of their steps.
+//! Claims and departures have tokens of their own, which order them. A mark names the first and the last token of its round.
+//! Tokens rise, so a mark never matches a later round.
 
 mod round;
 
@@ -111,8 +111,8 @@ impl Barrier {
     /// Waits at most `limit` for all parties, as [`Self::wait`]. At the limit this party departs, the result is `None`, and
     /// the round needs another party.
     ///
-    /// If another party is deciding at the limit that the round passes, this call waits for that decision. It takes a few
-    /// round trips, or the rest of the other party's ttl if that party dies.
+    /// If another party is deciding whether the round passes when the limit is reached, this call waits for that decision.
+    /// The decision takes a few round trips. If the other party dies, it takes the rest of that party's ttl.
     ///
     /// ```
     /// # leasehold::doc_test(async {

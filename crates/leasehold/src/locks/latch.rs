@@ -1,7 +1,7 @@
-//! A counter that opens at zero.
+//! A latch: clients count down, and waiters continue when the count is zero.
 //!
-//! Each count is a lease that was released with a minimum hold, so the store retains it after its process has ended. Waiters poll:
-//! a wait queue grants capacity that becomes free, and here none becomes free.
+//! To count down, a client acquires a lease and releases it at once, with a minimum hold. The store therefore retains the lease,
+//! also if the process ends. Waiters poll, because a wait queue only grants capacity that becomes free, and a latch frees none.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,10 +18,11 @@ use crate::options::settings;
 /// **Tasks of one client** that use the same mutex with the same options form a local FIFO queue. The local queue has one
 /// place in the store's queue and one lease. It hands the lease off from task to task without calling the store. Each task
 /// gets its own token, which is higher than every earlier one of any client. While no other client waits, hand-offs continue
-/// without limit. Once another client waits, at most 64 further hand-offs follow, and none after 10 ms. When the current
-/// critical section ends, the local queue then releases the lease. A client therefore waits for another one at most 10 ms
-/// and one critical section. See [`Self::local_handoff`] and [`Self::global_fifo`]. Leases with [`Self::min_hold`], with
-/// [`Self::max_hold`], or without renewal are not handed off.
+/// without limit. Once another client waits, at most 64 further hand-offs follow, and none after 10 ms. At either limit, the
+/// local queue releases the lease as soon as the current critical section ends. A client therefore waits for each client
+/// before it at most 10 ms, one critical section and the network delay. [`Self::local_handoff`] sets the two limits, and
+/// [`Self::global_fifo`] turns local queues off. Leases with [`Self::min_hold`], with [`Self::max_hold`], or without renewal
+/// are not handed off.
 ///
 /// After a hand-off the lease has at least 750 ms left, or a quarter of a shorter ttl, and renewals continue.
 /// `inspect` reports the first holder's token; a local queue appears as one waiter.

@@ -27,7 +27,7 @@ use crate::locks::mutex::Mutex;
 /// Cluster, and for mutexes with [`replicas`](Mutex::replicas).
 ///
 /// If the client must wait, or if the single step is not available, it acquires the mutexes one after the other. It uses the
-/// order of their names, whatever the order in the set. Two clients therefore never wait for each other (E. G. Coffman et
+/// order of their names, not their order in the set. Two clients therefore never wait for each other (E. G. Coffman et
 /// al., *System Deadlocks*, 1971, section 4). While the client waits for a later mutex, it holds the earlier ones. Each
 /// mutex keeps its own options and has its own lease and token.
 ///

@@ -64,8 +64,8 @@ impl OncePer {
         Self(lock)
     }
 
-    /// Starts the work again on another host if the first one dies and its lease has expired. While the work runs,
-    /// [`start`](Self::start) waits on the other hosts.
+    /// If the host that runs the work dies, another host starts the work again after the lease has expired. While the work
+    /// runs, [`start`](Self::start) waits on the other hosts.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -61,8 +61,8 @@ pub(crate) struct PollIntervals {
     pub(crate) entry_ttl: Duration,
 }
 
-/// A re-check costs an embedded store microseconds. The head's comes before a claim window ends, so that a lost push costs it
-/// no place. Of the other waiters there may be thousands.
+/// A re-check costs an embedded store microseconds. The head re-checks before a claim window ends, so that it keeps its place if
+/// a push is lost. The other waiters re-check less often, because there may be thousands of them.
 pub(crate) const EMBEDDED_POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
 

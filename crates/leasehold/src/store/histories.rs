@@ -9,7 +9,8 @@ use proptest::prelude::*;
 /// Number of clients.
 pub(super) const CLIENTS: u128 = 4;
 
-/// Each bit of an id counts somewhere: in the order of rows, in the name of an inbox, in when a waiter looks again.
+/// A client id with all bits in use, because each bit affects something: the order of rows, the name of an inbox, or the time
+/// of a re-check.
 pub(super) const fn client_id(number: u128) -> ClientId {
     ClientId::new(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
 }
@@ -225,8 +226,7 @@ fn waits_twice(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// A lock as most are: acquired, perhaps renewed, released. Some take so long that the last token need not be remembered any
-/// more.
+/// The usual life of a lock: acquired, perhaps renewed, released. Some take so long that the store may forget the last token.
 fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let pass = || prop_oneof![0..6_000_u64, 0..5_000_000_u64];
     let ttl = || prop_oneof![1..10_u64, Just(2 * 3_600)].prop_map(Duration::from_secs);
@@ -256,8 +256,8 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// A queue as most are: some ask for the same lock, are granted it in round, keep it for a while and give it back. Now and
-/// then something happens in between.
+/// The usual life of a queue: several clients acquire the same lock in turn, hold it for a while and release it. Sometimes
+/// another step comes in between.
 fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
     let weight = prop_oneof![3 => Just(capacity), 1 => 1..=capacity];

@@ -1,10 +1,10 @@
 //! `memory:`, lease tables in this process, for tests and single-process programs.
 //!
-//! `memory:` is a separate store for each client. `memory:NAME` is shared by all clients of the process that use the name,
-//! while one of them lives. The process keeps the last token of a name for one hour longer.
+//! `memory:` is a separate store for each client. `memory:NAME` is shared by all clients of the process that use the name. It
+//! exists while one of these clients lives. The process keeps the last token of a name for one hour longer.
 //!
-//! The store has no timer. Every [`SWEEP`] commands sweep as many other resources, so expired state is removed as fast as
-//! new state is created.
+//! The store has no timer. After every [`SWEEP`] commands it removes the expired state of [`SWEEP`] resources. Expired state is
+//! therefore removed as fast as new state is created.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS,
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::engine::clock::Clock;
 
-/// After this many commands, as many resources are swept.
+/// The number of commands between two sweeps, and the number of resources that one sweep visits.
 const SWEEP: u32 = 16;
 
 /// The stores with a name.

@@ -1,8 +1,8 @@
 //! Redis: one server, the master that Sentinels name, or a cluster.
 //!
-//! A command is one script call (`leasehold_redis_protocol`), so an uncontended lock is one round trip, and so is a release. A
-//! waiter receives its grant through an inbox channel. A single server has one inbox per client, a cluster one per client and
-//! hash slot.
+//! A command is one script call (`leasehold_redis_protocol`), so an uncontended lock is one round trip, and a release is another.
+//! A waiter receives its grant through its client's push channel, the *inbox*. A single server has one inbox per client, a
+//! cluster has one per client and hash slot.
 //!
 //! If the client was created in the caller's runtime, the caller's task sends its commands itself (`caller_conn`). Otherwise
 //! the client's thread sends them, and the caller's future only waits for the answer, on any executor. After a reconnect all

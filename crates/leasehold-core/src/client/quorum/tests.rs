@@ -52,7 +52,7 @@ fn any_two_quorums_share_a_node() {
     }
 }
 
-/// What the rules say of all answers at once, written down another way.
+/// The verdict on all votes at once, computed independently of `Round`.
 fn expected(votes: &[Vote]) -> Verdict {
     let quorum = votes.len() / 2 + 1;
     let count = |counts: fn(&Vote) -> bool| votes.iter().filter(|vote| counts(vote)).count();

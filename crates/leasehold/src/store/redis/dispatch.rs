@@ -172,11 +172,11 @@ fn is_lost(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ConnectionLost(_)))
 }
 
-/// Sends lost commands once more, over the connection that is up now: a connection that was cut while it was idle is no
-/// reason for an error.
+/// Sends lost commands once more, over the current connection. Otherwise every connection that was cut while idle would cause
+/// an error.
 ///
-/// An `Acquire` is left to its attempt, which has to know that the lost one may arrive late. So is `ForceRelease`, whose
-/// reply names what it removed.
+/// An `Acquire` is not repeated here: its attempt must know that the lost command may arrive late. A `ForceRelease` is not
+/// repeated either: its reply lists what it removed, and a second reply would not.
 async fn repeat_lost(
     endpoint: &Endpoint,
     options: CallOptions<'_>,

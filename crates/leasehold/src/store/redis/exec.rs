@@ -254,7 +254,7 @@ pub(super) async fn list(mut connection: Wire) -> Result<Vec<Resource>, StoreErr
     }
 }
 
-/// How many keys a server looks at for one page.
+/// Number of keys that one SCAN call visits.
 const PAGE: usize = 1_000;
 
 fn scan(cursor: u64) -> redis::Cmd {

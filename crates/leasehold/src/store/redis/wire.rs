@@ -1,9 +1,9 @@
 //! A connection that commands go out over: one of ours, or one that the program shares with us.
 //!
 //! A shared connection may reconnect by itself, possibly to another server, and its owner may select another database. Every
-//! pipeline over it therefore begins with CLIENT INFO. If the reply does not match the connection that was verified, the
-//! replies behind it do not count: they are reported as a lost connection, and the commands go out over our own connection
-//! until the shared one is verified again.
+//! pipeline over it therefore begins with CLIENT INFO. If the reply does not match the connection that was verified, the replies
+//! that follow are discarded and reported as a lost connection. Later commands go out over our own connection, until the shared
+//! one is verified again.
 
 use std::future::Future;
 use std::io;
@@ -48,7 +48,7 @@ impl Wire {
         }
     }
 
-    /// Returns one result per command. `is_asking` is for the nodes of a cluster, which no shared connection leads to.
+    /// Returns one result per command. `is_asking` is used only for cluster nodes, which have no shared connection.
     pub(super) async fn pipeline(
         &mut self,
         commands: Vec<Cmd>,
@@ -127,7 +127,7 @@ impl SharedConnection {
         }
     }
 
-    /// Verifies that the connection leads to the database of `own`: a key that is written over the one is read over the other.
+    /// Verifies that the connection leads to the database of `own`: writes a key over `own`, and reads it over this connection.
     pub(super) async fn verify(&self, own: &mut MultiplexedConnection) -> RedisResult<SharedWire> {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
@@ -161,7 +161,7 @@ pub(super) fn refused(store: &str, error: &RedisError) -> Error {
     Error::from_store(store, &store_error(error))
 }
 
-/// Whether the error says that a shared connection leads elsewhere.
+/// Whether the error reports that a shared connection leads to another database than the client's own connection.
 pub(super) fn leads_elsewhere(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Client && error.to_string().starts_with(OWN)
 }
@@ -218,7 +218,7 @@ fn changed() -> RedisError {
     io::Error::new(io::ErrorKind::ConnectionReset, what).into()
 }
 
-/// What CLIENT INFO tells about a connection.
+/// The identity of a connection, from CLIENT INFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Identity {
     /// Its number at the server, both addresses, and the selected database.

@@ -182,8 +182,9 @@ impl Quorum {
         Err(StoreError::new(Failure::NotSent, message))
     }
 
-    /// Whether an attempt stays in the nodes' queues with a part of the grants: yes, while the rest may be on the way, as after
-    /// a release at all nodes. Later it must release them, because two waiters may each wait for the other's part.
+    /// Whether an attempt that has the grants of some nodes stays in the queues of the others. It does while their grants may be
+    /// in flight, for example after a release at all nodes. Later it must release its grants, because two waiters may each hold
+    /// some and wait for the other's.
     fn keeps_waiting(
         &self,
         attempt: Acquisition,
@@ -265,8 +266,8 @@ impl Quorum {
         Err(StoreError::new(Failure::Unknown, message))
     }
 
-    /// Releases a failed try at all nodes that may have granted it. Waits for the nodes that did, so that the next try does not
-    /// meet it there.
+    /// Releases a failed try at all nodes that may have granted it. Waits for the nodes that did, so that their
+    /// leases do not block the next try.
     async fn release_at_nodes(self: &Arc<Self>, known: &NodeAttempt, round: &Round) {
         let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {

@@ -15,7 +15,7 @@ const FIRST_NODE_SEQUENCE: u64 = 1 << 63;
 #[derive(Clone, Debug)]
 pub(super) struct NodeAttempt {
     pub(super) resource: Arc<Resource>,
-    /// The id that the nodes know.
+    /// The id of this try at the nodes.
     pub(super) acquisition: Acquisition,
     /// Number of the try, from 1.
     pub(super) tries: u32,

@@ -25,6 +25,6 @@ pub(super) const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of batches over which attempts at different locks are spread.
 pub(super) const SHARDS: u64 = 64;
 
-/// A waiter in a node's admission queue that is not its head re-checks when the node asks for it.
+/// For the admission queue. The head re-checks at this interval, the other waiters when the node requests it.
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };

@@ -31,7 +31,7 @@ pub(super) struct VoteCollector {
     pub(super) responses: PendingResponses,
     /// Why a node did not vote.
     pub(super) node_errors: Vec<Option<String>>,
-    /// When nodes expect the present lease to end. They tell the head of their queue.
+    /// When nodes expect the current lease to end. A node reports that to the head of its queue.
     pub(super) repoll_hints: Vec<Duration>,
 }
 

@@ -1,11 +1,11 @@
 //! Checkpoints, which keep the write-ahead log small.
 //!
-//! SQLite would let a writer run a checkpoint after every thousand pages, and wait for the disk. Here the workers run it, after
-//! some hundred commands. Two more rules bound the log:
+//! By default SQLite makes a writer run a checkpoint after every thousand pages, and wait for the disk. Here the workers run the
+//! checkpoints, after a few hundred commands. Two more rules bound the log:
 //!
 //! - **Writers that are faster than the disk** are slowed: the checkpoint of a large log blocks all writers.
 //! - **Processes that end sooner than a flush takes** never complete a checkpoint. A process that opens a file with a very large
-//!   log therefore runs it first: one process in some thousand waits for the disk.
+//!   log therefore runs a checkpoint first: one process in a few thousand waits for the disk.
 //!
 //! A process that is stopped while it reads keeps the log from shrinking, until it continues or is killed (`doctor` reports it).
 

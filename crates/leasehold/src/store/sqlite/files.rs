@@ -1,8 +1,8 @@
 //! The files of one database: which ones they were when this client opened them, and whether they are still in place.
 //!
-//! SQLite keeps what was written last in a log, and its own locks in shared memory, both in files beside the database. A
-//! client whose log was removed goes on with the removed one, and a client that comes later makes a new one: neither sees the
-//! other's leases. So each command compares the three files with those that were opened.
+//! SQLite keeps the latest writes in a log, and its own locks in shared memory. Both are files beside the database. If the log is
+//! removed, a client that has it open continues with the removed log, and a later client creates a new one: neither sees the
+//! other's leases. Each command therefore compares the three files with those that the client has opened.
 //!
 //! **A client whose files were removed** has lost its leases: a renewal gets *not held*, and the store requests one as soon as it
 //! notices, within [`FILE_CHECK_INTERVAL`](super::worker::FILE_CHECK_INTERVAL). Every other command is an error. Nothing is
@@ -85,7 +85,7 @@ pub(super) fn id_of(path: &Path) -> io::Result<FileId> {
     fs::metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-/// As far as this process may look at others, which root may.
+/// The processes that use a log or shared memory other than the files beside the database. Only root sees those of other users.
 #[cfg(target_os = "linux")]
 pub(super) fn find_strays(path: &Path) -> Vec<u32> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };

@@ -107,7 +107,7 @@ impl JobQueue {
         let _ = (&self.wake_pipe).write(&[1]);
     }
 
-    /// Has the thread end after the jobs that it has.
+    /// Ends the thread after the jobs that are queued now.
     pub(super) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
         self.wake();

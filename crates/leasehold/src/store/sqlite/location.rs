@@ -76,8 +76,8 @@ fn touch(path: &Path) -> Result<(), Error> {
 /// The mode bits of a directory whose files are for its group: setgid, and writable for the group.
 const SHARED_FOLDER: u32 = 0o2020;
 
-/// A file that was just made in a directory for a group is for that group, whatever the umask says. SQLite gives the log and
-/// the shared memory the same mode and group, and so does `mailbox.rs` with the pipes.
+/// In a directory that is shared by a group, gives a new file to that group, independently of the umask. SQLite gives the log and
+/// the shared memory the same mode and group, and `mailbox.rs` the pipes.
 fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
     let folder = fs::metadata(folder)?;
     if folder.mode() & SHARED_FOLDER != SHARED_FOLDER {

@@ -50,12 +50,12 @@ impl<'c> SqliteRows<'c> {
         Ok(self.one(sql, params, |row| row.get(0))?.unwrap_or(0))
     }
 
-    /// The resource's key for looking up; no row has this one where there is none.
+    /// The resource's key for look-ups. If the resource is not stored, a key that no row has.
     fn known_id(&self) -> i64 {
         self.id.unwrap_or(0)
     }
 
-    /// The resource's key. A resource that is not stored yet gets a row that says nothing; the header follows.
+    /// The resource's key. A resource that is not stored yet gets a row with an empty header, which is written later.
     fn id(&mut self) -> Result<i64> {
         if let Some(id) = self.id {
             return Ok(id);
@@ -90,7 +90,8 @@ macro_rules! select_waiter {
     };
 }
 
-/// From client to client by the index, whatever the number of entries that each has. They are parked together.
+/// Steps from client to client in the index, so the cost does not depend on the number of entries per client. All entries of a
+/// client are parked together.
 const COUNT_READY_CLIENTS: &str = "
     WITH RECURSIVE each (client) AS (
         SELECT MIN(client) FROM waiter WHERE resource = ?1

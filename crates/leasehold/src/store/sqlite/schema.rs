@@ -26,9 +26,9 @@ const STALE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Page size in bytes.
 const PAGE: u32 = 1024;
 
-/// Rows that a mutex needs are few: an owner's acquisitions at most. Kinds that many share get an index for the lease
-/// that expires first; a mutex's leases are not in it (`shared` is 0), which saves each lock a page. When a resource is
-/// visited to see whether it can go stands in a column of its own, which commands do not change (`sweep.rs`).
+/// A mutex has few leases: one, or one per acquisition of its owner. Only kinds with many holders need the index `lease_expiry`.
+/// A mutex's leases are not in that index (`shared` is 0), so locking a mutex writes one page less. The column `visit` is the
+/// time at which the sweep checks whether the resource can be removed; commands do not change it (`sweep.rs`).
 pub(super) const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE resource (

@@ -63,7 +63,7 @@ impl Shared {
     }
 }
 
-/// The resources whose visit is due, the longest first; without a name where this version can't read it.
+/// The resources whose visit is due, the longest overdue first. `None` in place of a name that this version can't read.
 fn due(connection: &Connection, now: Now, most: u32) -> rusqlite::Result<Vec<(i64, Option<Resource>)>> {
     let sql = "SELECT id, kind, name FROM resource WHERE visit <= ? ORDER BY visit LIMIT ?";
     let mut statement = connection.prepare_cached(sql)?;
@@ -77,8 +77,8 @@ fn due(connection: &Connection, now: Now, most: u32) -> rusqlite::Result<Vec<(i6
     Ok(due)
 }
 
-/// A row is visited again when its last token may be forgotten. Where it is in use for longer than that, it is visited when the
-/// first of its leases ends.
+/// Schedules the next visit of a row: when its last token may be forgotten. If the row is in use for longer: when the first of
+/// its leases ends.
 fn visit_again(connection: &Connection, now: Now, id: i64) -> rusqlite::Result<()> {
     let sql = "UPDATE resource SET visit = max(remember_until, ?1 + max(?3, min(?4, next_expiry - ?2))) WHERE id = ?5";
     let (wall, time) = (now.wall.as_micros().cast_signed(), now.time.as_micros().cast_signed());

@@ -192,7 +192,7 @@ pub(super) struct Cost {
 pub(super) enum Source {
     /// The server's own count, while no other client ran scripts.
     Server,
-    /// The time beyond that of as many PINGs.
+    /// The time of the round trips, minus that of the same number of PINGs.
     RoundTrips,
 }
 

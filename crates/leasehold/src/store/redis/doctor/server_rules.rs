@@ -8,7 +8,7 @@ use crate::diagnostics::{Check, Component};
 /// In percent of what there may be.
 const NEARLY_FULL_PERCENT: u64 = 80;
 
-/// A client that hears pushes and asks for a long list needs this much.
+/// Min output buffer in bytes of a client that receives pushes and lists many locks.
 const MIN_OUTPUT_BUFFER: u64 = 1 << 20;
 
 pub(super) fn check_server(seen: &Snapshot) -> Component {
@@ -253,7 +253,7 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
     }
 }
 
-/// As the master that it is, or may become.
+/// For a server that is a master, or may become one.
 fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     let why = format!(
         "a master that is cut off from the others goes on granting locks, also after another one was made the master. With \

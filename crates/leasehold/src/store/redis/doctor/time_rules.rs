@@ -67,7 +67,7 @@ pub(super) fn check_clock(clock: Clock, component: &mut Component) {
     }
 }
 
-/// Whether two clocks are so far apart that it matters, whatever the measurement's error was.
+/// The difference of two clocks, if it is too large even after subtracting the error of the measurement.
 pub(super) fn differ(one: Clock, other: Clock) -> Option<Duration> {
     let apart = Duration::from_micros(one.ahead_micros.abs_diff(other.ahead_micros));
     (apart.saturating_sub(one.error + other.error) > MAX_CLOCK_DIFFERENCE).then_some(apart)

@@ -267,7 +267,7 @@ fn depend(one: &Snapshot, other: &Snapshot) -> Option<&'static str> {
     shared.then_some("are replicas of one another, or of the same master")
 }
 
-/// Servers of which one may take the other's place, and whose clocks are far apart.
+/// Compares the clocks of servers that may replace each other.
 pub(super) fn check_clocks(seen: &[Snapshot], is_voting: bool) -> Option<Component> {
     let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
     clocks.sort_by_key(|(clock, _)| clock.ahead_micros);

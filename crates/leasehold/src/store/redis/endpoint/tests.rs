@@ -1,4 +1,4 @@
-//! What a link tells, and in which order.
+//! The callbacks of an endpoint, and their order.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ use super::*;
 
 const CHANNEL: &str = "leasehold:2:inbox:test";
 
-/// What a link told.
+/// The callbacks so far.
 #[derive(Default)]
 struct Told {
     heard: AtomicUsize,

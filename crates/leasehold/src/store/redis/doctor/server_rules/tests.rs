@@ -1,4 +1,4 @@
-//! Each rule, with what sets it off.
+//! Tests each rule with a server state that it reports.
 
 use super::super::acl_check::{MissingRight, Purpose};
 use std::time::Duration;
