@@ -103,6 +103,8 @@ pub struct Attempt {
     commands: u64,
     ttl: Micros,
     has_owner: bool,
+    /// The holder was told that another client waits.
+    is_contended: bool,
     /// It exchanges a lease, and goes before all others.
     replaces: bool,
 }
@@ -284,6 +286,7 @@ impl Books {
                 commands: 0,
                 ttl: micros(acquire.ttl),
                 has_owner: acquire.owner.is_some(),
+                is_contended: false,
                 replaces: acquire.replaces.is_some(),
             });
             attempt.anchor = epoch;
@@ -321,6 +324,11 @@ impl Books {
             }
         }
         for push in pushes {
+            if push.kind == PushKind::Contended
+                && let Some(attempt) = self.attempts.get_mut(&push.acquisition)
+            {
+                attempt.is_contended = true;
+            }
             // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
             if push.kind == PushKind::Revoked {
                 if let (Command::ForceRelease, Some(attempt)) =
@@ -454,7 +462,7 @@ impl Books {
         // Of several holders, or of leases that are retained, each may end at a time of its own.
         let rechecks = if attempt.queued { 8 + waited / (250 * 1000) } else { 0 };
         // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
-        let asks = u64::from(self.locks[attempt.resource].kind == LockKind::Mutex);
+        let asks = u64::from(attempt.is_contended);
         let allowed = 2 + renewals + rechecks + asks;
         let sent = attempt.commands;
         if sent > allowed {
