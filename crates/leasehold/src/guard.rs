@@ -64,6 +64,11 @@ impl Guard {
         is_handed_off
     }
 
+    #[cfg(feature = "_simulation")]
+    pub(crate) fn session(&self) -> &Arc<crate::engine::Session> {
+        &self.handle.session
+    }
+
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }

@@ -92,6 +92,9 @@ mod metadata;
 mod options;
 #[cfg(feature = "redlock")]
 mod redlock;
+#[cfg(feature = "_simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod store;
 pub mod testing;
 #[cfg(test)]

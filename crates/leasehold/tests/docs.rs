@@ -111,7 +111,8 @@ impl Item {
 }
 
 /// Folders and files of the library that have no public items.
-const PRIVATE: [&str; 7] = ["engine", "engine.rs", "store", "store.rs", "tests", "tests.rs", "handle.rs"];
+const PRIVATE: [&str; 8] =
+    ["engine", "engine.rs", "store", "store.rs", "tests", "tests.rs", "handle.rs", "simulation.rs"];
 
 fn public_items(folder: &Path, items: &mut Vec<Item>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -220,8 +220,11 @@ impl LeaseMachine {
             return None;
         }
         self.in_flight = true;
+        let ttl = self.ttl_from(now);
+        // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
+        self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
         let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
-        Some(Command::Renew(Renew { acquisition: self.acquisition, ttl: self.ttl_from(now), reserve }))
+        Some(Command::Renew(Renew { acquisition: self.acquisition, ttl, reserve }))
     }
 
     /// Updates the state to `now`.

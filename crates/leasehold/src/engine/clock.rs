@@ -5,6 +5,8 @@ use std::time::Duration;
 
 #[cfg(not(unix))]
 mod portable;
+#[cfg(feature = "_simulation")]
+pub(crate) mod simulated;
 
 use leasehold_core::{LocalTime, Now, StoreTime};
 #[cfg(not(unix))]
@@ -88,6 +90,10 @@ fn micros(kernel: impl Kernel, id: ClockId) -> u64 {
 
 /// The local clock, by which this process decides how long it may trust a lease.
 fn local() -> LocalTime {
+    #[cfg(feature = "_simulation")]
+    if let Some(simulated) = simulated::local_time() {
+        return simulated;
+    }
     local_by(clock_gettime)
 }
 

@@ -68,7 +68,19 @@ where
     Ok(())
 }
 
-async fn drive(session: &Session, store: &dyn Store, mut timer: Timer) {
+/// Wakes the driver at a time of the local clock.
+pub(crate) trait DriverTimer {
+    /// Ends at this time or later. Cancel safe.
+    fn until(&mut self, time: LocalTime) -> impl Future<Output = io::Result<()>>;
+}
+
+impl DriverTimer for Timer {
+    fn until(&mut self, time: LocalTime) -> impl Future<Output = io::Result<()>> {
+        Timer::until(self, time)
+    }
+}
+
+pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl DriverTimer) {
     // A cluster's nodes come and go, but they are few.
     let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
     let mut in_flight = FuturesUnordered::new();
@@ -91,8 +103,10 @@ async fn drive(session: &Session, store: &dyn Store, mut timer: Timer) {
             continue;
         }
         tokio::select! {
-            () = session.alarm.notified() => {}
+            // The order is fixed so that a run can be repeated. Everything that is due is looked at after each of them.
+            biased;
             Some(()) = in_flight.next() => {}
+            () = session.alarm.notified() => {}
             slept = timer.until(due.next) => if let Err(error) = slept {
                 // Leases are still lost on time, because guards read the clock themselves.
                 tracing::error!(%error, "the timer failed; retrying in 1 s");

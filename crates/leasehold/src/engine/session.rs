@@ -66,7 +66,7 @@ impl Session {
     }
 
     /// How many entries there are.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "_simulation"))]
     pub(crate) fn len(&self) -> usize {
         self.table().entries.len()
     }

@@ -176,6 +176,20 @@ fn renewal_never_shortens_the_min_lifetime() {
     assert_eq!(lease.state(at(95_000)), LeaseState::Held);
 }
 
+/// A lease that was exchanged continues the hold of the one before it, so its first renewal may shorten it.
+#[test]
+fn renewal_that_shortens_the_lease_shortens_its_trust() {
+    let mut lease = lease(LeaseTerms { max_hold: Some(TTL), ..terms() }, TTL);
+    lease.end_by(at(8_900));
+    let Some(Command::Renew(renew)) = lease.poll_transmit(at(3_000)) else { panic!("a renewal is due") };
+    assert_eq!(renew.ttl, Duration::from_millis(5_900));
+    // The store's clock is up to 1 % faster: there the lease ends 5.9 s of its clock later.
+    let trusted_until = at(3_000) + (renew.ttl - drift_margin(renew.ttl));
+    assert_eq!(at(3_000) + lease.remaining(at(3_000)), trusted_until, "whether or not it is answered");
+    lease.handle_reply(at(3_010), at(3_000), &renewed(renew.ttl));
+    assert_eq!(at(3_010) + lease.remaining(at(3_010)), trusted_until);
+}
+
 #[test]
 fn max_hold_caps_the_last_renewal_and_ends_the_lease() {
     let hold = Some(Duration::from_secs(10));

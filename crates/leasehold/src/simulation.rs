@@ -1,0 +1,177 @@
+//! The seam for the simulation of the engine (the crate in `sim/`): a client whose clock, timer and connection to a store are
+//! the simulation's. It is no part of the public API.
+//!
+//! The engine is the real one, with the real driver. Only what it stands on is replaced: [`set_clock`] is the clock of the
+//! thread, and [`Transport`] is the timer and the way to the store.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, Resource};
+
+use crate::client::Client;
+use crate::diagnostics::Diagnosis;
+use crate::engine::Session;
+use crate::engine::clock::Clock;
+pub use crate::engine::clock::simulated::{ThreadClock, set_clock};
+use crate::engine::driver::{DriverTimer, drive};
+use crate::guard::Guard;
+use crate::handle::{ClientOptions, Handle};
+use crate::metadata::HolderMetadata;
+use crate::store::{
+    self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
+};
+
+/// Why a command has no answer.
+#[derive(Clone, Debug)]
+pub struct CallFailed {
+    /// Whether it may have taken effect.
+    pub failure: Failure,
+    /// What happened.
+    pub message: &'static str,
+}
+
+/// A command's answer.
+pub type Answered = Result<Answer, CallFailed>;
+/// A future of the simulation.
+pub type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What a simulated process stands on.
+pub trait Transport: Send + Sync {
+    /// Sends commands together, from a caller's task or from the driver. One answer for each.
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, by_driver: bool) -> Pending<Vec<Answered>>;
+
+    /// Attempts that are granted together or not at all.
+    fn acquire_all(&self, attempts: Vec<(Arc<Resource>, Arc<Acquire>)>) -> Pending<Vec<Answered>>;
+
+    /// Ends when the local clock of the process reaches `time`.
+    fn sleep_until(&self, time: LocalTime) -> Pending<()>;
+
+    /// The store's interval between re-checks of a queue's head, and the lifetime of a queue entry.
+    fn poll_intervals(&self) -> (Duration, Duration);
+}
+
+/// A simulated client from the side of its store.
+#[derive(Clone)]
+pub struct SimulatedInbox(Arc<Session>);
+
+impl SimulatedInbox {
+    /// Delivers a push.
+    pub fn deliver(&self, push: Push) {
+        self.0.deliver(push);
+    }
+
+    /// The connection was re-established.
+    pub fn reconnected(&self) {
+        self.0.reconnected(&|_| true);
+    }
+
+    /// How many attempts, leases and releases the client knows.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// A client, its side towards the store, and its driver, which the simulation polls.
+pub fn client(
+    id: ClientId,
+    transport: Arc<dyn Transport>,
+) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
+    let session = Arc::new(Session::new(id, Clock::System));
+    let store: Arc<dyn Store> = Arc::new(SimulatedStore(transport.clone()));
+    // The host and the process id would differ from run to run.
+    let options = ClientOptions { metadata: HolderMetadata::default(), ..ClientOptions::default() };
+    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options);
+    let client = Client { handle: Arc::new(handle) };
+    let inbox = SimulatedInbox(session.clone());
+    let driver = Box::pin(async move {
+        drive(&session, &*store, SimulatedTimer { transport, set: None }).await;
+        drop(store);
+        session.driver_gone();
+    });
+    (client, inbox, driver)
+}
+
+/// A guard's lease, for checks that must not hold the guard.
+#[derive(Clone)]
+pub struct LeaseProbe {
+    session: Arc<Session>,
+    sequence: u64,
+}
+
+impl LeaseProbe {
+    /// The lease of this guard.
+    #[must_use]
+    pub fn of(guard: &Guard) -> Self {
+        Self { session: guard.session().clone(), sequence: guard.sequence() }
+    }
+
+    /// The attempt that was granted.
+    #[must_use]
+    pub fn acquisition(&self) -> Acquisition {
+        Acquisition { client: self.session.id, sequence: self.sequence }
+    }
+
+    /// As [`Guard::remaining`], by the clock of this thread.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.session.remaining(self.sequence, self.session.now()).unwrap_or(Duration::ZERO)
+    }
+}
+
+struct SimulatedTimer {
+    transport: Arc<dyn Transport>,
+    set: Option<(LocalTime, Pending<()>)>,
+}
+
+impl DriverTimer for SimulatedTimer {
+    async fn until(&mut self, time: LocalTime) -> io::Result<()> {
+        if self.set.as_ref().is_none_or(|(set, _)| *set != time) {
+            self.set = Some((time, self.transport.sleep_until(time)));
+        }
+        if let Some((_, sleep)) = &mut self.set {
+            sleep.await;
+        }
+        self.set = None;
+        Ok(())
+    }
+}
+
+struct SimulatedStore(Arc<dyn Transport>);
+
+fn call_result(answered: Answered) -> CallResult {
+    answered.map_err(|CallFailed { failure, message }| StoreError::new(failure, message))
+}
+
+impl Store for SimulatedStore {
+    fn capabilities(&self) -> Capabilities {
+        let (repoll_interval, entry_ttl) = self.0.poll_intervals();
+        Capabilities::new(PollIntervals { repoll_interval, entry_ttl })
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let answered = self.0.call(vec![(resource, command)], false);
+        Box::pin(async move { store::only(answered.await.into_iter().map(call_result).collect()) })
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let answered = self.0.call(batch, true);
+        Box::pin(async move { answered.await.into_iter().map(call_result).collect() })
+    }
+
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        let answered = self.0.acquire_all(attempts.to_vec());
+        Some(Box::pin(async move { answered.await.into_iter().map(call_result).collect() }))
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        Box::pin(std::future::ready(Ok(Diagnosis { components: Vec::new() })))
+    }
+}

@@ -1,0 +1,18 @@
+//! The real engine of leasehold under simulated time, network and faults.
+//!
+//! One thread runs everything of a run: clients with their drivers, users' tasks, the network, the servers. All chance comes from
+//! a seed, so a run can be repeated. `docs/simulation.md` says what is simulated and what is checked.
+
+pub mod checks;
+pub mod executor;
+mod faults;
+pub mod history;
+pub mod network;
+pub mod plan;
+pub mod planted;
+pub mod rng;
+pub mod run;
+pub mod server;
+pub mod shrink;
+mod users;
+pub mod world;

@@ -1,0 +1,198 @@
+//! Runs seeds on all cores, or one seed with its diagram, or looks for planted bugs.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold_sim::plan::{Case, Plan};
+use leasehold_sim::planted::Planted;
+use leasehold_sim::run::{hours, run, run_twice};
+use leasehold_sim::shrink::shrink;
+
+const USAGE: &str = "\
+usage: leasehold-sim [--seeds N] [--minutes M] [--from SEED] [--threads N]
+       leasehold-sim --seed CASE [--lines N]
+       leasehold-sim --planted [NAME]
+
+  --seeds N     run this many seeds (1000)
+  --minutes M   stop after this many minutes
+  --from SEED   begin with this seed (1)
+  --seed CASE   run one case, as a failure prints it, and print its diagram
+  --lines N     show at most the last N lines of it (200)
+  --planted     look for each planted bug, or for one, in at most 10,000 seeds";
+
+/// Every so many seeds one is run twice, and the histories are compared.
+const TWICE: u64 = 100;
+
+struct Args {
+    seeds: u64,
+    minutes: Option<f64>,
+    from: u64,
+    threads: usize,
+    case: Option<Case>,
+    lines: usize,
+    planted: Option<Vec<Planted>>,
+}
+
+fn parse() -> Result<Args, String> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut args =
+        Args { seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
+    let mut words = std::env::args().skip(1).peekable();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        let number = |text: String| text.parse().map_err(|_| format!("{text:?} is no number"));
+        match &*word {
+            "--seeds" => args.seeds = number(value()?)?,
+            "--from" => args.from = number(value()?)?,
+            "--threads" => args.threads = usize::try_from(number(value()?)?).unwrap_or(1),
+            "--lines" => args.lines = usize::try_from(number(value()?)?).unwrap_or(200),
+            "--minutes" => args.minutes = Some(value()?.parse().map_err(|_| "how many minutes?".to_owned())?),
+            "--seed" => args.case = Some(value()?.parse()?),
+            "--planted" => {
+                let name = words.next_if(|word| !word.starts_with("--"));
+                let chosen = Planted::ALL.into_iter();
+                let chosen = chosen.filter(|bug| name.as_ref().is_none_or(|name| *name == bug.to_string()));
+                args.planted = Some(chosen.collect());
+            }
+            _ => return Err(USAGE.to_owned()),
+        }
+    }
+    Ok(args)
+}
+
+fn main() -> ExitCode {
+    let args = match parse() {
+        Ok(args) => args,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let is_fine = match (&args.case, &args.planted) {
+        (Some(case), planted) => {
+            replay(case, planted.as_ref().and_then(|planted| planted.first().copied()), args.lines)
+        }
+        (None, Some(planted)) => {
+            planted.iter().filter(|bug| !find(**bug, args.from, args.threads)).count() == 0
+        }
+        (None, None) => explore(&args),
+    };
+    if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn replay(case: &Case, planted: Option<Planted>, lines: usize) -> bool {
+    println!("{:#?}", Plan::new(case));
+    let outcome = run(case, planted, Some(lines));
+    println!("{}", outcome.timeline);
+    println!(
+        "{:.3} simulated hours, {} grants, {} polls, history {:016x}",
+        hours(outcome.simulated),
+        outcome.grants,
+        outcome.polls,
+        outcome.hash
+    );
+    match &outcome.violation {
+        None => println!("no promise was broken"),
+        Some(violation) => println!("✗ {} ({} µs): {}", violation.promise, violation.at, violation.what),
+    }
+    outcome.violation.is_none()
+}
+
+fn explore(args: &Args) -> bool {
+    let began = Instant::now();
+    let (next, done, simulated, grants) =
+        (AtomicU64::new(args.from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let is_over = AtomicBool::new(false);
+    let failed = Mutex::new(Vec::new());
+    let limit = args.minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) && limit.is_none_or(|limit| began.elapsed() < limit) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= args.from + args.seeds {
+                        break;
+                    }
+                    let case = Case { seed, ..Case::default() };
+                    let outcome =
+                        if seed.is_multiple_of(TWICE) { run_twice(&case) } else { run(&case, None, None) };
+                    done.fetch_add(1, Ordering::Relaxed);
+                    simulated.fetch_add(outcome.simulated, Ordering::Relaxed);
+                    grants.fetch_add(outcome.grants, Ordering::Relaxed);
+                    if let Some(violation) = outcome.violation {
+                        println!("seed {case}: {}: {}", violation.promise, violation.what);
+                        let mut failed = failed.lock().expect("no thread panicked");
+                        failed.push((case, violation));
+                        is_over.store(failed.len() >= 50, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let (done, simulated) = (done.into_inner(), hours(simulated.into_inner()));
+    let minutes = began.elapsed().as_secs_f64() / 60.0;
+    let failed = failed.into_inner().expect("no thread panicked");
+    println!(
+        "{done} seeds, {simulated:.1} simulated hours in {minutes:.2} minutes on {} threads: {:.0} hours a minute; {} grants; {} violations",
+        args.threads,
+        simulated / minutes,
+        grants.into_inner(),
+        failed.len()
+    );
+    if let Some((case, violation)) = failed.first() {
+        let small = shrink(case, None, violation.promise, 2_000);
+        let outcome = run(&small, None, Some(args.lines));
+        println!("\nmade smaller: --seed \"{small}\"\n{}", outcome.timeline);
+        if let Some(violation) = outcome.violation {
+            println!("✗ {}: {}", violation.promise, violation.what);
+        }
+    }
+    failed.is_empty()
+}
+
+/// Looks for a planted bug. Returns whether the check found it.
+fn find(bug: Planted, from: u64, threads: usize) -> bool {
+    const LIMIT: u64 = 10_000;
+    let next = AtomicU64::new(from);
+    let found = Mutex::new(None::<u64>);
+    let others = Mutex::new(std::collections::BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + LIMIT
+                        || found.lock().expect("no thread panicked").is_some_and(|found| found < seed)
+                    {
+                        break;
+                    }
+                    let outcome = run(&Case { seed, ..Case::default() }, Some(bug), None);
+                    let Some(violation) = outcome.violation else { continue };
+                    if violation.promise == bug.breaks() {
+                        let mut found = found.lock().expect("no thread panicked");
+                        *found = Some(found.map_or(seed, |found| found.min(seed)));
+                    } else {
+                        *others.lock().expect("no thread panicked").entry(violation.promise).or_insert(0) +=
+                            1;
+                    }
+                }
+            });
+        }
+    });
+    let others: Vec<String> = others
+        .into_inner()
+        .expect("no thread panicked")
+        .iter()
+        .map(|(promise, count)| format!("{promise}: {count}"))
+        .collect();
+    let others =
+        if others.is_empty() { String::new() } else { format!("; others before: {}", others.join(", ")) };
+    let found = found.into_inner().expect("no thread panicked");
+    match found {
+        Some(seed) => println!("{bug}: found after {} seeds ({}){others}", seed - from + 1, bug.breaks()),
+        None => println!("{bug}: NOT found in {LIMIT} seeds ({}){others}", bug.breaks()),
+    }
+    found.is_some()
+}

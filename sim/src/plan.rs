@@ -1,0 +1,542 @@
+//! What happens in one run, decided before it begins: clients, tasks, locks and faults, all from the seed.
+//!
+//! A plan is data, so a failing run can be made smaller by leaving parts of it out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::rng::Rng;
+
+/// Microseconds.
+pub type Micros = u64;
+
+/// One millisecond.
+pub const MS: Micros = 1_000;
+/// One second.
+pub const SECOND: Micros = 1_000_000;
+
+/// A seed, without the parts that were left out to make it smaller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Case {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// What is left out.
+    pub without: BTreeSet<Part>,
+}
+
+/// A part of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// A client with its tasks.
+    Client(usize),
+    /// A task.
+    Task(usize),
+    /// A task's operation.
+    Op(usize, usize),
+    /// A fault.
+    Fault(usize),
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Client(client) => write!(f, "c{client}"),
+            Self::Task(task) => write!(f, "t{task}"),
+            Self::Op(task, op) => write!(f, "t{task}.{op}"),
+            Self::Fault(fault) => write!(f, "f{fault}"),
+        }
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no part of a plan");
+        let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
+        match (text.get(..1), text.get(1..)) {
+            (Some("c"), Some(rest)) => Ok(Self::Client(number(rest)?)),
+            (Some("f"), Some(rest)) => Ok(Self::Fault(number(rest)?)),
+            (Some("t"), Some(rest)) => match rest.split_once('.') {
+                Some((task, op)) => Ok(Self::Op(number(task)?, number(op)?)),
+                None => Ok(Self::Task(number(rest)?)),
+            },
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.seed)?;
+        let mut separator = " without ";
+        for part in &self.without {
+            write!(f, "{separator}{part}")?;
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (seed, without) = text.trim().split_once(" without ").unwrap_or((text.trim(), ""));
+        let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
+        let parts = without.split(',').filter(|part| !part.is_empty());
+        Ok(Self { seed, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+    }
+}
+
+/// What happens in one run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The machines that clients run on.
+    pub clients: Vec<ClientPlan>,
+    /// The users' tasks.
+    pub tasks: Vec<TaskPlan>,
+    /// The locks, by the number in their name.
+    pub locks: Vec<LockPlan>,
+    /// What goes wrong, and when.
+    pub faults: Vec<FaultPlan>,
+    /// From then on nothing goes wrong any more.
+    pub heal_at: Micros,
+    /// The network without faults.
+    pub network: NetworkPlan,
+    /// By how many millionths the server's clock is faster than true time.
+    pub server_ppm: i64,
+    /// The store's interval between re-checks of a queue's head.
+    pub repoll_interval: Micros,
+    /// Ready tasks run in a random order, not in the order in which they were woken.
+    pub shuffles: bool,
+}
+
+/// A client's machine.
+#[derive(Clone, Debug)]
+pub struct ClientPlan {
+    /// What its clock shows at the start, beyond an hour.
+    pub offset: Micros,
+    /// By how many millionths its clock is faster than true time.
+    pub ppm: i64,
+    /// It is left out.
+    pub is_absent: bool,
+}
+
+/// A task and what it does, one operation after the other.
+#[derive(Clone, Debug)]
+pub struct TaskPlan {
+    /// On which client.
+    pub client: usize,
+    /// Until the network heals.
+    pub ops: Vec<Op>,
+    /// After that: these locks, each waited for without a limit.
+    pub last: Vec<(usize, Micros)>,
+    /// It is left out.
+    pub is_absent: bool,
+}
+
+/// What a lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// `Client::mutex`.
+    Mutex,
+    /// `Client::rw_lock`.
+    ReadWrite,
+    /// `Client::semaphore`.
+    Semaphore(u32),
+    /// `Client::reentrant_mutex`.
+    Reentrant,
+}
+
+/// A lock and the options that all its users pass.
+#[derive(Clone, Debug)]
+pub struct LockPlan {
+    /// Its kind.
+    pub kind: LockKind,
+    /// `ttl`.
+    pub ttl: Micros,
+    /// `auto_renew`.
+    pub renews: bool,
+    /// `max_hold`.
+    pub max_hold: Option<Micros>,
+    /// `min_hold`.
+    pub min_hold: Micros,
+    /// `global_fifo`.
+    pub global_fifo: bool,
+    /// `local_handoff`.
+    pub handoff: Option<(u32, Micros)>,
+}
+
+impl LockPlan {
+    /// Its capacity, if it is a semaphore.
+    #[must_use]
+    pub fn permits(&self) -> u32 {
+        if let LockKind::Semaphore(permits) = self.kind { permits } else { 1 }
+    }
+}
+
+/// How a lock is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Without a limit.
+    Wait,
+    /// Without waiting.
+    Try,
+    /// With a time limit.
+    Timeout(Micros),
+}
+
+/// Which part of a lock is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The mutex, the writer, one permit.
+    Whole,
+    /// A reader.
+    Read,
+    /// An upgradable reader, which becomes a writer.
+    Upgradable,
+    /// More than one permit, or a second entry of the same owner.
+    More,
+    /// This mutex and the next one together.
+    Set,
+}
+
+/// One thing that a task does with a lock.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// How long it does something else before.
+    pub think: Micros,
+    /// Which lock.
+    pub lock: usize,
+    /// How much of it.
+    pub share: Share,
+    /// How it waits.
+    pub mode: Mode,
+    /// The future is dropped after this time, if it has not ended.
+    pub drop_after: Option<Micros>,
+    /// How long the section takes.
+    pub hold: Micros,
+    /// The guard is renewed in the middle of the section.
+    pub renews: bool,
+    /// The section runs under `Guard::run`, which ends it when the lease is lost.
+    pub is_watched: bool,
+    /// How the section ends.
+    pub end: End,
+}
+
+/// How a section ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// `release().await`.
+    Release,
+    /// `release_timeout(limit).await`.
+    ReleaseTimeout(Micros),
+    /// The future of `release()` is dropped after this time.
+    ReleaseDropped(Micros),
+    /// The guard is dropped.
+    Drop,
+    /// A writer becomes a reader, which is released.
+    Downgrade,
+    /// The lock is released by force, by its holder or another.
+    Force,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    /// When.
+    pub at: Micros,
+    /// What.
+    pub fault: Fault,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each line above says what the names of a fault mean")]
+pub enum Fault {
+    /// A client's threads stand still: the callers' runtime, the driver, or both.
+    Pause { client: usize, callers: bool, driver: bool, lasts: Micros },
+    /// A client's machine stands still, and its clock too (section "A holder that does not know that it was stopped").
+    Suspend { client: usize, lasts: Micros },
+    /// A client's process is killed, and started again. Its connections are closed after a while only, if its host is gone.
+    Crash { client: usize, restarts_after: Micros, closes_after: Micros },
+    /// A client's connections are cut. What was in flight is lost or, if `late`, arrives after that time.
+    Cut { client: usize, callers: bool, driver: bool, late: Option<Micros> },
+    /// Nothing gets through to the server, or back, and no side is told.
+    Silence { client: usize, up: bool, down: bool, lasts: Micros },
+    /// A client can't connect to any server, and its connections are silent.
+    Partition { client: usize, lasts: Micros },
+    /// Single answers and pushes are lost.
+    Loss { thousandths: u64, pushes_only: bool, lasts: Micros },
+    /// All messages take this much longer.
+    Delay { by: Micros, lasts: Micros },
+    /// A client reads its connections late.
+    SlowConsumer { client: usize, lasts: Micros },
+    /// The server does not run.
+    ServerPause { lasts: Micros },
+    /// The server's process ends and comes back, with or without its data.
+    ServerRestart { lasts: Micros, keeps_data: bool },
+    /// A replica that is behind by `lag` takes over, with another clock. The old master goes on for `overlaps` for those that
+    /// are connected to it.
+    Failover { lag: Micros, skew: i64, overlaps: Micros },
+    /// The server's memory is full.
+    Full { lasts: Micros },
+    /// The server's clock is set.
+    ClockStep { by: i64 },
+    /// A client's clock runs slower than the stated bound allows (section "Clocks").
+    SlowClock { client: usize, ppm: i64 },
+}
+
+/// The network without faults.
+#[derive(Clone, Debug)]
+pub struct NetworkPlan {
+    /// The shortest delay of a message.
+    pub base: Micros,
+    /// The usual extra delay.
+    pub jitter: Micros,
+    /// Without a connection, a command waits for one for a while. Otherwise it fails at once.
+    pub waits_for_connection: bool,
+}
+
+impl Plan {
+    /// The plan of this case.
+    #[must_use]
+    pub fn new(case: &Case) -> Self {
+        let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        for part in &case.without {
+            match *part {
+                Part::Client(client) => {
+                    if let Some(client) = plan.clients.get_mut(client) {
+                        client.is_absent = true;
+                    }
+                }
+                Part::Task(task) => {
+                    if let Some(task) = plan.tasks.get_mut(task) {
+                        task.is_absent = true;
+                    }
+                }
+                // Another operation in its place would make the rest a different run: this one takes no time.
+                Part::Op(task, op) => {
+                    if let Some(op) = plan.tasks.get_mut(task).and_then(|task| task.ops.get_mut(op)) {
+                        op.drop_after = Some(0);
+                    }
+                }
+                Part::Fault(_) => {}
+            }
+        }
+        let without = |fault: usize| case.without.contains(&Part::Fault(fault));
+        let faults = std::mem::take(&mut plan.faults).into_iter().enumerate();
+        plan.faults = faults.filter(|(fault, _)| !without(*fault)).map(|(_, plan)| plan).collect();
+        plan
+    }
+
+    /// The parts that could be left out of this case, large ones first.
+    #[must_use]
+    pub fn parts(case: &Case) -> Vec<Part> {
+        let plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        let clients = (0..plan.clients.len()).map(Part::Client);
+        let tasks = (0..plan.tasks.len()).map(Part::Task);
+        let faults = (0..plan.faults.len()).map(Part::Fault);
+        let ops = plan.tasks.iter().enumerate();
+        let ops = ops.flat_map(|(task, plan)| (0..plan.ops.len()).map(move |op| Part::Op(task, op)));
+        clients.chain(tasks).chain(faults).chain(ops).filter(|part| !case.without.contains(part)).collect()
+    }
+
+    /// The longest ttl, or minimum hold, of any lock.
+    #[must_use]
+    pub fn longest_ttl(&self) -> Micros {
+        self.locks.iter().map(|lock| lock.ttl.max(lock.min_hold)).max().unwrap_or(0)
+    }
+}
+
+struct Drawing {
+    rng: Rng,
+}
+
+impl Drawing {
+    fn plan(mut self) -> Plan {
+        let is_crowded = self.rng.chance(10);
+        let clients = if is_crowded { self.rng.between(20, 150) } else { self.rng.between(2, 5) };
+        let clients: Vec<ClientPlan> = (0..clients).map(|_| self.client()).collect();
+        let locks: Vec<LockPlan> =
+            (0..self.rng.between(1, if is_crowded { 1 } else { 3 })).map(|_| self.lock()).collect();
+        let heal_at = self.rng.between(10, 60) * SECOND;
+        let pace = self.rng.pick(&[200 * MS, SECOND, 4 * SECOND]) * if is_crowded { 10 } else { 1 };
+        let mut tasks = Vec::new();
+        for client in 0..clients.len() {
+            for _ in 0..if is_crowded { 1 } else { self.rng.between(1, 3) } {
+                tasks.push(self.task(client, &locks, heal_at, pace));
+            }
+        }
+        let faults = self.faults(clients.len(), heal_at);
+        let repoll_interval = self.rng.pick(&[2, 25]) * SECOND;
+        let network = NetworkPlan {
+            base: self.rng.scaled(20, 10 * MS),
+            jitter: self.rng.scaled(10, 20 * MS),
+            waits_for_connection: self.rng.chance(500),
+        };
+        Plan {
+            clients,
+            tasks,
+            locks,
+            faults,
+            heal_at,
+            network,
+            server_ppm: self.ppm(),
+            repoll_interval,
+            shuffles: self.rng.chance(500),
+        }
+    }
+
+    /// Two clocks within these bounds are less than 1 % apart.
+    fn ppm(&mut self) -> i64 {
+        let ppm = self.rng.pick(&[0, 50, 500, 4_500]);
+        if self.rng.chance(500) { ppm } else { -ppm }
+    }
+
+    fn client(&mut self) -> ClientPlan {
+        ClientPlan { offset: self.rng.scaled(1, 1_000_000 * SECOND), ppm: self.ppm(), is_absent: false }
+    }
+
+    fn lock(&mut self) -> LockPlan {
+        let kind = match self.rng.below(10) {
+            0..5 => LockKind::Mutex,
+            5..8 => LockKind::ReadWrite,
+            8 => LockKind::Semaphore(u32::try_from(self.rng.between(1, 4)).unwrap_or(1)),
+            _ => LockKind::Reentrant,
+        };
+        let ttl = self.rng.pick(&[300 * MS, SECOND, 3 * SECOND, 10 * SECOND, 30 * SECOND]);
+        let is_plain = self.rng.chance(600);
+        LockPlan {
+            kind,
+            ttl,
+            renews: is_plain || self.rng.chance(700),
+            max_hold: (!is_plain && self.rng.chance(200)).then(|| self.rng.scaled(200 * MS, 20 * SECOND)),
+            min_hold: if !is_plain && self.rng.chance(200) {
+                self.rng.scaled(100 * MS, 5 * SECOND)
+            } else {
+                0
+            },
+            global_fifo: self.rng.chance(200),
+            handoff: self
+                .rng
+                .chance(300)
+                .then(|| (u32::try_from(self.rng.below(4)).unwrap_or(0), self.rng.scaled(MS, SECOND))),
+        }
+    }
+
+    fn task(&mut self, client: usize, locks: &[LockPlan], heal_at: Micros, pace: Micros) -> TaskPlan {
+        let mut ops = Vec::new();
+        let mut passed = 0;
+        while passed < heal_at && ops.len() < 40 {
+            let op = self.op(locks, pace);
+            passed += op.think + op.hold;
+            ops.push(op);
+        }
+        let last =
+            (0..self.rng.between(1, 3)).map(|_| (self.rng.index(locks.len()), self.rng.scaled(MS, 800 * MS)));
+        TaskPlan { client, ops, last: last.collect(), is_absent: false }
+    }
+
+    fn op(&mut self, locks: &[LockPlan], pace: Micros) -> Op {
+        let lock = self.rng.index(locks.len());
+        let LockPlan { kind, ttl, .. } = locks[lock];
+        let share = match kind {
+            LockKind::Mutex => {
+                let has_next = locks.get(lock + 1).is_some_and(|next| next.kind == LockKind::Mutex);
+                if has_next && self.rng.chance(300) { Share::Set } else { Share::Whole }
+            }
+            LockKind::ReadWrite => {
+                self.rng.pick(&[Share::Whole, Share::Read, Share::Read, Share::Upgradable])
+            }
+            LockKind::Semaphore(_) | LockKind::Reentrant => {
+                if self.rng.chance(300) {
+                    Share::More
+                } else {
+                    Share::Whole
+                }
+            }
+        };
+        let mode = match self.rng.below(10) {
+            0..6 => Mode::Wait,
+            6 => Mode::Try,
+            _ => Mode::Timeout(self.rng.scaled(MS, 20 * SECOND)),
+        };
+        let is_long = self.rng.chance(100);
+        Op {
+            think: self.rng.scaled(10, 2 * pace),
+            lock,
+            share,
+            mode,
+            drop_after: self.rng.chance(120).then(|| self.rng.scaled(10, 10 * SECOND)),
+            hold: if is_long { self.rng.between(ttl / 2, ttl * 2) } else { self.rng.scaled(10, pace) },
+            renews: self.rng.chance(100),
+            is_watched: self.rng.chance(600),
+            end: match self.rng.below(20) {
+                0..10 => End::Release,
+                10 => End::ReleaseTimeout(self.rng.scaled(MS, 5 * SECOND)),
+                11 | 12 => End::ReleaseDropped(self.rng.scaled(1, 20 * MS)),
+                13 | 14 if share == Share::Whole => End::Downgrade,
+                15 if self.rng.chance(300) => End::Force,
+                _ => End::Drop,
+            },
+        }
+    }
+
+    fn faults(&mut self, clients: usize, heal_at: Micros) -> Vec<FaultPlan> {
+        let count = self.rng.pick(&[0, 1, 2, 4, 8, 12]);
+        let mut faults: Vec<FaultPlan> = (0..count)
+            .map(|_| FaultPlan { at: self.rng.below(heal_at), fault: self.fault(clients) })
+            .collect();
+        faults.sort_by_key(|fault| fault.at);
+        faults
+    }
+
+    fn fault(&mut self, clients: usize) -> Fault {
+        let client = self.rng.index(clients);
+        let lasts = self.rng.scaled(MS, 20 * SECOND);
+        let (one, other) = self.rng.pick(&[(true, true), (true, false), (false, true)]);
+        match self.rng.below(32) {
+            0..5 => Fault::Pause { client, callers: one, driver: other, lasts },
+            5..9 => Fault::Crash {
+                client,
+                restarts_after: lasts,
+                closes_after: if self.rng.chance(500) { 0 } else { self.rng.scaled(SECOND, 40 * SECOND) },
+            },
+            9..13 => {
+                let late = self.rng.chance(300).then(|| self.rng.scaled(MS, 20 * SECOND));
+                Fault::Cut { client, callers: one, driver: other, late }
+            }
+            13..16 => Fault::Silence { client, up: one, down: other, lasts },
+            16 | 17 => Fault::Partition { client, lasts },
+            18 | 19 => Fault::Loss {
+                thousandths: self.rng.pick(&[20, 100, 400]),
+                pushes_only: self.rng.chance(500),
+                lasts,
+            },
+            20 | 21 => Fault::Delay { by: self.rng.scaled(MS, 3 * SECOND), lasts },
+            22 => Fault::SlowConsumer { client, lasts },
+            23 | 24 => Fault::ServerPause { lasts },
+            25 | 26 => Fault::ServerRestart { lasts: lasts / 4, keeps_data: self.rng.chance(600) },
+            27 | 28 => Fault::Failover {
+                lag: if self.rng.chance(300) { 0 } else { self.rng.scaled(MS, 3 * SECOND) },
+                skew: self.signed(SECOND),
+                overlaps: if self.rng.chance(600) { 0 } else { lasts },
+            },
+            29 => Fault::Full { lasts },
+            30 => Fault::ClockStep { by: self.signed(20 * SECOND) },
+            _ if self.rng.chance(500) => Fault::Suspend { client, lasts },
+            _ => Fault::SlowClock {
+                client,
+                ppm: -i64::try_from(self.rng.between(15_000, 60_000)).unwrap_or(0),
+            },
+        }
+    }
+
+    fn signed(&mut self, most: Micros) -> i64 {
+        let by = i64::try_from(self.rng.scaled(MS, most)).unwrap_or(0);
+        if self.rng.chance(500) { by } else { -by }
+    }
+}

@@ -1,0 +1,83 @@
+//! Bugs that the checks must find: without them, a check that finds nothing says nothing.
+
+use std::fmt;
+
+use crate::checks::Promise;
+
+/// A bug in the simulated server, network or machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// The server confirms renewals and does not extend the lease.
+    RenewalsForgotten,
+    /// A client's clock is 4 % slow, which the run does not declare.
+    SlowClient,
+    /// A push that was delayed claims to have been sent just now.
+    RestampedPush,
+    /// Some grants carry the token of the grant before.
+    TokenRepeated,
+    /// The resource accepts any token.
+    Unfenced,
+    /// The server takes the first waiter for unreachable.
+    HeadSkipped,
+    /// The driver's timer fires late.
+    LateTimer,
+    /// The server confirms some releases and keeps the lease.
+    ReleaseForgotten,
+    /// The server tells waiters to ask again at once.
+    EagerRecheck,
+    /// The driver's timer fires at once.
+    TimerStorm,
+    /// The server confirms some waiters and does not queue them.
+    WaiterForgotten,
+    /// The server keeps no tombstones.
+    NoTombstones,
+    /// The server fails some attempts although it is healthy.
+    SpuriousError,
+    /// The clock that ends a timed wait is the late timer of the driver.
+    LateTimeout,
+}
+
+impl Planted {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::RenewalsForgotten,
+        Self::SlowClient,
+        Self::RestampedPush,
+        Self::TokenRepeated,
+        Self::Unfenced,
+        Self::HeadSkipped,
+        Self::LateTimer,
+        Self::ReleaseForgotten,
+        Self::EagerRecheck,
+        Self::TimerStorm,
+        Self::WaiterForgotten,
+        Self::NoTombstones,
+        Self::SpuriousError,
+        Self::LateTimeout,
+    ];
+
+    /// The check that must find it.
+    #[must_use]
+    pub const fn breaks(self) -> Promise {
+        match self {
+            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
+            Self::TokenRepeated => Promise::TokensRise,
+            Self::Unfenced => Promise::Fenced,
+            Self::HeadSkipped => Promise::Fifo,
+            Self::LateTimer => Promise::LossReported,
+            Self::ReleaseForgotten => Promise::NothingLeft,
+            Self::EagerRecheck => Promise::FewCommands,
+            Self::TimerStorm => Promise::NoTimerStorm,
+            Self::WaiterForgotten => Promise::Liveness,
+            Self::NoTombstones => Promise::NoGhost,
+            Self::SpuriousError => Promise::NoError,
+            Self::LateTimeout => Promise::InTime,
+        }
+    }
+}
+
+impl fmt::Display for Planted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}

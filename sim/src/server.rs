@@ -1,0 +1,137 @@
+//! The store's side: the core's model, with a clock, connections and data that can be lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime};
+
+use crate::checks::Shadow;
+use crate::executor::ProcessId;
+use crate::plan::Micros;
+
+/// What a server's clock shows when true time is zero: some day in 2023.
+const EPOCH: u64 = 1_700_000_000_000_000;
+
+/// A clock that runs at a speed of its own and can be set.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerClock {
+    /// What it was set by, in microseconds.
+    pub offset: i64,
+    /// By how many millionths it is faster than true time.
+    pub ppm: i64,
+}
+
+impl ServerClock {
+    /// What it shows.
+    #[must_use]
+    pub fn at(self, now: Micros) -> StoreTime {
+        let drift = i64::try_from(now).unwrap_or(i64::MAX) / 1_000 * self.ppm / 1_000;
+        StoreTime::from_micros((EPOCH + now).saturating_add_signed(self.offset + drift))
+    }
+}
+
+/// What a server keeps, and what the checks know about it. A replica has an older copy.
+#[derive(Clone, Debug, Default)]
+pub struct Data {
+    /// By the number in the resource's name.
+    pub tables: Vec<Table>,
+    /// The queue of each, as the checks see it.
+    pub shadows: Vec<Shadow>,
+}
+
+/// A server.
+#[derive(Debug)]
+pub struct Server {
+    /// It answers.
+    pub is_up: bool,
+    /// It runs.
+    pub is_paused: bool,
+    /// It refuses writes that need memory.
+    pub is_full: bool,
+    /// Its clock.
+    pub clock: ServerClock,
+    /// Its data.
+    pub data: Data,
+    /// Counts up whenever leases may end early: data was lost, or the clock set forward.
+    pub epoch: u32,
+    /// The connections that are open on its side.
+    pub connections: BTreeMap<u64, (ProcessId, ClientId)>,
+    /// What arrived while it was paused.
+    pub backlog: Vec<crate::world::Event>,
+}
+
+impl Server {
+    /// A server without data.
+    #[must_use]
+    pub fn new(locks: usize, clock: ServerClock, epoch: u32) -> Self {
+        let tables = (0..locks).map(|_| Table::new()).collect();
+        let shadows = (0..locks).map(|_| Shadow::default()).collect();
+        Self {
+            is_up: true,
+            is_paused: false,
+            is_full: false,
+            clock,
+            data: Data { tables, shadows },
+            epoch,
+            connections: BTreeMap::new(),
+            backlog: Vec::new(),
+        }
+    }
+
+    /// Whether a client has an open connection, as far as the server knows.
+    #[must_use]
+    pub fn reaches(&self, client: ClientId) -> bool {
+        self.connections.values().any(|(_, other)| *other == client)
+    }
+
+    /// Runs one command on a resource.
+    pub fn apply(
+        &mut self,
+        now: Micros,
+        resource: usize,
+        command: &Command,
+        is_reachable: &mut dyn FnMut(ClientId) -> bool,
+        pushes: &mut Vec<Push>,
+    ) -> Answer {
+        let context = CommandContext { now: Now::same(self.clock.at(now)), is_reachable, pushes };
+        let answered = apply(&mut self.data.tables[resource], context, command);
+        answered.unwrap_or_else(|never| match never {})
+    }
+
+    /// Runs attempts of several resources as one command.
+    pub fn apply_all(
+        &mut self,
+        now: Micros,
+        attempts: &[(usize, &Arc<Acquire>)],
+        is_reachable: &mut dyn FnMut(ClientId) -> bool,
+        pushes: &mut Vec<Push>,
+    ) -> Vec<Answer> {
+        let context = CommandContext { now: Now::same(self.clock.at(now)), is_reachable, pushes };
+        let mut tables: Vec<Table> =
+            attempts.iter().map(|(resource, _)| std::mem::take(&mut self.data.tables[*resource])).collect();
+        let mut steps: Vec<_> =
+            tables.iter_mut().zip(attempts).map(|(table, (_, acquire))| (table, *acquire)).collect();
+        let answers = apply_all(context, &mut steps).unwrap_or_else(|never| match never {});
+        for ((resource, _), table) in attempts.iter().zip(tables) {
+            self.data.tables[*resource] = table;
+        }
+        answers
+    }
+
+    /// Whether anything is left of a resource, this much later.
+    pub fn keeps(&mut self, now: Micros, resource: usize) -> bool {
+        let context = CommandContext {
+            now: Now::same(self.clock.at(now)),
+            is_reachable: &mut |_| false,
+            pushes: &mut Vec::new(),
+        };
+        sweep(&mut self.data.tables[resource], context).unwrap_or_else(|never| match never {})
+    }
+}
+
+/// The number in a resource's name.
+#[must_use]
+pub fn index_of(resource: &Resource) -> usize {
+    resource.name.as_str().trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0)
+}
