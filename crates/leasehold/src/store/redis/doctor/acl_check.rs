@@ -291,9 +291,17 @@ mod tests {
         assert!(DOCUMENT.contains(KEYS) && DOCUMENT.contains(CHANNELS));
     }
 
-    /// Optional rights: without them the check reports less.
-    const OTHERS: [&str; 7] =
-        ["+select", "+role", "+info", "+config|get", "+slowlog|get", "+ping", "+cluster|info"];
+    /// Rights that not every client needs: those of a shared connection, and those without which `doctor` reports less.
+    const OTHERS: [&str; 8] = [
+        "+select",
+        "+role",
+        "+info",
+        "+config|get",
+        "+slowlog|get",
+        "+ping",
+        "+cluster|info",
+        "+client|info",
+    ];
 
     #[test]
     fn every_script_command_is_among_the_rights() {
