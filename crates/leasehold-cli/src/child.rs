@@ -76,8 +76,12 @@ impl Child {
             let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
             return Ok(status.and_then(|(_, status)| Change::from_end(status, had_terminal)));
         }
-        let status = waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
-        Ok(status.as_ref().and_then(Change::from_stop))
+        match waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG) {
+            Ok(status) => Ok(status.as_ref().and_then(Change::from_stop)),
+            // A command that ended after the first look has no stop left to wait for. Its SIGCHLD causes the next call.
+            Err(rustix::io::Errno::CHILD) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether its group has processes.
