@@ -16,6 +16,17 @@ use crate::output::message;
 use crate::terminal::Terminal;
 use crate::watchdog::{self, Watchdog};
 
+/// The stop of a process since the last call; none also for a process that has ended and is not reaped yet. SIGCHLD reports that
+/// end.
+fn poll_stop(pid: rustix::process::Pid) -> io::Result<Option<Change>> {
+    match waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG) {
+        Ok(status) => Ok(status.as_ref().and_then(Change::from_stop)),
+        // The kernel's answer if a process can't stop any more.
+        Err(rustix::io::Errno::CHILD) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A started command. The process and its group have the same number.
 #[derive(Debug)]
 pub(crate) struct Child {
@@ -76,12 +87,7 @@ impl Child {
             let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
             return Ok(status.and_then(|(_, status)| Change::from_end(status, had_terminal)));
         }
-        match waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG) {
-            Ok(status) => Ok(status.as_ref().and_then(Change::from_stop)),
-            // A command that ended after the first look has no stop left to wait for. Its SIGCHLD causes the next call.
-            Err(rustix::io::Errno::CHILD) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        poll_stop(pid)
     }
 
     /// Whether its group has processes.
@@ -202,4 +208,19 @@ fn bind(parent: Pid, terminal: Option<&Terminal>, mask: &SigSet) -> io::Result<(
     }
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(mask), None)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command may end between the two looks of `poll_change`.
+    #[test]
+    fn process_that_has_ended_meanwhile_has_no_stop() {
+        let mut ended = process::Command::new("true").spawn().unwrap();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(ended.id()).unwrap()).unwrap();
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        assert!(poll_stop(pid).unwrap().is_none());
+        assert!(ended.wait().unwrap().success(), "it is not reaped");
+    }
 }

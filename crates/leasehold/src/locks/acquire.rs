@@ -8,7 +8,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource, WaitFor, WaitPolicy};
+use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource};
 use tracing::Instrument as _;
 
 use crate::engine::{
@@ -71,16 +71,11 @@ impl Lock {
     }
 
     pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> AcquireKey {
-        let intervals = self.handle.capabilities.poll_intervals;
         AcquireKey {
             resource: resource.clone(),
             terms: self.terms,
-            wait: WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters },
-            wait_policy: WaitPolicy {
-                deadline: LocalTime::NEVER,
-                repoll_interval: intervals.repoll_interval,
-                confirms_pushes: self.terms.replicas > 0,
-            },
+            wait: self.wait_for(),
+            wait_policy: self.wait_policy(LocalTime::NEVER),
             metadata: self.metadata.clone(),
             hand_off,
         }

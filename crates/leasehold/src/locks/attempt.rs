@@ -102,7 +102,6 @@ impl Lock {
         deadline: Option<LocalTime>,
     ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
         let session = &self.handle.session;
-        let intervals = self.handle.capabilities.poll_intervals;
         let terms = self.terms(replaces, self.handle.now());
         let acquisition = session.next_acquisition();
         let command = Acquire {
@@ -112,16 +111,11 @@ impl Lock {
             weight,
             ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
-            wait: deadline.map(|_| WaitFor { entry_ttl: intervals.entry_ttl, max_queue: self.max_waiters }),
+            wait: deadline.map(|_| self.wait_for()),
             replaces: replaces.map(Guard::sequence),
             metadata: self.metadata.clone(),
         };
-        let confirms_pushes = terms.replicas > 0;
-        let wait_policy = deadline.map(|deadline| WaitPolicy {
-            deadline,
-            repoll_interval: intervals.repoll_interval,
-            confirms_pushes,
-        });
+        let wait_policy = deadline.map(|deadline| self.wait_policy(deadline));
         let began =
             session.begin(resource.clone(), terms, self.min_hold, command, wait_policy, self.handle.now());
         let transmit = began.map_err(|Closed| self.handle.closed())?;
@@ -129,6 +123,21 @@ impl Lock {
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
             transmit,
         ))
+    }
+
+    /// The entry that an attempt of this lock has in the store's queue.
+    pub(crate) fn wait_for(&self) -> WaitFor {
+        let entry_ttl = self.handle.capabilities.poll_intervals.entry_ttl;
+        WaitFor { entry_ttl, max_queue: self.max_waiters }
+    }
+
+    /// How an attempt of this lock waits, until this time at the latest.
+    pub(crate) fn wait_policy(&self, deadline: LocalTime) -> WaitPolicy {
+        WaitPolicy {
+            deadline,
+            repoll_interval: self.handle.capabilities.poll_intervals.repoll_interval,
+            confirms_pushes: self.terms.replicas > 0,
+        }
     }
 
     /// The lease's terms. A ttl never exceeds the maximum hold, which an exchanged lease continues.

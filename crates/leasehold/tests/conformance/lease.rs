@@ -140,7 +140,12 @@ pub(crate) async fn work_that_outlives_its_lease_is_an_error(store: Store) {
     let client = store.client().await;
     let guard = client.mutex("a").ttl(Duration::from_secs(1)).auto_renew(false).lock().await.unwrap();
     // It blocks its thread, as no work should, so that the loss is noticed only when it returns.
-    let ended = guard.run(async { std::thread::sleep(Duration::from_millis(1_100)) }).await;
+    let blocks = async {
+        while !guard.remaining().is_zero() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let ended = guard.run(blocks).await;
     assert!(ended.unwrap_err().is_lost());
 }
 

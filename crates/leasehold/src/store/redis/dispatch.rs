@@ -15,7 +15,8 @@ use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned, wire};
+use super::wire::{self, Wire};
+use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
 
@@ -122,24 +123,26 @@ async fn inspect_node(
     let connections = endpoint.connections().await?;
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
     let options = CallOptions { variant, vote_args, is_asking: false, is_atomic: false };
-    if let Some(caller_conn) = connections.caller_conn()
-        && let Ok(found) = exec::inspect_all(caller_conn, options).await
-    {
-        return Ok(found);
-    }
-    // It only reads, so it can be repeated over the connection that does not depend on the program.
-    exec::inspect_all(connections.driver_conn().into(), options).await
+    read(&connections, |wire| exec::inspect_all(wire, options)).await
 }
 
 /// The resources that are stored on a server, as `inspect_node`.
 async fn list_node(endpoint: &Endpoint) -> Result<Vec<Resource>, StoreError> {
     let connections = endpoint.connections().await?;
+    read(&connections, exec::list).await
+}
+
+/// Reads over the caller connection. If that fails, reads again over the driver connection, which does not depend on the program.
+async fn read<T, F>(connections: &Connections, read: impl Fn(Wire) -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
     if let Some(caller_conn) = connections.caller_conn()
-        && let Ok(found) = exec::list(caller_conn).await
+        && let Ok(found) = read(caller_conn).await
     {
         return Ok(found);
     }
-    exec::list(connections.driver_conn().into()).await
+    read(connections.driver_conn().into()).await
 }
 
 /// Runs calls on one node, with the subscriptions that they need.
