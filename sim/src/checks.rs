@@ -160,6 +160,21 @@ pub struct LockBook {
     last_guard: Option<(u64, (usize, u32))>,
 }
 
+/// A command that a server runs.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    /// The simulation's time.
+    pub now: Micros,
+    /// The number of the resource.
+    pub resource: usize,
+    /// The server's clock.
+    pub clock: StoreTime,
+    /// The command.
+    pub command: &'a Command,
+    /// The server, and which of its lives.
+    pub epoch: (usize, u32),
+}
+
 /// The checks' books.
 pub struct Books {
     /// All attempts.
@@ -233,17 +248,8 @@ impl Books {
     }
 
     /// Before the server runs a command. `is_batch`: it may be left out.
-    #[allow(clippy::too_many_arguments)]
-    pub fn before(
-        &mut self,
-        now: Micros,
-        resource: usize,
-        clock: StoreTime,
-        shadow: &mut Shadow,
-        command: &Command,
-        epoch: (usize, u32),
-        is_batch: bool,
-    ) {
+    pub fn before(&mut self, step: Step<'_>, shadow: &mut Shadow, is_batch: bool) {
+        let Step { now, resource, clock, command, epoch } = step;
         shadow.queue.retain(|entry| entry.deadline > clock);
         let lapsed: Vec<ClientId> = shadow
             .unclaimed
@@ -298,20 +304,16 @@ impl Books {
         }
     }
 
-    /// After the server has run a command. `reachable`: whether a client can be reached, in truth.
-    #[allow(clippy::too_many_arguments)]
+    /// After the server has run a command. `unreachable`: the clients that it could not reach.
     pub fn after(
         &mut self,
-        now: Micros,
-        resource: usize,
-        clock: StoreTime,
+        step: Step<'_>,
         shadow: &mut Shadow,
-        command: &Command,
         reply: &Reply,
         pushes: &[Push],
         unreachable: &[ClientId],
-        epoch: (usize, u32),
     ) {
+        let Step { now, resource, clock, command, epoch } = step;
         for client in unreachable {
             shadow.excuse(*client, true);
         }

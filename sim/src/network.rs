@@ -10,7 +10,7 @@ use std::time::Duration;
 use leasehold::simulation::{Answered, CallFailed, Pending, Transport};
 use leasehold_core::{Acquire, Answer, Command, Failure, LocalTime, Push, PushKind, Reply, Resource};
 
-use crate::checks::Promise;
+use crate::checks::{Promise, Step};
 use crate::executor::{ProcessId, Thread};
 use crate::history::Column;
 use crate::plan::{MS, Micros, SECOND};
@@ -154,6 +154,15 @@ pub enum Act {
     Reconnected(ProcessId),
 }
 
+/// Where a message goes.
+#[derive(Clone, Copy)]
+enum Direction {
+    /// To the server.
+    Up,
+    /// To the client.
+    Down,
+}
+
 impl World {
     // --- Calls -----------------------------------------------------------------------------------
 
@@ -207,27 +216,25 @@ impl World {
 
     /// Sends a message to the server, behind those before it.
     fn up(&mut self, connection: u64, event: Event) {
-        let delay = self.delay();
-        let Some(known) = self.connections.get(&connection) else { return };
-        let silent = self.machines[self.processes[known.process].client].silent_up;
-        let at = (self.now + delay).max(known.up);
-        let at = if self.now < silent { at.max(silent + delay) } else { at };
-        if let Some(known) = self.connections.get_mut(&connection) {
-            known.up = at;
-        }
-        self.at(at, event);
+        self.transmit(connection, Direction::Up, event);
     }
 
     /// Sends a message to the client, behind those before it.
     fn down(&mut self, connection: u64, event: Event) {
+        self.transmit(connection, Direction::Down, event);
+    }
+
+    fn transmit(&mut self, connection: u64, direction: Direction, event: Event) {
         let delay = self.delay();
-        let Some(known) = self.connections.get(&connection) else { return };
-        let silent = self.machines[self.processes[known.process].client].silent_down;
-        let at = (self.now + delay).max(known.down);
-        let at = if self.now < silent { at.max(silent + delay) } else { at };
-        if let Some(known) = self.connections.get_mut(&connection) {
-            known.down = at;
-        }
+        let Some(known) = self.connections.get_mut(&connection) else { return };
+        let machine = &self.machines[self.processes[known.process].client];
+        let (last, silent) = match direction {
+            Direction::Up => (&mut known.up, machine.silent_up),
+            Direction::Down => (&mut known.down, machine.silent_down),
+        };
+        let at = (self.now + delay).max(*last);
+        *last = if self.now < silent { at.max(silent + delay) } else { at };
+        let at = *last;
         self.at(at, event);
     }
 
@@ -479,7 +486,8 @@ impl World {
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
         let mut shadow = std::mem::take(&mut this.data.shadows[index]);
-        books.before(now, index, clock, &mut shadow, command, epoch, false);
+        let step = Step { now, resource: index, clock, command, epoch };
+        books.before(step, &mut shadow, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
         let reachable: Vec<_> = this.connections.values().map(|(_, client)| *client).collect();
         let mut is_first = planted == Some(Planted::HeadSkipped) && chance;
@@ -491,12 +499,11 @@ impl World {
             is_reachable && !std::mem::take(&mut is_first)
         };
         let mut answer = match (planted, command) {
-            (Some(Planted::RenewalsForgotten), Command::Renew(renew)) => {
+            (Some(Planted::RenewalsForgotten), Command::Renew(_)) => {
                 let before = this.data.tables[index].clone();
                 let answer = this.apply(now, index, command, &mut is_reachable, &mut pushes);
                 this.data.tables[index] = before;
                 pushes.clear();
-                let _ = renew;
                 answer
             }
             (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => {
@@ -533,7 +540,7 @@ impl World {
             }
             _ => {}
         }
-        books.after(now, index, clock, &mut shadow, command, &answer.reply, &pushes, &unreachable, epoch);
+        books.after(step, &mut shadow, &answer.reply, &pushes, &unreachable);
         this.data.shadows[index] = shadow;
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);
@@ -560,7 +567,7 @@ impl World {
         let indexes: Vec<usize> = attempts.iter().map(|(resource, _)| index_of(resource)).collect();
         for (index, command) in indexes.iter().zip(&commands) {
             let mut shadow = std::mem::take(&mut this.data.shadows[*index]);
-            books.before(now, *index, clock, &mut shadow, command, epoch, true);
+            books.before(Step { now, resource: *index, clock, command, epoch }, &mut shadow, true);
             this.data.shadows[*index] = shadow;
         }
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
@@ -583,17 +590,8 @@ impl World {
             // Pushes name no resource: those of the attempts that the books know here.
             let theirs: Vec<Push> =
                 pushes.iter().filter(|push| books.is_of(push.acquisition, *index)).cloned().collect();
-            books.after(
-                now,
-                *index,
-                clock,
-                &mut shadow,
-                command,
-                &answer.reply,
-                &theirs,
-                &unreachable,
-                epoch,
-            );
+            let step = Step { now, resource: *index, clock, command, epoch };
+            books.after(step, &mut shadow, &answer.reply, &theirs, &unreachable);
             this.data.shadows[*index] = shadow;
             seen.push((resource.clone(), command.clone(), answer.clone()));
         }
