@@ -64,7 +64,7 @@ async fn one(
     let mut told = payload
         .iter()
         .zip(values)
-        .map(|(command, value)| exec::read(command, options.vote_args.floor, value));
+        .map(|(command, value)| exec::read(command, value));
     let mut answer = told.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {
