@@ -90,7 +90,7 @@ async fn deleted_key_loses_the_lease_at_the_next_renewal() {
     let client = client_of(&server).await;
     let ttl = Duration::from_secs(6);
     let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
-    assert_eq!(server.query::<i64>(&["DEL", "leasehold:2:{mutex:a}:state"]), Ok(1));
+    assert_eq!(server.query::<i64>(&["DEL", "leasehold:3:{mutex:a}"]), Ok(1));
     // A renewal is due after a third of the ttl, well before the lease would have expired.
     let loss = timeout(ttl * 2 / 3, guard.lost()).await.expect("the loss is noticed in time");
     assert_eq!(loss, Loss::Gone);

@@ -173,7 +173,7 @@ async fn restored_node_with_old_snapshot_abstains_until_lost_leases_have_expired
     assert!(next.token() > guard.token());
 }
 
-const BORN_KEY: &str = "leasehold:2:born";
+const BORN_KEY: &str = "leasehold:3:born";
 
 /// In how many seconds the server forgets since when it may vote.
 fn born_expires_in(server: &Server) -> i64 {

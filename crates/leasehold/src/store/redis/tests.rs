@@ -202,13 +202,13 @@ fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
             let key = resource_key(&resource);
             let expiry: u64 = redis::cmd("PEXPIRETIME").arg(key).query(runner.commands).unwrap();
             // The entry in the queue lasts for 1,000 s.
-            expiry - now.time.as_micros() / 1_000 - 1_000_000
+            expiry.cast_signed() - (now.time.as_micros() / 1_000).cast_signed() - 1_000_000
         };
-        margin_after_poll(0, 0);
+        assert_eq!(margin_after_poll(0, 0), 10_000 - 1_000_000, "plain: the end of the lease");
         let hour = 3_600_000;
-        assert_eq!(margin_after_poll(1, 0), hour);
-        assert_eq!(margin_after_poll(1, 10), hour - 600_000, "moved without need");
-        assert_eq!(margin_after_poll(1, 20), hour - 1_200_000, "moved without need");
+        assert_eq!(margin_after_poll(1, 0), hour - 990_000, "an hour after the end of the lease");
+        assert_eq!(margin_after_poll(1, 10), hour - 1_590_000, "moved without need");
+        assert_eq!(margin_after_poll(1, 45), hour, "not moved in time");
     });
 }
 
