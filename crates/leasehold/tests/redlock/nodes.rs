@@ -1,5 +1,7 @@
 //! Independent servers, and their state.
 
+use std::collections::HashMap;
+
 use leasehold::Client;
 use leasehold_testkit::{Proxy, Server};
 
@@ -84,10 +86,14 @@ pub(crate) async fn holds(server: &Server, name: &str) -> bool {
     !client.mutex(name).inspect().await.unwrap().holders.is_empty()
 }
 
-/// Whether this server remembers a grant of the lock.
-pub(crate) async fn has_granted(server: &Server, name: &str) -> bool {
-    let client = Client::connect(&server.url()).await.unwrap();
-    client.mutex(name).inspect().await.unwrap().last_token.is_some()
+/// Number of tokens that this server has given. A released lock leaves no other trace.
+pub(crate) fn tokens_given(server: &Server) -> u64 {
+    const CLOCK: &str = "leasehold:3:clock";
+    if server.query::<i64>(&["EXISTS", CLOCK]).unwrap() == 0 {
+        return 0;
+    }
+    let clock: HashMap<String, redis::Value> = server.query(&["XINFO", "STREAM", CLOCK]).unwrap();
+    redis::from_redis_value(clock["entries-added"].clone()).unwrap()
 }
 
 /// Whether the admission queue of the lock has a holder or waiter at this server.
