@@ -21,14 +21,15 @@
 -- As a function it also returns whether the attempt was known before.
 --
 -- The first lines are the whole usual case. The id is drawn before the SET, because the value contains it, and a third call
--- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens.
+-- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens, and one
+-- of the next century may be no token.
 
-local LONGEST_ID = #'1700000000000-999'
+local LONGEST_ID, FIRST_LATE_ID = #'1700000000000-999', '4'
 if ARGV[2] ~= '' then
   local id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   drawn = nil
   if not id.err then
-    if #id <= LONGEST_ID
+    if #id <= LONGEST_ID and id < FIRST_LATE_ID
       and redis.call('SET', KEYS[1], ARGV[1] .. ' leasehold:3@' .. id, 'NX', 'PX', ARGV[2]) then
       return id
     end
