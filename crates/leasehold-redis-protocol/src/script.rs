@@ -74,9 +74,16 @@ impl Script {
         }
     }
 
-    /// The script for one resource, with the rules.
+    /// The script for one resource. The rules are a function of their own, because a function with many locals costs a
+    /// call even if it returns before them: Lua makes room for all of them.
     fn step(self, inboxes: &str, guard: &str) -> String {
-        self.source().replace(USE_RULES, &[inboxes, RULES, guard].concat())
+        match self.source().split_once(USE_RULES) {
+            Some((first_lines, command)) => {
+                let rules = [inboxes, RULES, guard, command].concat();
+                [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
+            }
+            None => self.source().to_owned(),
+        }
     }
 
     /// The script's own file.

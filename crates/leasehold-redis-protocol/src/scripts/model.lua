@@ -167,7 +167,7 @@ local function next_tokens(reserve)
   local last = token
   -- All locks share the clock, so it does not run far ahead for tokens that may never be used.
   if token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then last = token + reserve end
-  if last > NEVER then error('ERR the clock ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53', 0) end
+  if last > NEVER then error('CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53', 0) end
   -- A clock that stands still, or was set back, leaves more ids in one millisecond than there are tokens.
   if last > next_one or tonumber(sequence) >= TOKENS_PER_MS then
     draw(id_of(last))
