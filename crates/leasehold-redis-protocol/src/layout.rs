@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use leasehold_core::{StoreTime, Token};
+
 /// The layout version. It is the 3 in key and channel names.
 pub const LAYOUT: &str = "3";
 
@@ -26,3 +28,24 @@ pub(crate) const PREFIX: &str = "leasehold:3";
 
 /// Tokens per millisecond of the server's clock. A token is `milliseconds * 2048 + sequence number` of a stream id.
 pub(crate) const TOKENS_PER_MS: u64 = 2_048;
+
+/// The token that a server whose clock shows this time gives next, if its clock of tokens is not ahead. `None` beyond the
+/// year 2109.
+#[must_use]
+pub fn token_at(time: StoreTime) -> Option<Token> {
+    let token = u128::from(time.as_micros()) * u128::from(TOKENS_PER_MS) / 1_000;
+    Token::new(u64::try_from(token).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_follows_the_time_until_2109() {
+        let at = |micros| token_at(StoreTime::from_micros(micros)).map(Token::get);
+        assert_eq!(at(7_000), Some(7 * TOKENS_PER_MS));
+        assert_eq!(at(7_500), Some(7 * TOKENS_PER_MS + TOKENS_PER_MS / 2));
+        assert_eq!(at(4_398_046_511_104_000), None);
+    }
+}

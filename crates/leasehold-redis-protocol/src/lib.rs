@@ -54,7 +54,7 @@ pub use encode::VoteArgs;
 pub use keys::{
     RESOURCE_PATTERN, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, slot_of, slot_of_inbox,
 };
-pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS};
+pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at};
 pub use leasehold_core::weight;
 pub use script::{Script, VIRTUAL_TIME};
 pub use value::{ReplyValue, Value, ValueRef};
