@@ -39,10 +39,7 @@ const UNKNOWN_PUSH: ProtocolError = ProtocolError("push");
 /// # Errors
 ///
 /// [`ProtocolError`] for an unknown reply.
-pub fn decode_answer<V: ReplyValue>(
-    command: &Command,
-    value: &V,
-) -> Result<Answer, ProtocolError> {
+pub fn decode_answer<V: ReplyValue>(command: &Command, value: &V) -> Result<Answer, ProtocolError> {
     answer_of(command, value).ok_or(UNKNOWN_REPLY)
 }
 
@@ -325,10 +322,8 @@ mod tests {
         let valid_for = Duration::from_secs(10);
         let id = Value::Bytes(b"50-3".to_vec());
         let tokens = tokens(50 * 2_048 + 3, 50 * 2_048 + 3);
-        let granted = Answer {
-            at: StoreTime::from_micros(50_000),
-            reply: Reply::Granted(Grant { tokens, valid_for }),
-        };
+        let granted =
+            Answer { at: StoreTime::from_micros(50_000), reply: Reply::Granted(Grant { tokens, valid_for }) };
         assert_eq!(decode_answer(&acquire(0), &id), Ok(granted));
         let renewed = Reply::Renewed { valid_for, tokens: None, contended: false };
         assert_eq!(reply(&renew(0), &Value::Int(50)), Ok(renewed));

@@ -74,7 +74,8 @@ impl ScriptVariant {
             Channels::Plain => PLAIN_CHANNELS,
             Channels::Sharded => SHARDED_CHANNELS,
         };
-        let name = if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
+        let name =
+            if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
         format!("{commands}local INBOX = {name}\n")
     }
 

@@ -54,7 +54,10 @@ pub struct LockInfo {
 #[non_exhaustive]
 pub struct ForeignInfo {
     /// The time until the key expires; `None` if it does not.
-    #[cfg_attr(feature = "serde", serde(rename = "expires_in_ms", serialize_with = "views::optional_millis"))]
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "expires_in_ms", serialize_with = "views::optional_millis")
+    )]
     pub expires_in: Option<Duration>,
 }
 

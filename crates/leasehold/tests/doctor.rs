@@ -207,7 +207,8 @@ async fn every_cluster_node_is_diagnosed_without_a_trace() {
             })
         });
         // The measured locks move the clock of their slot, like any lock.
-        let traces_of = |node| traces(node).0.into_iter().filter(|key| !key.contains(":clock")).collect::<Vec<_>>();
+        let traces_of =
+            |node| traces(node).0.into_iter().filter(|key| !key.contains(":clock")).collect::<Vec<_>>();
         let before: Vec<_> = cluster.nodes.iter().map(traces_of).collect();
         let diagnosis = client.diagnose().await.unwrap();
         let after: Vec<_> = cluster.nodes.iter().map(traces_of).collect();

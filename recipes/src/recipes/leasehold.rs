@@ -91,9 +91,8 @@ impl Own {
     /// This lock as the lock under test. The probe does not wait. `modify` receives the source of each script.
     #[must_use]
     pub fn subject(self, modify: Modify) -> Subject {
-        let text = |script| {
-            Text::new(&[CLOCK, VIRTUAL_TIME, &modify(&ScriptVariant::Server.text(script))].concat())
-        };
+        let text =
+            |script| Text::new(&[CLOCK, VIRTUAL_TIME, &modify(&ScriptVariant::Server.text(script))].concat());
         let texts = Script::ALL.map(|script| (script, text(script)));
         let texts: Arc<HashMap<_, _>> = Arc::new(texts.into());
         let make: MakeClient = Arc::new(move |redis, role, who| {

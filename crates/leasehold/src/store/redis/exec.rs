@@ -127,10 +127,7 @@ impl<'a> WireCommand<'a> {
     }
 
     /// Decodes one answer per call; `None` for a call that must be sent alone.
-    fn read(
-        &self,
-        value: Result<Value, RedisError>,
-    ) -> Vec<Option<Result<Answer, CallError>>> {
+    fn read(&self, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, CallError>>> {
         match self {
             Self::One((_, command)) => vec![Some(read(command, value))],
             Self::Attempts(calls) => match value {
@@ -186,10 +183,7 @@ pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
-pub(super) fn read(
-    command: &Command,
-    value: Result<Value, RedisError>,
-) -> Result<Answer, CallError> {
+pub(super) fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, CallError> {
     let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error))?;
     decode_answer(command, &value).map_err(failed)
 }

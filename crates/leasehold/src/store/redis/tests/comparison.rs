@@ -95,7 +95,11 @@ impl<'c> ScriptRunner<'c> {
         };
         let next = (last + 1).max(ms * TOKENS_PER_MS);
         let first = next.max(now.floor.map_or(0, Token::get));
-        Now { wall: StoreTime::from_micros(next), may_reserve: first <= (ms + MAX_LEAD_MS) * TOKENS_PER_MS, ..now }
+        Now {
+            wall: StoreTime::from_micros(next),
+            may_reserve: first <= (ms + MAX_LEAD_MS) * TOKENS_PER_MS,
+            ..now
+        }
     }
 
     pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
@@ -122,8 +126,7 @@ impl<'c> ScriptRunner<'c> {
         let call = self.call(variant, &variant.encode_renewals(&renewals, vote_args), now);
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
-        decode_renewals(commands, &value)
-            .unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
+        decode_renewals(commands, &value).unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
     }
 
     /// Whether the key is a plain lease.
