@@ -201,7 +201,10 @@ end
 local function load()
   if raw then return load_plain() end
   header = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i', 'LIMIT', '0', '1')[1]
-  if not header then return end
+  if not header then
+    if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE ' .. KEYS[1] .. ' is a sorted set of another program', 0) end
+    return
+  end
   has_rows = true
   local _, at
   _, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked, h.tombstones, h.next_expiry,

@@ -195,20 +195,25 @@ fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
     with_scripts(|runner| {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
         let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
-        let mut margin_after_poll = |client, minutes: u64| {
-            let now = Now::same(start + Duration::from_secs(60 * minutes));
-            let reply = runner.run(&resource, &acquire_or_queue(client, 1, 1, 1), now).reply;
-            assert!(matches!(reply, Reply::Granted(_) | Reply::Queued(_)), "{reply:?}");
+        let ttl = Duration::from_secs(3_000);
+        let holder = Acquisition { client: client_id(0), sequence: 1 };
+        let acquire = Command::from(Acquire::exclusive(holder, ttl));
+        assert!(matches!(runner.run(&resource, &acquire, Now::same(start)).reply, Reply::Granted(_)));
+        // In seconds after the end of the lease.
+        let mut margin_after_poll = |seconds: u64| {
+            let now = Now::same(start + Duration::from_secs(seconds));
+            let renew = Command::Renew(Renew { acquisition: holder, ttl, reserve: 0 });
+            assert!(matches!(runner.run(&resource, &renew, now).reply, Reply::Renewed { .. }));
+            let reply = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now).reply;
+            assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");
             let key = resource_key(&resource);
             let expiry: u64 = redis::cmd("PEXPIRETIME").arg(key).query(runner.commands).unwrap();
-            // The entry in the queue lasts for 1,000 s.
-            expiry.cast_signed() - (now.time.as_micros() / 1_000).cast_signed() - 1_000_000
+            expiry / 1_000 - now.time.as_micros() / 1_000_000 - ttl.as_secs()
         };
-        assert_eq!(margin_after_poll(0, 0), 10_000 - 1_000_000, "plain: the end of the lease");
-        let hour = 3_600_000;
-        assert_eq!(margin_after_poll(1, 0), hour - 990_000, "an hour after the end of the lease");
-        assert_eq!(margin_after_poll(1, 10), hour - 1_590_000, "moved without need");
-        assert_eq!(margin_after_poll(1, 45), hour, "not moved in time");
+        assert_eq!(margin_after_poll(0), 3_600);
+        assert_eq!(margin_after_poll(600), 3_000, "moved without need");
+        assert_eq!(margin_after_poll(2_700), 900, "moved without need");
+        assert_eq!(margin_after_poll(5_100), 3_600, "not moved in time");
     });
 }
 

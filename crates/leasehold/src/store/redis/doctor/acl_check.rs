@@ -47,11 +47,12 @@ const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Rig
 }
 
 /// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
-pub(super) const RIGHTS: [Right; 29] = [
+pub(super) const RIGHTS: [Right; 30] = [
     right("+get", "GET KEY", Purpose::Locks),
     right("+getex", "GETEX KEY", Purpose::Locks),
     right("+set", "SET KEY x XX", Purpose::Locks),
     right("+mget", "MGET KEY", Purpose::Locks),
+    right("+exists", "EXISTS KEY", Purpose::Locks),
     right("+append", "APPEND KEY ", Purpose::Locks),
     right("+pttl", "PTTL KEY", Purpose::Locks),
     right("+pexpire", "PEXPIRE KEY 1", Purpose::Locks),
