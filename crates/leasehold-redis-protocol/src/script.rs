@@ -21,6 +21,7 @@ const FLOOR: &str = include_str!("scripts/floor.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
 const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
+const USE_SHORTCUT: &str = "--@use shortcut\n";
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +80,13 @@ impl Script {
     fn step(self, inboxes: &str, guard: &str) -> String {
         match self.source().split_once(USE_RULES) {
             Some((first_lines, command)) => {
-                let rules = [inboxes, RULES, guard, command].concat();
+                // A voter may abstain first, and has a floor.
+                let shortcut = match self {
+                    Self::Acquire if guard.is_empty() => include_str!("scripts/enqueue.lua"),
+                    Self::Release => include_str!("scripts/hand_over.lua"),
+                    _ => "",
+                };
+                let rules = [inboxes, &RULES.replace(USE_SHORTCUT, shortcut), guard, command].concat();
                 [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
             }
             None => self.source().to_owned(),

@@ -49,6 +49,16 @@ pub struct LockInfo {
 }
 
 /// A value of another program in the key of a lock.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let info = client.mutex("orders:42").inspect().await?;
+/// if let Some(foreign) = info.foreign {
+///     println!("another program holds it, for {:?}", foreign.expires_in);
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

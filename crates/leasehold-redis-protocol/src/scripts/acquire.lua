@@ -55,7 +55,7 @@ local function follower_looks_at()
   local ends = head_hint()
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
-  return math.max(ends, now + LOOKS_APART * count_rows_with('r') * count_rows_with('q' .. client_of(id)))
+  return math.max(ends, now + LOOKS_APART * count_rows('r') * count_rows('q' .. client_of(id)))
 end
 
 local function queued(place)

@@ -10,10 +10,6 @@
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 
-local CLAIM_WINDOW = 3000000
-local FOLLOWERS_APART = 1500000
-local LOOKS_APART = 25000
-local BEHIND_HOLDERS = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
 
 local asker = nil

@@ -30,6 +30,11 @@ local SPARE = 3600000000
 local NEVER = 9007199254740991
 local TOKENS_PER_MS = 2048
 
+local CLAIM_WINDOW = 3000000
+local FOLLOWERS_APART = 1500000
+local LOOKS_APART = 25000
+local BEHIND_HOLDERS = 1099511627776
+
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
 local ACQUIRE = '>c24BI4I4I8I4'
 local HEADER = '>c1ddddddddddd'
@@ -40,6 +45,15 @@ local BY_CLIENT = '>c1c16dc8'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
+
+local function first_row(prefix)
+  return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
+end
+
+local function count_rows(prefix)
+  return redis.call('ZLEXCOUNT', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
+end
+--@use shortcut
 
 local h = {
   capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
@@ -84,12 +98,7 @@ local function rows_with(prefix)
 end
 
 local function first_row_with(prefix)
-  if not has_rows then return nil end
-  return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
-end
-
-local function count_rows_with(prefix)
-  return redis.call('ZLEXCOUNT', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
+  return has_rows and first_row(prefix) or nil
 end
 
 local function add_row(row)
@@ -353,7 +362,7 @@ local function park(client, parked)
   if parked == 1 then add, remove = remove, place end
   redis.call('ZREM', KEYS[1], remove)
   add_row(add)
-  return count_rows_with('q' .. client)
+  return count_rows('q' .. client)
 end
 
 local function first_ready_waiter()
