@@ -186,5 +186,5 @@ async fn views_are_serialized_with_the_names_of_the_command_line() {
     drop(waiter.await.unwrap().unwrap());
     let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
     assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
-    assert_eq!(serde_json::to_value(leasehold::ErrorKind::QueueFull).unwrap(), "queue_full");
+    assert_eq!(serde_json::to_value(ErrorKind::QueueFull).unwrap(), "queue_full");
 }
