@@ -4,6 +4,7 @@
 
 pub mod acquisition;
 pub mod clock;
+mod contend;
 pub mod counter;
 pub mod protocol;
 pub mod serve;

@@ -11,8 +11,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::acquisition::{Acquisition, write};
 use crate::clock::{now_ns, until};
+use crate::contend;
 use crate::counter::Counter;
-use crate::protocol::{Answer, Hello, Hold, Open, Order, Run};
+use crate::protocol::{Answer, Contend, Hello, Hold, Open, Order, Run};
 
 /// Why something did not work, for people.
 pub type Failure = Box<dyn std::error::Error>;
@@ -45,6 +46,16 @@ pub trait Library: 'static {
     ///
     /// When the library has no such lock.
     fn lock(&self, client: &Self::Client, run: &Run, name: &str, task: u32) -> Result<Self::Lock, Failure>;
+
+    /// How many holders and waiters the store has, if the library can list them.
+    ///
+    /// # Errors
+    ///
+    /// When the store does not answer.
+    fn left(&self, client: &Self::Client) -> impl Future<Output = Result<Option<u32>, Failure>> {
+        let _ = client;
+        async { Ok(None) }
+    }
 }
 
 /// What is acquired and released.
@@ -70,6 +81,12 @@ pub trait Lock: 'static {
     fn is_held(held: &Self::Held) -> bool {
         let _ = held;
         true
+    }
+
+    /// The fencing token of this lock, if the library has tokens.
+    fn token(held: &Self::Held) -> Option<u64> {
+        let _ = held;
+        None
     }
 }
 
@@ -118,6 +135,11 @@ impl<L: Library> Peer<L> {
                 let held = self.held.iter().filter(|held| L::Lock::is_held(held)).count();
                 Ok(Answer { held: u32::try_from(held)?, ..Answer::default() })
             }
+            Order::Contend(order) => self.contend(order).await,
+            Order::Left => {
+                let client = self.clients.first().ok_or("no client is connected")?;
+                Ok(Answer { left: self.library.left(client).await?, ..Answer::default() })
+            }
             Order::Close => {
                 self.held.clear();
                 self.clients.clear();
@@ -157,6 +179,26 @@ impl<L: Library> Peer<L> {
         write(Path::new(&run.log), &shared.acquisitions.borrow())?;
         let failure = shared.failure.borrow().clone();
         Ok(Answer { failures: shared.failures.get(), failure, ..Answer::default() })
+    }
+
+    /// Each task has a way to the resource of its own.
+    async fn contend(&self, order: Contend) -> Result<Answer, Failure> {
+        let run = Run { lock: order.lock.clone(), permits: 1, ..Run::default() };
+        let order = Rc::new(order);
+        let mut tasks = JoinSet::new();
+        for number in 0..order.tasks {
+            let client = &self.clients[number as usize % self.clients.len().max(1)];
+            let task = order.first_task + number;
+            let lock = self.library.lock(client, &run, &order.name, task)?;
+            let order = Rc::clone(&order);
+            tasks.spawn_local(async move {
+                contend::run(&order, lock, task).await.map_err(|failure| failure.to_string())
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok(Answer::default())
     }
 
     /// A few hundred at a time: fast, and still answered within any client's patience.

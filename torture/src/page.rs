@@ -1,0 +1,1 @@
+//! The page `docs/torture.md`, from the reports.
