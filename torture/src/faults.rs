@@ -119,6 +119,10 @@ const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlo
 const PROXIED: &[StoreKind] = &[Redis, Redis62, Valkey, Redlock];
 const REPLICATED: &[StoreKind] = &[Sentinel, Cluster];
 
+/// libfaketime does not start with Debian's Redis 7, whose allocator reads the clock before libfaketime is ready. It does not reach the clock
+/// of the Redis 6.2 of `scripts/test install`.
+const CLOCKED: &[StoreKind] = &[Valkey];
+
 /// The largest step of a server's clock.
 pub const CLOCK_STEP: Duration = Duration::from_secs(3);
 
@@ -185,13 +189,13 @@ pub const TABLE: &[Rule] = &[
     rule(Fault::NetDelay, PROXIED),
     Rule { delay: RECONNECT, ..rule(Fault::NetCut, PROXIED) },
     Rule { delay: RECONNECT, ..rule(Fault::NetBlackHole, PROXIED) },
-    Rule { exemption: Some(STEPPED), ..rule(Fault::ClockForward, SINGLE) },
+    Rule { exemption: Some(STEPPED), ..rule(Fault::ClockForward, CLOCKED) },
     Rule {
         delay: Some(Delay {
             of: CLOCK_STEP,
             sentence: "If a server's clock is set back by d … These may last up to d longer: the lease of a dead holder …",
         }),
-        ..rule(Fault::ClockBack, SINGLE)
+        ..rule(Fault::ClockBack, CLOCKED)
     },
     Rule { exemption: Some(FAILED_OVER), delay: RECONNECT, ..rule(Fault::Failover, REPLICATED) },
     Rule { exemption: Some(FAILED_OVER), delay: RECONNECT, ..rule(Fault::MasterKill, REPLICATED) },

@@ -47,6 +47,8 @@ const WRITE: Duration = Duration::from_millis(4);
 const STEP: Duration = Duration::from_millis(20);
 /// How many of a hundred sections are longer than the ttl, where leases are renewed.
 const LONG_PERCENT: u64 = 1;
+/// A killed worker's place in a wait queue expires by then; its lease sooner.
+const PLACE: Duration = Duration::from_secs(90);
 /// More than this many additional file descriptors are a leak: connections may come and go.
 const DESCRIPTORS: i64 = 16;
 
@@ -249,7 +251,7 @@ impl Controller<'_> {
         Ok(Left { keys, descriptors })
     }
 
-    /// All workers disconnect but one, which lists what is left: a killed worker's lease for up to its ttl.
+    /// All workers disconnect but one, which lists what is left. What killed workers leave expires.
     fn left_in_store(&mut self) -> Result<Option<u64>, String> {
         for worker in &mut self.workers {
             worker.finish(Duration::from_secs(5))?;
@@ -259,7 +261,7 @@ impl Controller<'_> {
             worker.close();
         }
         let mut left = None;
-        wait_until(self.options.ttl + Duration::from_secs(5), || {
+        wait_until(PLACE, || {
             left = match last.left() {
                 Ok(Some(left)) => Some(u64::from(left)),
                 Ok(None) => Some(self.stores.keys()),
