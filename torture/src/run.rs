@@ -83,10 +83,13 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
         faults: Vec::new(),
         lost_descriptors: 0,
     };
+    controller.start_workers()?;
     let start = now_ns();
     let end = start + u64::try_from(options.time.as_nanos()).unwrap_or(u64::MAX);
     controller.work.contend.end_ns = end;
-    controller.start_workers()?;
+    for worker in &mut controller.workers {
+        worker.work(&controller.work)?;
+    }
     let library = controller.workers[0].library().to_owned();
     controller.torture(end)?;
     let left = controller.finish(end)?;
@@ -198,12 +201,13 @@ impl Controller<'_> {
         if !wait_until(Duration::from_secs(5), is_gone) {
             return Err("the resource still has a connection of a killed worker".to_owned());
         }
-        let worker = self.start_worker(first)?;
+        let mut worker = self.start_worker(first)?;
+        worker.work(&self.work)?;
         self.workers.insert(number, worker);
         Ok(tasks)
     }
 
-    /// Lets sections go on after a fault: until each task could have had one, or nothing has happened for longer than the bound.
+    /// Lets sections go on after a fault: until each task could have had two, or nothing has happened for longer than the bound.
     fn calm(&mut self) {
         let before = self.resource.sections();
         let tasks = (self.work.contend.tasks as usize) * self.workers.len();
@@ -211,7 +215,7 @@ impl Controller<'_> {
         let fault = self.faults.last().map_or(Fault::None, |injected| injected.fault);
         let limit = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
         let mut seen = before;
-        while seen < before + tasks {
+        while seen < before + 2 * tasks {
             let now = seen;
             if !wait_until(limit, || self.resource.sections() > now || self.resource.is_idle()) {
                 break;

@@ -34,7 +34,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a process, connects it, and tells it to work.
+    /// Starts a process and connects it.
     ///
     /// # Errors
     ///
@@ -54,8 +54,17 @@ impl Worker {
             ttl_ms: u64::try_from(work.ttl.as_millis()).unwrap_or(u64::MAX),
         };
         process.ask(&Order::Open(open), Duration::ZERO)?;
-        process.tell(&Order::Contend(Contend { first_task, ..work.contend.clone() }))?;
         Ok(Self { process, first_task, tasks: work.contend.tasks, descriptors: None })
+    }
+
+    /// Tells it to work.
+    ///
+    /// # Errors
+    ///
+    /// It has ended.
+    pub fn work(&mut self, work: &Work) -> Result<(), String> {
+        let order = Contend { first_task: self.first_task, ..work.contend.clone() };
+        self.process.tell(&Order::Contend(order))
     }
 
     /// The library with its version.
