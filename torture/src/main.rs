@@ -9,8 +9,8 @@ use clap::{Parser, Subcommand, ValueEnum as _};
 use leasehold_bench::peers::{self, Peer};
 use leasehold_torture::faults::{Fault, StoreKind};
 use leasehold_torture::run::{Options, run};
-use leasehold_torture::specimens;
 use leasehold_torture::targets::Target;
+use leasehold_torture::{page, specimens};
 
 /// Tries to break a lock. The exit code is 1 if a promise was broken that the guarantees do not exempt, and 2 if the run failed.
 #[derive(Parser)]
@@ -55,12 +55,18 @@ enum Command {
     /// Run as a worker
     #[command(hide = true)]
     Peer { name: String },
+    /// Write docs/torture.md from the reports in these folders
+    Report {
+        /// Folders with `report.json`, also within folders in them [default: only the reports in docs/torture]
+        folders: Vec<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.command {
         Some(Command::Peer { name }) => peer(name).map(|()| false),
+        Some(Command::Report { folders }) => publish(folders).map(|()| false),
         None => torture(&args),
     };
     match done {
@@ -79,6 +85,12 @@ fn peer(name: &str) -> Result<(), String> {
         return Ok(());
     }
     specimens::run(name)
+}
+
+fn publish(folders: &[PathBuf]) -> Result<(), String> {
+    let page = page::publish(folders).map_err(|error| error.to_string())?;
+    println!("{}", page.display());
+    Ok(())
 }
 
 /// Returns whether a promise was broken.

@@ -36,16 +36,48 @@ pub const LEASEHOLD: Target = Target {
     ..peer("leasehold", "leasehold", "mutex")
 };
 
+/// What Redisson's documentation says of all its locks.
+const REDISSON: Target = Target {
+    renews: true,
+    promise: "Redisson's distributed locks are built on Valkey or Redis and are advisory: they coordinate only the clients that acquire \
+              the same lock object, and their safety depends on the deployment topology.",
+    source: "https://redisson.pro/docs/data-and-services/locks-and-synchronizers/",
+    ..peer("redisson", "redisson", "mutex")
+};
+
 /// The peers, each as its documentation advises.
 pub const PEERS: [Target; 8] = [
-    Target { renews: true, ..peer("redisson", "redisson", "mutex") },
-    Target { renews: true, ..peer("redisson-fair", "redisson", "fair") },
-    Target { renews: true, has_tokens: true, ..peer("redisson-fenced", "redisson", "fenced") },
-    peer("redsync", "redsync", "mutex"),
-    Target { renews: true, ..peer("rueidislock", "rueidislock", "mutex") },
-    peer("redlock", "redlock", "mutex"),
-    peer("redis-py", "redis-py", "mutex"),
-    peer("rslock", "rslock", "mutex"),
+    REDISSON,
+    Target { name: "redisson-fair", lock: "fair", ..REDISSON },
+    Target { name: "redisson-fenced", lock: "fenced", has_tokens: true, ..REDISSON },
+    Target {
+        promise: "This code implements an algorithm which is currently a proposal, it was not formally analyzed.",
+        source: "README of redsync",
+        ..peer("redsync", "redsync", "mutex")
+    },
+    Target {
+        renews: true,
+        promise: "The returned `ctx` will be canceled automatically and immediately once the `KeyMajority` is not held anymore.",
+        source: "README of rueidislock",
+        ..peer("rueidislock", "rueidislock", "mutex")
+    },
+    Target {
+        renews: true,
+        promise: "It provides strong guarantees in both single-redis and multi-redis environments, and provides fault tolerance through \
+                  use of multiple independent redis instances or clusters.",
+        source: "README of node-redlock",
+        ..peer("redlock", "redlock", "mutex")
+    },
+    Target {
+        promise: "It's left to the user to resolve deadlock issues and make sure multiple clients play nicely together.",
+        source: "docstring of redis.lock.Lock",
+        ..peer("redis-py", "redis-py", "mutex")
+    },
+    Target {
+        promise: "Work while the lock is valid.",
+        source: "documentation of LockGuard::release",
+        ..peer("rslock", "rslock", "mutex")
+    },
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.

@@ -1,5 +1,6 @@
 //! Faults of servers that have replicas: by Sentinel, and in a cluster.
 
+use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -72,14 +73,18 @@ fn is_replica(server: &Server) -> bool {
     info.is_ok_and(|info| info.contains("role:slave") && info.contains("master_link_status:up"))
 }
 
-/// The hash slot of the lock: only this lock has keys in the cluster.
+/// The hash slot of the lock: the one with the most keys, since nothing else uses the cluster.
 fn slot_of_keys(cluster: &Cluster) -> u16 {
     let mut slot = None;
     wait_until("a node has a key", || {
-        slot = cluster.nodes.iter().filter(|node| node.is_running()).find_map(|node| {
-            let key: String = node.query(&["RANDOMKEY"]).ok()?;
-            node.query(&["CLUSTER", "KEYSLOT", &key]).ok()
-        });
+        let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
+        for node in cluster.nodes.iter().filter(|node| node.is_running()) {
+            let keys: Vec<String> = node.query(&["KEYS", "*"]).unwrap_or_default();
+            for slot in keys.iter().filter_map(|key| node.query(&["CLUSTER", "KEYSLOT", key]).ok()) {
+                *counts.entry(slot).or_default() += 1;
+            }
+        }
+        slot = counts.into_iter().max_by_key(|(_, count)| *count).map(|(slot, _)| slot);
         slot.is_some()
     });
     slot.unwrap_or_default()

@@ -145,7 +145,12 @@ final class RedissonPeer implements Client {
 
         @Override
         public boolean isHeld() {
-            return lock.isHeldByCurrentThread();
+            try {
+                return lock.isHeldByCurrentThread();
+            } catch (UnsupportedOperationException none) {
+                // RedissonRedLock has no such question, and relies on its renewals.
+                return true;
+            }
         }
     }
 
