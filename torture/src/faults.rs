@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn quoted_sentences_are_in_the_guarantees() {
         let page = include_str!("../../docs/guarantees.md");
-        let text = page.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+        let text = page.replace("**", "").split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
         let exemptions = TABLE.iter().filter_map(|rule| rule.exemption).map(|exemption| exemption.sentence);
         let delays = TABLE.iter().filter_map(|rule| rule.delay).map(|delay| delay.sentence);
         for sentence in exemptions.chain(delays) {

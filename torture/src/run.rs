@@ -47,6 +47,8 @@ const WRITE: Duration = Duration::from_millis(4);
 const STEP: Duration = Duration::from_millis(20);
 /// How many of a hundred sections are longer than the ttl, where leases are renewed.
 const LONG_PERCENT: u64 = 1;
+/// So long before the last attempts the file descriptors are counted, in nanoseconds.
+const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
 const PLACE: Duration = Duration::from_secs(90);
 /// More than this many additional file descriptors are a leak: connections may come and go.
@@ -92,9 +94,11 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     }
     let library = controller.workers[0].library().to_owned();
     controller.torture(end)?;
-    let left = controller.finish(end)?;
+    let is_idle = controller.drain(end);
+    // Before the workers end, since that ends their waiting too.
     let mut history = controller.resource.history();
     (history.start, history.end) = (start, now_ns());
+    let left = controller.finish(is_idle)?;
     history.faults = std::mem::take(&mut controller.faults);
     let report = report(options, library, &history, left, controller.resource.failures());
     Ok((report, history))
@@ -149,7 +153,6 @@ impl Controller<'_> {
             self.inject(fault)?;
             self.calm();
         }
-        sleep(left_until(end));
         Ok(())
     }
 
@@ -192,7 +195,7 @@ impl Controller<'_> {
 
     fn kill_worker(&mut self, number: usize) -> Result<Vec<u32>, String> {
         let tasks = self.workers[number].tasks();
-        let grown = self.workers[number].descriptors_grown().unwrap_or(0);
+        let grown = self.workers[number].descriptors_grown();
         self.lost_descriptors = self.lost_descriptors.max(grown);
         // The old process ends before the new one starts, since its tasks have the same numbers.
         self.workers.remove(number).kill();
@@ -225,33 +228,43 @@ impl Controller<'_> {
                 break;
             }
         }
-        self.workers.iter_mut().for_each(Worker::note_descriptors);
+        self.note_descriptors();
     }
 
-    /// Waits for the last sections, and looks at what is left.
-    fn finish(&mut self, end: u64) -> Result<Left, String> {
-        sleep(left_until(end));
+    /// While the tasks are at work: a task that has ended has closed its files.
+    fn note_descriptors(&mut self) {
+        if now_ns() < self.work.contend.end_ns {
+            self.workers.iter_mut().for_each(Worker::note_descriptors);
+        }
+    }
+
+    /// Waits for the last sections. Returns false if a task still waits after the bound.
+    fn drain(&mut self, end: u64) -> bool {
+        sleep(left_until(end - END));
+        self.note_descriptors();
         let fault = self.faults.last().map_or(Fault::None, |injected| injected.fault);
         let limit = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
-        let mut sections = self.resource.sections();
-        let is_idle = loop {
-            let now = sections;
-            let has_moved = wait_until(limit, || self.resource.sections() > now || self.resource.is_idle());
+        let latest = end + u64::try_from(limit.as_nanos()).unwrap_or(0) * 4;
+        loop {
+            let sections = self.resource.sections();
+            let has_moved =
+                wait_until(limit, || self.resource.sections() > sections || self.resource.is_idle());
             if self.resource.is_idle() {
-                break true;
+                return true;
             }
-            // A section may be longer than the bound; a waiter may not.
-            if !has_moved && !self.resource.has_holder() {
-                break false;
+            // A holder may be inside for longer, but not for ever.
+            if !has_moved && (!self.resource.has_holder() || now_ns() > latest) {
+                return false;
             }
-            if !has_moved && now_ns() > end + u64::try_from(limit.as_nanos()).unwrap_or(0) * 4 {
-                break false;
-            }
-            sections = self.resource.sections();
-        };
-        let grown = self.workers.iter().filter_map(Worker::descriptors_grown).max().unwrap_or(0);
+        }
+    }
+
+    /// Looks at what is left.
+    fn finish(&mut self, is_idle: bool) -> Result<Left, String> {
+        let grown = self.workers.iter().map(Worker::descriptors_grown).max().unwrap_or(0);
         let descriptors = grown.max(self.lost_descriptors);
-        let keys = if is_idle { self.left_in_store()? } else { self.left_after_stall() };
+        // A task that waits for ever keeps its process from answering.
+        let keys = if is_idle { self.left_in_store()? } else { None };
         Ok(Left { keys, descriptors })
     }
 
@@ -274,12 +287,6 @@ impl Controller<'_> {
             left == Some(0)
         });
         Ok(left)
-    }
-
-    /// With a task that waits for ever, its process ends too.
-    fn left_after_stall(&mut self) -> Option<u64> {
-        self.workers.clear();
-        None
     }
 }
 

@@ -29,8 +29,8 @@ pub struct Worker {
     process: Process,
     first_task: u32,
     tasks: u32,
-    /// Open file descriptors some time after the start.
-    descriptors: Option<usize>,
+    /// Open file descriptors: some time after the start, and when they were noted last.
+    descriptors: Option<(i64, i64)>,
 }
 
 impl Worker {
@@ -116,26 +116,21 @@ impl Worker {
         Ok(self.process.ask(&Order::Left, Duration::ZERO)?.left)
     }
 
-    /// Notes the number of open file descriptors, once.
+    /// Notes the number of open file descriptors.
     pub fn note_descriptors(&mut self) {
-        if self.descriptors.is_none() {
-            self.descriptors = self.open_descriptors();
-        }
+        let Some(now) = self.open_descriptors() else { return };
+        self.descriptors = Some((self.descriptors.map_or(now, |(first, _)| first), now));
     }
 
-    /// How many file descriptors it has more than when they were noted.
+    /// How many more they were when they were noted last than when they were noted first.
     #[must_use]
-    pub fn descriptors_grown(&self) -> Option<i64> {
-        let (before, now) = (self.descriptors?, self.open_descriptors()?);
-        Some(i64::try_from(now).ok()? - i64::try_from(before).ok()?)
+    pub fn descriptors_grown(&self) -> i64 {
+        self.descriptors.map_or(0, |(first, last)| last - first)
     }
 
-    fn open_descriptors(&self) -> Option<usize> {
-        Some(
-            std::fs::read_dir(Path::new("/proc").join(self.process.pid().to_string()).join("fd"))
-                .ok()?
-                .count(),
-        )
+    fn open_descriptors(&self) -> Option<i64> {
+        let folder = Path::new("/proc").join(self.process.pid().to_string()).join("fd");
+        i64::try_from(std::fs::read_dir(folder).ok()?.count()).ok()
     }
 }
 

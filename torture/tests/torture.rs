@@ -105,7 +105,7 @@ fn lock_that_is_never_released_is_caught() {
 
 #[test]
 fn leaked_files_are_caught() {
-    let arguments = ["--store", "memory", "--faults", "worker-stop", "--minutes", "0.15"];
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];
     caught("broken-leaks-files", Check::Descriptors, &arguments);
 }
 
