@@ -127,8 +127,10 @@ const CLOCKED: &[StoreKind] = &[Valkey];
 pub const CLOCK_STEP: Duration = Duration::from_secs(3);
 
 /// A client with no lease pauses up to this long between its attempts to reconnect.
+pub const RECONNECT_LIMIT: Duration = Duration::from_secs(5);
+
 const RECONNECT: Option<Delay> = Some(Delay {
-    of: Duration::from_secs(5),
+    of: RECONNECT_LIMIT,
     sentence: "When the server is reachable again, the client reconnects within a quarter of the shortest ttl that it holds, 0.5 s \
                at least (5 s if it holds nothing).",
 });
@@ -154,6 +156,9 @@ const STEPPED: Exemption = Exemption {
     sentence: "If the clock is set forward, or if the clock of a promoted replica is ahead, leases expire early. Their holders detect \
                this at the next renewal.",
 };
+
+/// What the guarantees say of tokens after a loss of all data.
+pub const TOKENS_REPEAT: &str = "If a store loses everything and the wall clock is set back by more than the time since the last grant, a token may repeat.";
 
 /// A renewal each third of the ttl, and a second for its answer.
 fn next_renewal(ttl: Duration) -> Duration {
@@ -223,6 +228,12 @@ impl Fault {
         rules.map(|rule| rule.fault).collect()
     }
 
+    /// Whether a server loses its data.
+    #[must_use]
+    pub fn loses_data(self) -> bool {
+        matches!(self, Self::ServerEmpty | Self::FlushAll)
+    }
+
     /// Whether it needs a server whose clock can be set.
     #[must_use]
     pub fn moves_clock(self) -> bool {
@@ -256,10 +267,10 @@ mod tests {
     #[test]
     fn quoted_sentences_are_in_the_guarantees() {
         let page = include_str!("../../docs/guarantees.md");
-        let text = page.replace("**", "").split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+        let text = page.replace('*', "").split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
         let exemptions = TABLE.iter().filter_map(|rule| rule.exemption).map(|exemption| exemption.sentence);
         let delays = TABLE.iter().filter_map(|rule| rule.delay).map(|delay| delay.sentence);
-        for sentence in exemptions.chain(delays) {
+        for sentence in exemptions.chain(delays).chain([TOKENS_REPEAT]) {
             for part in sentence.split('…') {
                 let part = part.trim_matches([' ', ',', '.']).to_lowercase();
                 assert!(text.contains(&part), "not in docs/guarantees.md: {part}");

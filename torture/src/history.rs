@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::faults::Fault;
+use crate::pauses::Pause;
 
-/// Nanoseconds of the machine's monotonic clock, which all processes share.
-pub type Ns = u64;
+pub use crate::pauses::Ns;
 
 /// One critical section, from the grant to the release.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +76,8 @@ pub struct History {
     pub waiting: Vec<Waiting>,
     /// In the order of their beginning.
     pub faults: Vec<Injected>,
+    /// Pauses of the whole machine.
+    pub pauses: Vec<Pause>,
     /// Attempts and releases that failed, each with its time and the library's message.
     pub failures: Vec<(Ns, String)>,
     /// The begin of the run.

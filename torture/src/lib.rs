@@ -8,6 +8,7 @@ pub mod check;
 pub mod faults;
 pub mod history;
 pub mod page;
+pub mod pauses;
 pub mod report;
 pub mod resource;
 pub mod rng;

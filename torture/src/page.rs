@@ -92,14 +92,14 @@ pub fn write(kept: &Path) -> io::Result<String> {
 fn summary(page: &mut String, reports: &[Report]) {
     *page += "## Results\n\n\
         | target | store | minutes | faults | sections | overlaps | exempt overlaps | stale writes accepted with token | without token | \
-        longest stall, ms | bound, ms | lost waiters | left |\n\
-        |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+        tokens that did not rise | longest stall, ms | bound, ms | lost waiters | left |\n\
+        |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
     for report in reports {
         let total = report.total();
         let (stall, bound) = stall(report);
         let _ = writeln!(
             page,
-            "| {} | {} | {:.0} | {} | {} | {} | {} | {} | {} | {stall} | {bound} | {} | {} |",
+            "| {} | {} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {stall} | {bound} | {} | {} |",
             report.library,
             target_store(report),
             report.seconds / 60.0,
@@ -109,6 +109,11 @@ fn summary(page: &mut String, reports: &[Report]) {
             total.exempt,
             fenced(report, &total),
             total.stale_unfenced,
+            if report.has_tokens {
+                report.count(Check::TokenOrder).to_string()
+            } else {
+                "no token".to_owned()
+            },
             report.count(Check::LostWaiter),
             report.left.keys.map_or_else(|| "unknown".to_owned(), |keys| keys.to_string()),
         );
@@ -176,7 +181,7 @@ fn faults(page: &mut String) {
 fn details(page: &mut String, report: &Report) {
     let _ = writeln!(
         page,
-        "### {} on {}\n\nSeed {}, ttl {} ms, {} processes with {} tasks each; {} failed calls; largest growth of open file descriptors {}. \
+        "### {} on {}\n\nSeed {}, ttl {} ms, {} processes with {} tasks each; {} failed calls; largest growth of open file descriptors {}; the machine paused for {} ms. \
          The worst moment: [timeline](torture/{}.svg).\n",
         report.target,
         report.store.name(),
@@ -186,6 +191,7 @@ fn details(page: &mut String, report: &Report) {
         report.workers.1,
         report.failures,
         report.left.descriptors,
+        report.paused_ms,
         name(report),
     );
     *page += "| fault | times | sections | overlaps | exempt | stale with token | stale without | stall / bound, ms |\n\

@@ -57,6 +57,8 @@ pub struct Report {
     pub left: Left,
     /// Whether something was found that nothing exempts.
     pub is_violated: bool,
+    /// Time for which the whole machine stood still, in milliseconds.
+    pub paused_ms: u64,
     /// The beginning of the run, by the machine's monotonic clock.
     pub start: Ns,
 }
@@ -69,7 +71,6 @@ const FAILURES: usize = 8;
 impl Report {
     /// From everything that is known of a run.
     #[must_use]
-    #[expect(clippy::needless_pass_by_value, reason = "they have no other use")]
     pub fn new(
         options: &Options,
         library: String,
@@ -106,6 +107,7 @@ impl Report {
             failure_texts: frequent(history),
             left,
             is_violated,
+            paused_ms: history.pauses.iter().map(|pause| (pause.to - pause.from) / 1_000_000).sum(),
             start: history.start,
         }
     }
@@ -199,10 +201,11 @@ impl Report {
         let keys = self.left.keys.map_or_else(|| "unknown".to_owned(), |keys| keys.to_string());
         let _ = writeln!(
             text,
-            "\nlost waiters {}, left in the store {keys}, file descriptors {:+}, failed calls {}",
+            "\nlost waiters {}, left in the store {keys}, file descriptors {:+}, failed calls {}, machine paused for {} ms",
             self.count(Check::LostWaiter),
             self.left.descriptors,
-            self.failures
+            self.failures,
+            self.paused_ms
         );
         for (count, failure) in &self.failure_texts {
             let _ = writeln!(text, "  {count:>5}  {failure}");

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::check::{Check, Finding, Terms, check};
 use crate::faults::{Fault, StoreKind, bound};
 use crate::history::{History, Injected};
+use crate::pauses::Pauses;
 use crate::report::{Left, Report};
 use crate::resource::{Fence, Resource};
 use crate::rng::Rng;
@@ -86,6 +87,7 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
         lost_descriptors: 0,
     };
     controller.start_workers()?;
+    let pauses = Pauses::watch();
     let start = now_ns();
     let end = start + u64::try_from(options.time.as_nanos()).unwrap_or(u64::MAX);
     controller.work.contend.end_ns = end;
@@ -98,6 +100,7 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     // Before the workers end, since that ends their waiting too.
     let mut history = controller.resource.history();
     (history.start, history.end) = (start, now_ns());
+    history.pauses = pauses.seen();
     let left = controller.finish(is_idle)?;
     history.faults = std::mem::take(&mut controller.faults);
     let report = report(options, library, &history, left, controller.resource.failures());

@@ -1,8 +1,11 @@
 //! A free lock with live waiters, and waiters that are never granted it.
 
 use super::{Check, Finding, Terms, Verdict, fault_at, figures};
-use crate::faults::{Fault, bound};
+use crate::faults::{Fault, RECONNECT_LIMIT, bound};
 use crate::history::{History, Ns};
+
+/// A stall that begins this soon after a pause of the machine follows from it, in nanoseconds.
+const AFTER_PAUSE: Ns = 10_000_000_000;
 
 /// What changes at a moment.
 #[derive(Clone, Copy, Default)]
@@ -12,7 +15,7 @@ struct Change {
     faults: i64,
 }
 
-/// The times for which the lock was free while a live task waited, not counting the faults themselves.
+/// The times for which the lock was free while a live task waited, not counting the faults themselves and pauses of the machine.
 pub(super) fn stalls(history: &History, terms: &Terms, verdict: &mut Verdict) {
     let (mut state, mut since) = (Change::default(), None::<Ns>);
     for (at, change) in changes(history) {
@@ -48,6 +51,9 @@ fn changes(history: &History) -> Vec<(Ns, Change)> {
     for waiting in &history.waiting {
         span(waiting.from, waiting.to, Change { waiters: 1, ..Change::default() });
     }
+    for pause in &history.pauses {
+        span(pause.from, Some(pause.to), Change { faults: 1, ..Change::default() });
+    }
     for injected in &history.faults {
         span(injected.start, Some(injected.healed), Change { faults: 1, ..Change::default() });
     }
@@ -60,7 +66,11 @@ fn stall(history: &History, terms: &Terms, verdict: &mut Verdict, from: Ns, to: 
     let figures = figures(verdict, fault);
     let ms = (to - from) / 1_000_000;
     figures.stall_ms = figures.stall_ms.max(ms);
-    let bound = bound(fault, terms.store, terms.ttl);
+    let mut bound = bound(fault, terms.store, terms.ttl);
+    // After a pause of the machine connections are made again, as after any outage.
+    if history.pauses.iter().any(|pause| pause.to <= from && from < pause.to + AFTER_PAUSE) {
+        bound += RECONNECT_LIMIT;
+    }
     if u128::from(ms) > bound.as_millis() {
         let text = format!(
             "the lock was free for {ms} ms while a task waited; the bound is {} ms",

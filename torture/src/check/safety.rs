@@ -1,6 +1,7 @@
 //! Two holders, tokens that do not rise, stale writes.
 
 use super::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
+use crate::faults::{CLOCK_STEP, Fault, TOKENS_REPEAT};
 use crate::history::{History, Ns, Section};
 
 /// Sections that both held the lock by their own belief.
@@ -60,8 +61,19 @@ pub(super) fn token_order(history: &History, verdict: &mut Verdict) {
         );
         let fault = fault_at(history, section.begin);
         let (from, to) = (section.begin, section.begin);
-        verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt: false });
+        let is_exempt = may_tokens_repeat(history, from);
+        let text = if is_exempt { format!("{text}; exempt: {TOKENS_REPEAT}") } else { text };
+        verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt });
     }
+}
+
+/// Whether a server has lost its data while its clock had not passed the last token again. Two steps may follow each other.
+fn may_tokens_repeat(history: &History, at: Ns) -> bool {
+    let faults = || history.faults.iter().filter(|injected| injected.start <= at);
+    faults().filter(|injected| injected.fault == Fault::ClockBack).any(|back| {
+        at <= back.healed + 2 * nanos(CLOCK_STEP)
+            && faults().any(|lost| lost.fault.loses_data() && lost.start > back.start)
+    })
 }
 
 /// Writes that arrive after a newer holder has begun.
@@ -87,7 +99,7 @@ pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
             newer.token
         );
         // Without tokens there is no fence, and no lock prevents the write.
-        let is_exempt = !write.is_accepted || section.token == 0;
+        let is_exempt = !write.is_accepted || section.token == 0 || may_tokens_repeat(history, newer.begin);
         let (from, to) = (newer.begin, write.arrived);
         verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::history::{Section, Waiting, Write};
+use crate::pauses::Pause;
 
 const MS: Ns = 1_000_000;
 
@@ -65,6 +66,17 @@ fn token_that_does_not_rise_is_found() {
     }
 }
 
+#[test]
+fn token_may_repeat_only_after_a_loss_of_data_soon_after_a_step_back_of_the_clock() {
+    let mut falling = history(vec![section(0, 1, 7, 10, 20), section(1, 2, 6, 1_900, 1_950)]);
+    falling.faults = vec![fault(Fault::ClockBack, 100, 1_200), fault(Fault::FlushAll, 1_800, 1_801)];
+    assert_eq!(violations(&falling), []);
+    falling.faults[1].fault = Fault::ScriptFlush;
+    assert_eq!(violations(&falling), [Check::TokenOrder]);
+    falling.faults = vec![fault(Fault::FlushAll, 1_800, 1_801)];
+    assert_eq!(violations(&falling), [Check::TokenOrder]);
+}
+
 fn written(mut section: Section, checked_ms: Ns, order: u64, is_accepted: bool) -> Section {
     section.write =
         Some(Write { checked: checked_ms * MS, arrived: (checked_ms + 50) * MS, order, is_accepted });
@@ -113,6 +125,11 @@ fn free_lock_with_a_waiter_beyond_the_bound_is_a_stall() {
     history.faults = vec![fault(Fault::WorkerStop, 900, 5_000)];
     assert_eq!(violations(&history), []);
     assert_eq!(check(&history, &terms()).figures[&Fault::WorkerStop].stall_ms, 4_000);
+    // Nor does a pause of the machine.
+    history.faults.clear();
+    history.pauses = vec![Pause { from: 900 * MS, to: 5_000 * MS }];
+    assert_eq!(violations(&history), []);
+    history.pauses.clear();
     // Without a waiter a free lock is idle.
     history.faults.clear();
     history.waiting = vec![waits(1, 8_900, Some(9_000))];
