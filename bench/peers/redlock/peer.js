@@ -32,7 +32,9 @@ class Client {
     const forever = { retryCount: -1 };
     this.plain = new Redlock(this.connections, forever);
     this.tuned = new Redlock(this.connections, { ...forever, retryDelay: 5, retryJitter: 5 });
-    for (const redlock of [this.plain, this.tuned]) redlock.on("error", () => {});
+    // The number of retries counts for releases too: without a limit, the release of a lost lock never ends.
+    this.limited = new Redlock(this.connections);
+    for (const redlock of [this.plain, this.tuned, this.limited]) redlock.on("error", () => {});
   }
 
   ready() {
@@ -238,8 +240,9 @@ async function contendTask(order, redlock, task) {
 /** With `using`, as its documentation advises. */
 async function contend(order) {
   const tasks = Array.from({ length: order.tasks }, (_, number) => {
-    const redlock = clients[number % clients.length].redlock({ lock: order.lock });
-    return contendTask(order, redlock, order.first_task + number);
+    const client = clients[number % clients.length];
+    client.redlock(order); // It has only one kind of lock.
+    return contendTask(order, client.limited, order.first_task + number);
   });
   await Promise.all(tasks);
   return {};
