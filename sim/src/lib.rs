@@ -13,6 +13,8 @@ pub mod planted;
 pub mod rng;
 pub mod run;
 pub mod server;
+mod serving;
 pub mod shrink;
+mod transport;
 mod users;
 pub mod world;

@@ -8,9 +8,10 @@ use leasehold_core::{ClientId, Command, Reply};
 
 use crate::checks::{Promise, Violation};
 use crate::executor::{self, ProcessId, Thread};
-use crate::network::{Act, Wire};
+use crate::network::Act;
 use crate::plan::{Case, Micros, Plan, SECOND};
 use crate::planted::Planted;
+use crate::transport::Wire;
 use crate::users;
 use crate::world::{self, Event, Lane, Process, World, run_as, with};
 

@@ -1,21 +1,20 @@
 //! The users of the locks: tasks that do what their plan says, with the library's own types.
 
+mod holding;
+
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use leasehold::simulation::LeaseProbe;
-use leasehold::{
-    Client, Error, Guard, Kind, Mutex, MutexSet, ReentrantMutex, RwLock, Semaphore, SetGuard,
-    UpgradableGuard, WriteGuard,
-};
+use leasehold::{Client, Error, Kind, Mutex, MutexSet, ReentrantMutex, RwLock, Semaphore, SetGuard};
 
-use crate::checks::{Promise, Record};
+use crate::checks::Promise;
 use crate::executor::ProcessId;
-use crate::network::{Sleep, short};
-use crate::plan::{End, Fault, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
-use crate::planted::Planted;
-use crate::world::{Event, World, run_as, try_with, with};
+use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
+use crate::transport::Sleep;
+use crate::world::{try_with, with};
+use holding::{Got, Held, Registration};
 
 /// The weight of a writer, which is the capacity of a read-write lock.
 const WRITER: u32 = leasehold_core::weight::WRITER;
@@ -53,49 +52,6 @@ struct User {
     process: ProcessId,
     client: Client,
     task: usize,
-}
-
-/// What an attempt returned.
-enum Got {
-    Guard(Guard),
-    Writer(WriteGuard),
-    Upgradable(UpgradableGuard),
-    Set(SetGuard),
-}
-
-/// A guard and its records. The records end before the guard: a user that releases no longer relies on it.
-struct Held {
-    records: Vec<Registration>,
-    got: Got,
-}
-
-/// A record that exists as long as this.
-struct Registration(u64);
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        let found = try_with(|world| {
-            world.books.records.get(&self.0).map(|record| (record.process, record.probe.clone()))
-        });
-        let Some(Some((process, probe))) = found else { return };
-        let is_trusted = run_as(process, || !probe.remaining().is_zero());
-        let removed = with(|world| {
-            let removed = world.books.records.remove(&self.0);
-            if let Some(record) = &removed {
-                let (resource, task) = (record.resource, record.task as u64);
-                // A loss that was reported has just happened; one that was not may have, unless the lease is renewed.
-                if is_trusted || !world.plan.locks[resource].renews {
-                    world.demand[resource].busy_at = world.now;
-                }
-                let column = world.column(process);
-                world.say(column, &[48, resource as u64, task], || {
-                    format!("task {task} gives up r{resource}")
-                });
-            }
-            removed
-        });
-        drop(removed);
-    }
 }
 
 /// Counts a task as one that waits.
@@ -463,130 +419,6 @@ impl User {
         }
     }
 
-    // --- Checks ----------------------------------------------------------------------------------
-
-    /// A guard exists from now on.
-    fn hold(&self, lock: usize, got: Got, permits: u32) -> Held {
-        let kinds: Vec<LockKind> = with(|world| world.plan.locks.iter().map(|lock| lock.kind).collect());
-        let guards: Vec<(&Guard, usize)> = match &got {
-            Got::Set(set) => set.guards().iter().map(|guard| (guard, lock_of(guard.name()))).collect(),
-            got => got.guard().into_iter().map(|guard| (guard, lock)).collect(),
-        };
-        let records = guards.iter().map(|(guard, lock)| {
-            let kind = kinds[*lock];
-            let (weight, capacity) = match (kind, &got) {
-                (LockKind::ReadWrite, Got::Guard(_)) => (1, WRITER),
-                (LockKind::ReadWrite, Got::Upgradable(_)) => (leasehold_core::weight::UPGRADABLE, WRITER),
-                (LockKind::ReadWrite, _) => (WRITER, WRITER),
-                (LockKind::Semaphore(capacity), _) => (permits, capacity),
-                _ => (1, 1),
-            };
-            let owner = (kind == LockKind::Reentrant).then_some(self.owner());
-            let record = Record {
-                resource: *lock,
-                weight,
-                owner,
-                process: self.process,
-                task: self.task,
-                probe: LeaseProbe::of(guard),
-                token: guard.token().get(),
-                is_exchanged: false,
-                is_watched: false,
-            };
-            self.register(record, capacity)
-        });
-        let records = records.collect();
-        Held { records, got }
-    }
-
-    /// The named owner of a reentrant mutex: two tasks of a client may share one.
-    fn owner(&self) -> u64 {
-        (self.process * 2 + self.task % 2) as u64
-    }
-
-    fn register(&self, record: Record, capacity: u32) -> Registration {
-        let resource = record.resource;
-        let process = self.process;
-        let is_trusted = |process, probe: &LeaseProbe| run_as(process, || !probe.remaining().is_zero());
-        let is_own_trusted = is_trusted(process, &record.probe);
-        let others: Vec<(u64, ProcessId, LeaseProbe, bool)> = with(|world| {
-            let others = world.books.records.iter().filter(|(_, other)| other.resource == resource);
-            others
-                .map(|(number, other)| (*number, other.process, other.probe.clone(), other.is_watched))
-                .collect()
-        });
-        let is_sound = |process: ProcessId| with(|world| world.is_sound(process));
-        let mut trusted = Vec::new();
-        for (number, process, probe, is_watched) in &others {
-            if !is_sound(*process) {
-                continue;
-            }
-            if is_trusted(*process, probe) {
-                trusted.push(*number);
-            } else if *is_watched {
-                // Its loss is being reported at this moment, or never.
-                let (at, number) = (MS, *number);
-                with(|world| world.after(at, Event::CheckReported(number)));
-            }
-        }
-        let is_own_sound = is_sound(process);
-        let stall = with(|world| world.overdue(resource, self.task));
-        let number = with(|world| {
-            let number = world.number();
-            let (task, token) = (self.task, record.token);
-            let column = world.column(process);
-            world.say(column, &[50, resource as u64, task as u64, token], || {
-                format!("task {task} holds r{resource}, token {}", short(token))
-            });
-            if is_own_trusted && is_own_sound {
-                world.books.guard_created(world.now, &record, capacity, &trusted);
-            }
-            if let Some(what) = stall.filter(|_| trusted.is_empty()) {
-                world.broken(Promise::Liveness, || what);
-            }
-            world.demand[resource].busy_at = world.now;
-            world.books.records.insert(number, record);
-            number
-        });
-        Registration(number)
-    }
-
-    fn watch(&self, held: &Held, is_watched: bool) {
-        with(|world| {
-            for Registration(number) in &held.records {
-                if let Some(record) = world.books.records.get_mut(number) {
-                    record.is_watched = is_watched;
-                }
-            }
-        });
-    }
-
-    /// Writes with the guard's token to a resource that compares tokens.
-    fn write(&self, held: &Held) {
-        with(|world| {
-            let is_fenced = world.planted != Some(Planted::Unfenced);
-            for Registration(number) in &held.records {
-                let Some(record) = world.books.records.get(number) else { continue };
-                let plan = &world.plan.locks[record.resource];
-                let is_exclusive = match plan.kind {
-                    LockKind::Mutex => true,
-                    LockKind::ReadWrite => record.weight == WRITER,
-                    _ => false,
-                };
-                if is_exclusive {
-                    let (resource, token) = (record.resource, record.token);
-                    let acquisition = record.probe.acquisition();
-                    let is_accepted = world.books.write(world.now, resource, acquisition, token, is_fenced);
-                    let column = world.column(self.process);
-                    world.say(column, &[51, u64::from(is_accepted), token], || {
-                        let what = if is_accepted { "writes" } else { "is refused to write" };
-                        format!("task {} {what} with {}", self.task, short(token))
-                    });
-                }
-            }
-        });
-    }
-
     // --- Locks -----------------------------------------------------------------------------------
 
     fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
@@ -621,96 +453,10 @@ impl User {
     }
 }
 
-impl Got {
-    fn guard(&self) -> Option<&Guard> {
-        match self {
-            Self::Guard(guard) => Some(guard),
-            Self::Writer(guard) => Some(guard),
-            Self::Upgradable(guard) => Some(guard),
-            Self::Set(_) => None,
-        }
-    }
-
-    async fn release(self) -> Result<(), Error> {
-        match self {
-            Self::Guard(guard) => guard.release().await,
-            Self::Writer(guard) => guard.release().await,
-            Self::Upgradable(guard) => guard.release().await,
-            Self::Set(set) => set.release().await,
-        }
-    }
-}
-
-impl Held {
-    fn numbers(&self) -> Vec<u64> {
-        self.records.iter().map(|Registration(number)| *number).collect()
-    }
-
-    fn guards(&self) -> Vec<&Guard> {
-        match &self.got {
-            Got::Set(set) => set.guards().iter().collect(),
-            got => got.guard().into_iter().collect(),
-        }
-    }
-}
-
 fn name(lock: usize) -> String {
     format!("r{lock}")
 }
 
 fn lock_of(name: &str) -> usize {
     name.trim_start_matches('r').parse().unwrap_or(0)
-}
-
-impl World {
-    /// Whether a process's clock is within the stated bound (section "Clocks").
-    fn is_sound(&self, process: ProcessId) -> bool {
-        let known = &self.processes[process];
-        known.is_alive && self.machines[known.client].tainted <= self.now
-    }
-
-    /// These guards were held until now.
-    fn note_busy(&mut self, records: &[u64]) {
-        for record in records.iter().filter_map(|number| self.books.records.get(number)) {
-            self.demand[record.resource].busy_at = self.now;
-        }
-    }
-
-    /// Another guard exists, so the loss of this one must have been reported.
-    pub(crate) fn check_reported(&mut self, number: u64) {
-        let Some(record) = self.books.records.get(&number).filter(|record| record.is_watched) else { return };
-        let (process, resource) = (record.process, record.resource);
-        let known = &self.processes[process];
-        let has_run = known.stalls == [0, 0] && known.resumed_at + MS < self.now;
-        if has_run && self.is_sound(process) {
-            self.broken(Promise::LossReported, || {
-                format!("r{resource} has a new holder, and the loss of guard {number} of process {process} was not reported")
-            });
-        }
-    }
-
-    /// What is wrong with the time that the lock was free while this task waited for it.
-    fn overdue(&self, lock: usize, task: usize) -> Option<String> {
-        let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
-        let stall = if self.demand[lock].sets > 0 { 0 } else { self.now.saturating_sub(free) };
-        let plan = &self.plan.locks[lock];
-        // A lease that ends by itself may do so at any time. If it is as short as a claim window, its client looks frozen then, and
-        // the client's other waiters are skipped until one of them asks again.
-        let ends_by_itself = !plan.renews || plan.max_hold.is_some();
-        // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
-        let is_behind =
-            self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
-        let bound = if free < self.books.healthy_from || ends_by_itself || is_behind {
-            self.takeover_bound()
-        } else {
-            // A hand-off: a few messages, and what a minimum hold retains.
-            self.plan.locks[lock].min_hold
-                + SECOND
-                + 40 * (self.plan.network.base + 20 * self.plan.network.jitter)
-        };
-        (stall > bound).then(|| {
-            format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs")
-        })
-    }
 }

@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::handle::ClientOptions;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
-use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
+use crate::metadata::HolderMetadata;
 use crate::store as stores;
 use crate::url::StoreUrl;
 use store::Choice;
@@ -252,11 +252,8 @@ impl ClientBuilder {
         if label.is_some() {
             options.metadata.label = label;
         }
-        let label_bytes = options.metadata.label.as_ref().map_or(0, String::len);
-        if label_bytes > MAX_LABEL_BYTES {
-            return invalid(format!(
-                "a label has at most {MAX_LABEL_BYTES} bytes, this one has {label_bytes}"
-            ));
+        if let Err(what) = options.metadata.check() {
+            return invalid(what);
         }
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),

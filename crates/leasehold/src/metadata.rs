@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The maximum length of a label in bytes.
+/// The maximum length of a label in bytes, and that of the host name and of the program's name in [`HolderMetadata`].
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -61,6 +61,18 @@ impl HolderMetadata {
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         Self { host: host_name(), pid: Some(std::process::id()), program, label: None }
+    }
+
+    /// Checks the sizes, because every `Acquire` carries the metadata.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { host, pid: _, program, label } = self;
+        for (what, text) in [("label", label), ("host name", host), ("program name", program)] {
+            let bytes = text.as_ref().map_or(0, String::len);
+            if bytes > MAX_LABEL_BYTES {
+                return Err(format!("a {what} has at most {MAX_LABEL_BYTES} bytes, this one has {bytes}"));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn encode(&self) -> Arc<str> {

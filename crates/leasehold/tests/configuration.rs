@@ -24,7 +24,14 @@ async fn defaults_of_the_builder_apply_unless_a_lock_sets_its_own() {
 #[tokio::test]
 async fn invalid_settings_are_refused() {
     let settings = || Client::builder().store(Store::memory());
-    for builder in [Client::builder(), settings().ttl(Duration::ZERO), settings().label("x".repeat(2_000))] {
+    let mut metadata = leasehold::HolderMetadata::default();
+    metadata.host = Some("x".repeat(leasehold::MAX_LABEL_BYTES + 1));
+    for builder in [
+        Client::builder(),
+        settings().ttl(Duration::ZERO),
+        settings().label("x".repeat(2_000)),
+        settings().metadata(metadata),
+    ] {
         assert_eq!(builder.connect().await.unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
@@ -179,4 +186,5 @@ async fn views_are_serialized_with_the_names_of_the_command_line() {
     drop(waiter.await.unwrap().unwrap());
     let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
     assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
+    assert_eq!(serde_json::to_value(leasehold::ErrorKind::QueueFull).unwrap(), "queue_full");
 }

@@ -178,3 +178,95 @@ fn documents_of_the_guide_link_by_references() {
         }
     }
 }
+
+/// The Markdown documents below a folder, without those of builds and of other projects.
+fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let (path, name) = (entry.path(), entry.file_name());
+        let is_foreign =
+            name == "target" || name == "node_modules" || name.as_encoded_bytes().starts_with(b".");
+        if path.is_dir() && !is_foreign {
+            documents(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The rows of the document's tables that have another number of cells than the first row of their table.
+fn broken_rows(document: &str) -> Vec<&str> {
+    let (mut broken, mut cells, mut is_code) = (Vec::new(), None, false);
+    for line in document.lines() {
+        is_code ^= line.trim_start().starts_with("```");
+        if is_code || !line.starts_with('|') {
+            cells = None;
+            continue;
+        }
+        let count = line.replace("\\|", "").matches('|').count();
+        if *cells.get_or_insert(count) != count || !line.trim_end().ends_with('|') {
+            broken.push(line);
+        }
+    }
+    broken
+}
+
+#[test]
+fn every_row_of_a_table_has_as_many_cells_as_the_first() {
+    let mut found = Vec::new();
+    documents(&root(), &mut found);
+    assert!(found.len() > 15, "only {} documents were found", found.len());
+    for path in found {
+        let document = fs::read_to_string(&path).unwrap();
+        assert_eq!(broken_rows(&document), Vec::<&str>::new(), "{}", path.display());
+    }
+    assert_eq!(
+        broken_rows("| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| `x \\| y` | 2 |\n| 1\n"),
+        ["| 1 | 2 | 3 |", "| 1"]
+    );
+}
+
+/// What a document says where to find: a file, and a function or type in it, written as `file.rs: Type::name`.
+fn places(document: &str) -> Vec<(&str, &str)> {
+    let quoted = document.split('`').skip(1).step_by(2);
+    quoted.filter_map(|text| text.split_once(".rs: ")).collect()
+}
+
+/// Whether a source file has a function of that name, or an associated one.
+fn has_item(source: &str, name: &str) -> bool {
+    let (owner, function) =
+        name.rsplit_once("::").map_or((None, name), |(owner, function)| (Some(owner), function));
+    let is_defined = ["(", "<"].iter().any(|next| source.contains(&format!("fn {function}{next}")));
+    let has_owner = owner.is_none_or(|owner| {
+        source.lines().any(|line| {
+            let line = line.trim_start();
+            let is_impl =
+                ["impl", "pub trait", "pub(crate) trait", "trait"].iter().any(|word| line.starts_with(word));
+            is_impl && line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == owner)
+        })
+    });
+    is_defined && has_owner
+}
+
+#[test]
+fn every_function_that_the_architecture_names_is_in_its_file() {
+    let architecture = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let places = places(&architecture);
+    assert!(places.len() > 50, "only {} places were found", places.len());
+    for (file, name) in places {
+        let folders = [
+            "crates/leasehold/src",
+            "crates/leasehold/src/store/redis",
+            "crates",
+            "crates/leasehold-core/src",
+            "crates/leasehold-redis-protocol/src",
+        ];
+        let found = folders.iter().map(|folder| root().join(folder).join(format!("{file}.rs")));
+        let sources: Vec<String> = found.filter_map(|path| fs::read_to_string(path).ok()).collect();
+        assert!(!sources.is_empty(), "there is no file {file}.rs");
+        assert!(sources.iter().any(|source| has_item(source, name)), "{file}.rs has no {name}");
+    }
+    let source = "impl<T> Store for Redis<T> {\n    fn call(&self) {}\n}\n";
+    assert!(has_item(source, "Redis::call") && has_item(source, "call"));
+    assert!(!has_item(source, "Redis::calls") && !has_item(source, "Sqlite::call"));
+}

@@ -97,7 +97,7 @@ async fn remedies_of_doctor_resolve_the_findings() {
         assert!(diagnosis.is_dangerous());
         find(&diagnosis, Severity::Danger, "maxmemory-policy is allkeys-lfu");
         find(&diagnosis, Severity::Danger, "nothing is written to disk");
-        find(&diagnosis, Severity::Advice, "idle for 200 s");
+        find(&diagnosis, Severity::Advice, "after 200 s");
         find(&diagnosis, Severity::Advice, "tcp-keepalive is 0");
         for finding in troubles(&diagnosis, "") {
             paste(&server, finding.remedy.as_ref().unwrap());
@@ -124,9 +124,9 @@ async fn full_memory_is_a_danger() {
     let client = Client::connect(&server.url()).await.unwrap();
     server.run(&["CONFIG", "SET", "maxmemory", "1"]);
     let diagnosis = client.diagnose().await.unwrap();
-    let finding = find(&diagnosis, Severity::Danger, "could not be taken");
+    let finding = find(&diagnosis, Severity::Danger, "could not be acquired");
     assert!(finding.why.contains("raise maxmemory"), "{finding:?}");
-    find(&diagnosis, Severity::Advice, "% of maxmemory are in use");
+    find(&diagnosis, Severity::Advice, "% of maxmemory is in use");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn master_without_min_replicas_and_a_replica_are_reported() {
     });
     let diagnosis = diagnose(&server.url()).await;
     let finding = find(&diagnosis, Severity::Advice, "min-replicas-to-write is 0");
-    assert!(finding.why.contains("another holder"), "{finding:?}");
+    assert!(finding.why.contains("a second holder"), "{finding:?}");
     paste(&server, finding.remedy.as_ref().unwrap());
     assert_eq!(troubles(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
     server.run(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
@@ -182,7 +182,7 @@ async fn sentinels_and_every_possible_master_are_diagnosed() {
     find(&diagnosis, Severity::Danger, "sentinels watch this server");
 
     sentinels.sentinels[0].stop();
-    find(&diagnose(&url).await, Severity::Advice, "could not be asked");
+    find(&diagnose(&url).await, Severity::Advice, "did not answer");
     sentinels.sentinels[1].stop();
     wait_until("the last sentinel misses the others", || {
         let asked = sentinels.sentinels[2].query::<String>(&["SENTINEL", "CKQUORUM", Sentinels::SERVICE]);
@@ -240,7 +240,7 @@ async fn every_cluster_node_is_diagnosed_without_a_trace() {
         find(&diagnosis, Severity::Danger, "1 hash slots have no master");
         let dead = cluster.replica_of(1);
         cluster.nodes[dead].stop();
-        find(&client.diagnose().await.unwrap(), Severity::Advice, "could not be looked at");
+        find(&client.diagnose().await.unwrap(), Severity::Advice, "could not be examined");
     }
 }
 
@@ -327,7 +327,7 @@ async fn voting_servers_are_diagnosed_singly_and_as_a_quorum() {
     let diagnosis = diagnose(&format!("{}?max_ttl_ms=300", hosts(&[0, 1, 2]))).await;
     assert_eq!(diagnosis.components.len(), 4);
     find(&diagnosis, Severity::Fine, "the nodes are independent");
-    assert_eq!(fact(&diagnosis.components[0], "nodes"), "3, of which 2 have to agree");
+    assert_eq!(fact(&diagnosis.components[0], "nodes"), "3, of which 2 must agree");
     assert!(!diagnosis.is_dangerous(), "{:?}", troubles(&diagnosis, ""));
 
     // Without that a restart is forgotten at once.

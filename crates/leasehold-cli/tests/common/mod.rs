@@ -118,15 +118,18 @@ impl Started {
         text
     }
 
-    /// The first line that it prints.
+    /// The first line that it prints. If it ends without one, its exit code and its errors, so that a failed test shows them.
     pub(crate) fn line(&mut self) -> String {
         let stdout = self.0.stdout.as_mut().expect("caught");
         let mut line = Vec::new();
         let mut byte = [0];
-        while stdout.read(&mut byte).expect("it prints") == 1 && byte[0] != b'\n' {
+        while stdout.read(&mut byte).expect("it prints") == 1 {
+            if byte[0] == b'\n' {
+                return String::from_utf8(line).expect("text");
+            }
             line.push(byte[0]);
         }
-        String::from_utf8(line).expect("text")
+        format!("ended with {}: {}{}", self.end(), String::from_utf8_lossy(&line), self.stderr())
     }
 }
 

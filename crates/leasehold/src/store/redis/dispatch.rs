@@ -15,7 +15,7 @@ use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::wire::{self, Wire};
+use super::wire;
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
@@ -70,79 +70,10 @@ impl Nodes {
             }
         }
     }
-
-    /// Every stored resource, in any order. `Inspect` shows which are in use.
-    pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
-        match self {
-            Self::Server { endpoint, .. } => list_node(endpoint).await,
-            Self::Cluster { .. } => {
-                Ok(self.inspect_all().await?.into_iter().map(|(resource, _)| resource).collect())
-            }
-        }
-    }
-
-    /// Every stored resource with its state, ordered by name. Some of them may not be in use.
-    pub(super) async fn inspect_all(&self) -> Result<Vec<(Resource, Answer)>, StoreError> {
-        let found = match self {
-            Self::Server { endpoint, voting } => {
-                let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
-                inspect_node(endpoint, variant).await?
-            }
-            Self::Cluster { cluster, runtime, variant, .. } => {
-                let node = async |host| inspect_node(&*cluster.endpoint(&host, runtime)?, *variant).await;
-                let found = join_all(cluster.masters().into_iter().map(node)).await;
-                found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
-            }
-        };
-        let mut listed = BTreeMap::new();
-        let mut failed = Vec::new();
-        for (resource, answer) in found {
-            match answer {
-                // SCAN may return a key twice, and a slot may have moved meanwhile.
-                Ok(answer) => drop(listed.insert((resource.name.clone(), resource.kind), answer)),
-                Err(_) => failed.push((Arc::new(resource), Command::Inspect)),
-            }
-        }
-        // A redirect, or a lost connection: the usual path follows the one and repeats after the other.
-        let retried = if failed.is_empty() { Vec::new() } else { self.run(&failed, 0, None).await };
-        for ((resource, _), answer) in failed.into_iter().zip(retried) {
-            listed.insert((resource.name.clone(), resource.kind), answer?);
-        }
-        Ok(listed.into_iter().map(|((name, kind), answer)| (Resource { kind, name }, answer)).collect())
-    }
 }
 
 fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ReadOnly(_)))
-}
-
-async fn inspect_node(
-    endpoint: &Endpoint,
-    variant: ScriptVariant,
-) -> Result<Vec<(Resource, Result<Answer, CallError>)>, StoreError> {
-    let connections = endpoint.connections().await?;
-    let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    let options = CallOptions { variant, vote_args, is_asking: false, is_atomic: false };
-    read(&connections, |wire| exec::inspect_all(wire, options)).await
-}
-
-/// The resources that are stored on a server, as `inspect_node`.
-async fn list_node(endpoint: &Endpoint) -> Result<Vec<Resource>, StoreError> {
-    let connections = endpoint.connections().await?;
-    read(&connections, exec::list).await
-}
-
-/// Reads over the caller connection. If that fails, reads again over the driver connection, which does not depend on the program.
-async fn read<T, F>(connections: &Connections, read: impl Fn(Wire) -> F) -> Result<T, StoreError>
-where
-    F: Future<Output = Result<T, StoreError>>,
-{
-    if let Some(caller_conn) = connections.caller_conn()
-        && let Ok(found) = read(caller_conn).await
-    {
-        return Ok(found);
-    }
-    read(connections.driver_conn().into()).await
 }
 
 /// Runs calls on one node, with the subscriptions that they need.
@@ -351,6 +282,16 @@ struct PendingCall {
     queued: Option<Answer>,
 }
 
+/// What follows from the answer of a node.
+enum Outcome {
+    /// The final result.
+    Done(CallResult),
+    /// A redirect: the call goes to the other node at once.
+    Redirected(PendingCall),
+    /// The call had no effect. It is repeated after a pause, with the new slot map.
+    Postponed(PendingCall),
+}
+
 impl ClusterBatch<'_> {
     async fn run(&self) -> Vec<CallResult> {
         let give_up = Instant::now() + ANSWER_TIMEOUT;
@@ -365,52 +306,19 @@ impl ClusterBatch<'_> {
         let mut rounds = 0;
         let mut pending_calls: Vec<PendingCall> = self.batch.iter().enumerate().map(pending).collect();
         loop {
-            let done = join_all(
-                self.by_node(pending_calls)
-                    .into_iter()
-                    .map(|(to, pending_calls)| self.run_group(to, pending_calls)),
-            )
-            .await;
+            let groups = self.by_node(pending_calls).into_iter();
+            let done = join_all(groups.map(|(to, calls)| self.run_group(to, calls))).await;
             pending_calls = Vec::new();
             let mut is_pausing = false;
-            for (mut pending, answer) in done.into_iter().flatten() {
-                match answer {
-                    Ok(answer) => answers[pending.index] = Some(Ok(answer)),
-                    Err(CallError::Moved(to)) => {
-                        self.cluster.moved(pending.slot, to);
-                        pending.asked = None;
-                        pending_calls.push(pending);
-                    }
-                    Err(CallError::Ask(to)) => {
-                        pending.asked = Some(to);
-                        pending_calls.push(pending);
-                    }
-                    Err(CallError::NotSubscribed(queued)) => {
+            for (pending, answer) in done.into_iter().flatten() {
+                let index = pending.index;
+                match self.outcome(pending, answer) {
+                    Outcome::Done(result) => answers[index] = Some(result),
+                    Outcome::Redirected(pending) => pending_calls.push(pending),
+                    Outcome::Postponed(pending) => {
                         self.cluster.request_refresh();
                         is_pausing = true;
-                        pending.asked = None;
-                        pending.queued = Some(*queued);
                         pending_calls.push(pending);
-                    }
-                    // The command had no effect.
-                    Err(
-                        CallError::TryAgain(error)
-                        | CallError::NotConnected(error)
-                        | CallError::ReadOnly(error),
-                    ) => {
-                        self.cluster.request_refresh();
-                        is_pausing = true;
-                        pending.asked = None;
-                        pending.error = Some(error);
-                        pending_calls.push(pending);
-                    }
-                    Err(
-                        CallError::ConnectionLost(error)
-                        | CallError::Timeout(error)
-                        | CallError::Failed(error),
-                    ) => {
-                        self.cluster.request_refresh();
-                        answers[pending.index] = Some(Err(error));
                     }
                 }
             }
@@ -429,6 +337,28 @@ impl ClusterBatch<'_> {
             answers[index] = Some(queued.ok_or_else(|| error.unwrap_or_else(redirect_loop)));
         }
         answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(redirect_loop()))).collect()
+    }
+
+    fn outcome(&self, pending: PendingCall, answer: Result<Answer, CallError>) -> Outcome {
+        let pending = PendingCall { asked: None, ..pending };
+        match answer {
+            Ok(answer) => Outcome::Done(Ok(answer)),
+            Err(CallError::Moved(to)) => {
+                self.cluster.moved(pending.slot, to);
+                Outcome::Redirected(pending)
+            }
+            Err(CallError::Ask(to)) => Outcome::Redirected(PendingCall { asked: Some(to), ..pending }),
+            Err(CallError::NotSubscribed(queued)) => {
+                Outcome::Postponed(PendingCall { queued: Some(*queued), ..pending })
+            }
+            Err(CallError::TryAgain(error) | CallError::NotConnected(error) | CallError::ReadOnly(error)) => {
+                Outcome::Postponed(PendingCall { error: Some(error), ..pending })
+            }
+            Err(CallError::ConnectionLost(error) | CallError::Timeout(error) | CallError::Failed(error)) => {
+                self.cluster.request_refresh();
+                Outcome::Done(Err(error))
+            }
+        }
     }
 
     fn by_node(&self, pending_calls: Vec<PendingCall>) -> BTreeMap<(Option<Host>, bool), Vec<PendingCall>> {

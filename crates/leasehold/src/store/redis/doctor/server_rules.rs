@@ -35,13 +35,13 @@ pub(super) fn setting_command(seen: &Snapshot, setting: &str) -> Option<String> 
 
 fn check_version(seen: &Snapshot, component: &mut Component) {
     if seen.info.is_empty() {
-        let what = "this user may not ask for INFO";
+        let what = "this user lacks the right to run INFO";
         let remedy = format!("ACL SETUSER {} +info", seen.user);
         if seen.votes {
-            let why = "without its run id a restart goes unnoticed, and so does a second address of the same server: it does not vote";
+            let why = "without the run id neither a restart nor a second address of the same server is detected, so the server does not vote";
             component.danger(Check::Info, what, why, Some(remedy));
         } else {
-            let why = "its version, role, memory and replicas could not be seen";
+            let why = "its version, role, memory and replicas are unknown";
             component.advice(Check::Info, what, why, Some(remedy));
         }
         return;
@@ -60,8 +60,8 @@ fn check_version(seen: &Snapshot, component: &mut Component) {
         component.danger(Check::OldVersion, format!("this is Redis {version}"), why, None);
     }
     if seen.settings.is_empty() {
-        let why = "how it writes to disk, waits for replicas and closes connections could not be read: check the \
-                   provider's settings";
+        let why = "its settings for persistence, replicas and idle connections are unknown: check the provider's \
+                   settings";
         let remedy = format!("ACL SETUSER {} +config|get", seen.user);
         component.advice(Check::Config, "it does not answer CONFIG GET", why, Some(remedy));
     }
@@ -79,12 +79,12 @@ fn check_memory(seen: &Snapshot, component: &mut Component) {
     if let Some(policy) = policy {
         component.fact("maxmemory-policy", policy);
         if policy == "noeviction" {
-            let why = "a server that is short of memory refuses new locks, and throws none away";
+            let why = "a server that is out of memory refuses new locks and evicts none";
             component.fine(Check::Eviction, "maxmemory-policy is noeviction", why);
         } else {
-            component.fact("keys thrown away", seen.number("evicted_keys").unwrap_or(0));
-            let why = "a server that reaches its maxmemory throws keys away, and all of a lock's keys have an expiry: a lock \
-                       that is held can be given to the next one";
+            component.fact("evicted keys", seen.number("evicted_keys").unwrap_or(0));
+            let why = "a server that reaches its maxmemory evicts keys, and every key of a lock has an expiry: a lock that is \
+                       held can be granted to a second client";
             let remedy = setting_command(seen, "maxmemory-policy noeviction");
             component.danger(Check::Eviction, format!("maxmemory-policy is {policy}"), why, remedy);
         }
@@ -92,11 +92,11 @@ fn check_memory(seen: &Snapshot, component: &mut Component) {
     if let (Some(limit @ 1..), Some(used)) = (limit, seen.number("used_memory"))
         && used.saturating_mul(100) / limit >= NEARLY_FULL_PERCENT
     {
-        let what = format!("{} % of maxmemory are in use", used.saturating_mul(100) / limit);
+        let what = format!("{} % of maxmemory is in use", used.saturating_mul(100) / limit);
         component.advice(
             Check::MemoryUse,
             what,
-            "when it is full, no lock can be taken; those that are held can be renewed",
+            "when the memory is full, no lock can be acquired; held locks can still be renewed and released",
             None,
         );
     }
@@ -105,7 +105,7 @@ fn check_memory(seen: &Snapshot, component: &mut Component) {
 fn check_persistence(seen: &Snapshot, component: &mut Component) {
     let is_broken = |name: &str| seen.info.get(name).is_some_and(|status| status != "ok");
     if is_broken("rdb_last_bgsave_status") || is_broken("aof_last_write_status") {
-        let why = "a server that can't write to its disk refuses locks, unless it is told not to";
+        let why = "a server that cannot write to its disk refuses locks; after a failed snapshot only while stop-writes-on-bgsave-error is yes";
         component.danger(Check::DiskWrite, "its last write to disk failed", why, None);
     }
     let Some(has_log) = seen.number("aof_enabled") else { return };
@@ -113,18 +113,18 @@ fn check_persistence(seen: &Snapshot, component: &mut Component) {
         return check_aof(seen, component);
     }
     if seen.abstains {
-        component.fact("persistence", "none that a vote relies on");
+        component.fact("persistence", "not needed for voting");
         component.fine(
             Check::Persistence,
-            "a restart may forget leases",
-            "after one it does not vote for as long as the longest ttl, and the others go on",
+            "a restart may lose leases",
+            "after a restart the node does not vote for the maximum ttl; the other nodes continue",
         );
         return;
     }
     let cost = "a restart restores the leases of the last snapshot, or none: the holder of a lost lease still works \
-                when the next client gets the lock, until its next renewal fails. Their tokens tell them apart, since tokens follow \
-                the clock and go on rising. Write every change to a log; or keep a server that has crashed down for as \
-                long as the longest ttl, 10 s by default";
+                when the next client gets the lock, until its next renewal fails. Fencing tokens still rise, because they follow \
+                the clock. Enable the append-only file, or keep a crashed server down for the longest ttl (10 s by \
+                default)";
     let remedy = setting_command(seen, "appendonly yes");
     match seen.setting("save") {
         Some("") => {
@@ -149,25 +149,26 @@ fn check_aof(seen: &Snapshot, component: &mut Component) {
         format_args!("append-only file (appendfsync {})", poll_intervals.unwrap_or("unknown")),
     );
     match poll_intervals {
-        Some("always") => component.fine(Check::Fsync, "every change is on disk before it counts", "a restart forgets no lease"),
+        Some("always") => component.fine(Check::Fsync, "every change is on disk before it is confirmed", "a restart loses no lease"),
         Some("no") => component.advice(Check::Fsync,
-            "the append-only file is written to disk when the system likes",
-            "a power cut can forget the leases of half a minute, and give their locks to others; their tokens tell them \
-             apart",
+            "the operating system decides when the append-only file is written to disk",
+            "a power failure can lose the leases of the last 30 s, and their locks are granted again; fencing tokens \
+             distinguish the holders",
             setting_command(seen, "appendfsync everysec"),
         ),
         _ => component.fine(Check::Fsync,
             "changes go to an append-only file",
-            "a restart forgets no lease. A power cut may forget those of the last second or two, unless appendfsync is \
-             always; tokens tell their holders apart",
+            "a restart loses no lease. A power failure may lose those of the last two seconds, unless appendfsync is \
+             always; fencing tokens distinguish the holders",
         ),
     }
 }
 
 // --- Other servers -----------------------------------------------------------------------------------
 
-const ASYNCHRONOUS: &str = "Replication is asynchronous: a replica that becomes the master may not know a lease that was \
-                            granted just before, and gives the lock to another holder. Only their tokens tell them apart";
+const ASYNCHRONOUS: &str = "Replication is asynchronous: a replica that becomes the master may lack a lease that was \
+                            granted just before, and grants the lock to a second holder. Only fencing tokens distinguish \
+                            the two";
 
 fn check_replication(seen: &Snapshot, component: &mut Component) {
     let word = |name: &str| seen.info.get(name).map_or("?", String::as_str);
@@ -187,12 +188,12 @@ fn check_replication(seen: &Snapshot, component: &mut Component) {
 
 fn check_replica(seen: &Snapshot, least: Option<u64>, component: &mut Component) {
     if seen.failover == FailoverMode::ByHand {
-        let why = "a replica can't be written, so no lock can be taken here: name the master in the address";
+        let why = "a replica is read-only, so no lock can be acquired here: use the master's address";
         component.danger(Check::Replica, "this server is a replica", why, None);
         return;
     }
     if !seen.is("master_link_status", "up") {
-        let why = "what its master has granted since then is lost if it becomes the master";
+        let why = "if it becomes the master, the leases that its old master has granted since then are lost";
         component.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
     }
     if least == Some(0) {
@@ -204,7 +205,7 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
     if seen.watchers > 0 && seen.failover == FailoverMode::ByHand {
         let what =
             format!("{} sentinels watch this server, and the address does not name them", seen.watchers);
-        let why = "when they make another server the master, this client stays here, and the others do not";
+        let why = "when they promote another server, this client stays at the old master while other clients follow";
         let address = "redis-sentinel://HOST:26379,HOST:26379,HOST:26379/SERVICE";
         component.danger(Check::UnnamedSentinels, what, why, Some(address.to_owned()));
     }
@@ -212,7 +213,7 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
         component.advice(
             Check::NoReplica,
             "it has no replica",
-            "when it fails, none takes its place, and no lock can be had",
+            "when it fails, no server replaces it, and no lock can be acquired",
             None,
         );
     }
@@ -221,8 +222,7 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
         Some(0) if is_replaced => accepts_writes_alone(seen, component),
         Some(0) if replicas > 0 => {
             let what = "it has replicas, and min-replicas-to-write is 0";
-            let why =
-                format!("{ASYNCHRONOUS}. Should a replica ever be made the master, stop this server first");
+            let why = format!("{ASYNCHRONOUS}. Before a replica is promoted, stop this server");
             component.advice(Check::MinReplicas, what, why, setting_command(seen, "min-replicas-to-write 1"));
         }
         Some(0) => {}
@@ -242,12 +242,7 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
             ASYNCHRONOUS,
         ),
         None if replicas > 0 || is_replaced => {
-            component.advice(
-                Check::MinReplicas,
-                "min-replicas-to-write could not be seen",
-                ASYNCHRONOUS,
-                None,
-            );
+            component.advice(Check::MinReplicas, "min-replicas-to-write is unknown", ASYNCHRONOUS, None);
         }
         None => {}
     }
@@ -256,8 +251,8 @@ fn check_master(seen: &Snapshot, replicas: u64, least: Option<u64>, component: &
 /// For a server that is a master, or may become one.
 fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     let why = format!(
-        "a master that is cut off from the others goes on granting locks, also after another one was made the master. With \
-         one replica that it has to reach it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"
+        "a master that is cut off from the others continues to grant locks, even after another server was promoted. If \
+         it must reach one replica, it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"
     );
     component.danger(
         Check::MinReplicas,
@@ -283,13 +278,13 @@ fn check_connections(seen: &Snapshot, component: &mut Component) {
         }
     }
     if let Some(seconds @ 1..) = seen.number("timeout") {
-        let why = "connections are made again, but the command that finds its connection closed may fail";
-        let what = format!("connections that are idle for {seconds} s are closed");
+        let why = "clients reconnect, but a command that is sent over a closed connection may fail";
+        let what = format!("idle connections are closed after {seconds} s");
         component.advice(Check::IdleTimeout, what, why, setting_command(seen, "timeout 0"));
     }
     if seen.number("tcp-keepalive") == Some(0) {
-        let why = "a client whose machine is gone counts as there: each time that it is next in a queue, the others wait \
-                   for 3 s";
+        let why = "a client whose machine has failed still counts as connected: each time that it is first in a queue, the \
+                   other waiters are delayed by 3 s";
         component.advice(
             Check::TcpKeepalive,
             "tcp-keepalive is 0",
@@ -300,7 +295,7 @@ fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let Some(bytes) = seen.setting("client-output-buffer-limit").and_then(pubsub_limit)
         && (1..MIN_OUTPUT_BUFFER).contains(&bytes)
     {
-        let why = "clients hear of their grants and get long lists over one connection, which is closed at that limit";
+        let why = "grants and long lists use one connection, which the server closes at that limit";
         let what = format!("client-output-buffer-limit allows subscribers {bytes} bytes");
         component.advice(
             Check::OutputBuffer,
@@ -325,19 +320,19 @@ fn check_transport(seen: &Snapshot, component: &mut Component) {
             component.fine(
                 Check::Encryption,
                 "the connection is encrypted",
-                "others on the network can neither read nor change it",
+                "other hosts on the network can neither read nor change the traffic",
             );
         }
         Transport::PlainWithPassword => component.advice(
             Check::Encryption,
-            "the password goes over the network in the clear",
-            "everyone who reads it can take every lock away",
+            "the password is sent unencrypted",
+            "anyone who reads it can release every lock",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
         Transport::Plain => component.advice(
             Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
-            "everyone who reaches the server can take every lock away",
+            "anyone who can reach the server can release every lock",
             Some(
                 "ACL SETUSER with the rule in docs/operations.md, and rediss://USER:PASSWORD@HOST".to_owned(),
             ),
@@ -353,7 +348,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
     let remedy = |rules: &str| Some(format!("ACL SETUSER {} {rules}", seen.user));
     let (locks, others) = (rules(true), rules(false));
     if !locks.is_empty() {
-        let why = "some locks fail, perhaps only once they are contended";
+        let why = "some commands fail, perhaps only when a lock is contended";
         component.danger(
             Check::Rights,
             format!("the user {:?} lacks rights: {locks}", seen.user),
@@ -362,7 +357,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
         );
     }
     if !others.is_empty() {
-        let why = "leasehold ls needs +scan, and locks that ask for replicas need +wait";
+        let why = "`leasehold ls` needs +scan, and locks with replicas(n) need +wait";
         component.advice(
             Check::OptionalRights,
             format!("the user {:?} lacks rights: {others}", seen.user),
@@ -374,7 +369,7 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
         component.fine(
             Check::Rights,
             format!("the user {:?} has every right that is needed", seen.user),
-            "each command was tried, without any effect",
+            "each command was tested without side effects",
         );
     }
 }

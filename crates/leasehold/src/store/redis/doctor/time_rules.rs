@@ -29,7 +29,7 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
             };
             component.fact("lock and release", format_args!("{} of the server's time ({how})", span(*pair)));
             if *pair > MAX_LOCK_COST {
-                let why = "some tens of microseconds are usual: the server, or its machine, is busy with something else";
+                let why = "the usual time is below 100 µs: the server or its machine is busy";
                 component.advice(
                     Check::LockCost,
                     format!("a lock and its release take it {}", span(*pair)),
@@ -41,7 +41,7 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
         Some(Err(error)) => {
             component.danger(
                 Check::LockTrial,
-                "a lock could not be taken and released",
+                "the test lock could not be acquired and released",
                 error.as_str(),
                 None,
             );
@@ -61,8 +61,8 @@ pub(super) fn check_clock(clock: Clock, component: &mut Component) {
     component.fact("clock", format_args!("{} {side} this machine's (± {})", span(ahead), span(clock.error)));
     if ahead.saturating_sub(clock.error) > MAX_CLOCK_DIFFERENCE {
         let what = format!("its clock is {} {side} this machine's", span(ahead));
-        let why = "one of the two is wrong. Leases run on the server's clock: should it be set forward, they end while their \
-                   holders work";
+        let why = "one of the two is wrong. Leases use the server's clock: if it is set forward, they end while their holders \
+                   still work";
         component.danger(Check::Clock, what, why, Some("timedatectl set-ntp true".to_owned()));
     }
 }

@@ -18,7 +18,7 @@ const MIN_SENTINELS: u32 = 3;
 
 pub(super) fn unreachable(name: String, error: &str) -> Component {
     let mut component = Component::new(name);
-    component.advice(Check::NotExamined, "it could not be looked at", error, None);
+    component.advice(Check::NotExamined, "it could not be examined", error, None);
     component
 }
 
@@ -41,7 +41,7 @@ pub(super) fn check_sentinels(
         if let Err(error) = opinion {
             component.advice(
                 Check::SilentSentinel,
-                format!("the sentinel {name} could not be asked"),
+                format!("the sentinel {name} did not answer"),
                 error.as_str(),
                 None,
             );
@@ -58,8 +58,8 @@ pub(super) fn check_sentinels(
         let mut named: Vec<&str> = heard.iter().map(|opinion| opinion.master.as_str()).collect();
         named.sort_unstable();
         named.dedup();
-        let why = "clients that ask different sentinels take locks on different servers. During a failover this passes \
-                   within seconds";
+        let why = "clients of different sentinels acquire locks on different servers. During a failover this lasts for \
+                   seconds";
         component.danger(
             Check::SentinelsDisagree,
             format!("the sentinels name different masters: {}", named.join(", ")),
@@ -68,16 +68,18 @@ pub(super) fn check_sentinels(
         );
     }
     if let Some(objection) = heard.iter().find_map(|opinion| opinion.objection.as_ref()) {
-        let why = format!("when the master fails, none takes its place, and no lock can be had: {objection}");
+        let why =
+            format!("when the master fails, no server replaces it, and no lock can be acquired: {objection}");
         component.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);
     }
     if count < MIN_SENTINELS {
-        let why = "a failover needs most of them: with fewer than three, the loss of one can be too much";
+        let why =
+            "a failover needs a majority of them: with fewer than three, the loss of one can prevent it";
         component.advice(Check::FewSentinels, format!("there are {count} sentinels"), why, None);
     }
     if (1..=count / 2).contains(&first.quorum) && count >= MIN_SENTINELS {
-        let why = "fewer than half of the sentinels can begin a failover of a master that only they don't reach; it still \
-                   takes most of them to carry it out";
+        let why = "a minority of the sentinels can start a failover of a master that only they cannot reach; a majority \
+                   must still confirm it";
         let remedy = format!("SENTINEL SET {service} quorum {}", count / 2 + 1);
         component.advice(
             Check::SentinelQuorum,
@@ -90,7 +92,7 @@ pub(super) fn check_sentinels(
         component.fine(
             Check::Sentinels,
             "the sentinels agree and can replace the master",
-            "a failover needs most of them",
+            "a failover needs a majority of them",
         );
     }
     component
@@ -144,13 +146,13 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
         component.danger(
             Check::ClusterDown,
             what,
-            "no lock can be had there",
+            "no lock can be acquired there",
             Some("CLUSTER NODES".to_owned()),
         );
     }
     if covered < SLOTS {
         let why =
-            "no lock in the other slots can be had; with cluster-require-full-coverage yes, none at all";
+            "no lock in these slots can be acquired; with cluster-require-full-coverage yes, none at all";
         let what = format!("{} hash slots have no master", SLOTS.saturating_sub(covered));
         component.danger(
             Check::UncoveredSlots,
@@ -168,7 +170,7 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
     let lonely = lonely.map(|node| format!(" {}:{}", node.host.name, node.host.port));
     let lonely: Vec<String> = lonely.filter(|name| !is_followed(name)).collect();
     if !lonely.is_empty() {
-        let why = "when it fails, none takes its place, and the locks in its slots can't be had";
+        let why = "when it fails, no server replaces it, and the locks in its slots cannot be acquired";
         component.advice(
             Check::ClusterReplicas,
             format!("masters without a replica:{}", lonely.join(",")),
@@ -180,7 +182,7 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
         component.fine(
             Check::Cluster,
             "every hash slot has a master, and every master a replica",
-            "each can be replaced",
+            "each master has a replacement",
         );
     }
     component
@@ -193,7 +195,7 @@ pub(super) type Voter<'a> = (&'a str, Option<&'a Snapshot>);
 pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>) -> Component {
     let mut component = Component::new("quorum");
     let (count, needed) = (voters.len(), quorum_of(voters.len()));
-    component.fact("nodes", format_args!("{count}, of which {needed} have to agree"));
+    component.fact("nodes", format_args!("{count}, of which {needed} must agree"));
     match abstains_for {
         Some(longest) => {
             component.fact("after a restart", format_args!("a node does not vote for {}", span(longest)));
@@ -202,19 +204,19 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
     }
     let away = voters.iter().filter(|(_, seen)| seen.is_none()).count();
     if count - away < needed {
-        let why = "no lock can be taken or kept";
+        let why = "no lock can be acquired or renewed";
         component.danger(
             Check::QuorumUnreachable,
-            format!("{away} of {count} nodes can't be reached"),
+            format!("{away} of {count} nodes are unreachable"),
             why,
             None,
         );
     }
     if count < 3 {
-        let why = "the loss of one is the loss of all locks: take three nodes, or five";
-        component.advice(Check::FewNodes, format!("a quorum of {count} can't do without any"), why, None);
+        let why = "if one node fails, no lock can be acquired: use three or five nodes";
+        component.advice(Check::FewNodes, format!("a quorum of {count} tolerates no failure"), why, None);
     } else if count % 2 == 0 {
-        let why = "it needs one more to agree than with one node fewer, and survives the loss of no more";
+        let why = "it needs one more vote than with one node fewer, and tolerates no more failures";
         component.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
     }
     let seen: Vec<(&str, &Snapshot)> =
@@ -222,7 +224,7 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
     for (index, (name, one)) in seen.iter().enumerate() {
         for (other_name, other) in &seen[index + 1..] {
             if let Some(what) = depend(one, other) {
-                let why = "whatever takes one of them takes both, and each vote counts twice";
+                let why = "they fail together, and each vote counts twice";
                 component.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
             }
         }
@@ -230,13 +232,13 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
             && one.number("aof_enabled") == Some(1)
             && one.setting("appendfsync") != Some("always")
         {
-            let why = "a power cut can make it forget the leases of the last second or two, and grant them to others when it is \
-                       back: with a second such node, or one that did not vote before, that is a quorum";
+            let why = "a power failure can lose the leases of its last two seconds, and it may then vote for another holder: \
+                       together with a second such node, or one that had not voted, that is a quorum";
             let remedy =
                 "max_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
             component.advice(
                 Check::ForgetfulNode,
-                format!("{name} may forget what it granted"),
+                format!("{name} may lose its votes"),
                 why,
                 Some(remedy.to_owned()),
             );
@@ -276,12 +278,12 @@ pub(super) fn check_clocks(seen: &[Snapshot], is_voting: bool) -> Option<Compone
     let mut component = Component::new("clocks");
     let what = format!("the clock of {ahead} is {} ahead of that of {behind}", span(apart));
     if is_voting {
-        let why = "tokens follow the clock that is ahead. They rise all the same while a quorum remembers them; should that be \
-                   lost, they fall behind for as long as the clocks are apart";
+        let why = "tokens follow the clock that is ahead. They rise as long as a quorum remembers them; if that is lost, \
+                   they can fall by as much as the clocks differ";
         component.advice(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
         return Some(component);
     }
-    let why = "when the one becomes the master in the other's place, every lease ends too early by as much, while its holder \
+    let why = "when one replaces the other as master, every lease ends too early by the difference, while its holder still \
                works: two holders are possible";
     component.danger(Check::ClocksApart, what, why, Some("timedatectl set-ntp true".to_owned()));
     Some(component)
@@ -321,7 +323,7 @@ mod tests {
         assert_eq!(
             findings(&component),
             [
-                (Severity::Advice, "the sentinel s1 could not be asked"),
+                (Severity::Advice, "the sentinel s1 did not answer"),
                 (Severity::Advice, "there are 2 sentinels")
             ]
         );
@@ -446,7 +448,7 @@ mod tests {
         let advice = |what: &str| (Severity::Advice, what.to_owned());
         assert_eq!(
             said_of(&[("a", Some(&a)), ("b", Some(&b))], long),
-            [advice("a quorum of 2 can't do without any")]
+            [advice("a quorum of 2 tolerates no failure")]
         );
     }
 

@@ -91,7 +91,7 @@ fn evicting_server_is_dangerous() {
 
 #[test]
 fn nearly_full_memory_is_reported() {
-    finds(Severity::Advice, "90 % of maxmemory are in use", |seen| inform(seen, "used_memory:900"));
+    finds(Severity::Advice, "90 % of maxmemory is in use", |seen| inform(seen, "used_memory:900"));
     assert_eq!(troubles(|seen| inform(seen, "maxmemory:0")), [], "there is no limit");
 }
 
@@ -103,9 +103,13 @@ fn server_without_persistence_is_dangerous() {
         inform(seen, "aof_enabled:0");
         set(seen, "save", "3600 1");
     });
-    finds(Severity::Advice, "the append-only file is written to disk when the system likes", |seen| {
-        set(seen, "appendfsync", "no");
-    });
+    finds(
+        Severity::Advice,
+        "the operating system decides when the append-only file is written to disk",
+        |seen| {
+            set(seen, "appendfsync", "no");
+        },
+    );
     finds(Severity::Danger, "its last write to disk failed", |seen| {
         inform(seen, "aof_last_write_status:err");
     });
@@ -122,7 +126,7 @@ fn server_without_config_is_checked_by_info() {
     let remedies: Vec<Option<&str>> = found.iter().map(|(.., remedy)| remedy.as_deref()).collect();
     let lines = ["ACL SETUSER locks +config|get", "maxmemory-policy noeviction", "appendonly yes"];
     assert_eq!(remedies[..3], lines.map(Some));
-    assert_eq!(found[3..], [(Severity::Advice, "min-replicas-to-write could not be seen".to_owned(), None)]);
+    assert_eq!(found[3..], [(Severity::Advice, "min-replicas-to-write is unknown".to_owned(), None)]);
     let found = troubles(|seen| {
         seen.settings.clear();
         seen.info.clear();
@@ -137,7 +141,7 @@ fn voter_without_info_is_dangerous() {
         seen.info.clear();
         seen.votes = true;
     });
-    let what = "this user may not ask for INFO".to_owned();
+    let what = "this user lacks the right to run INFO".to_owned();
     let remedy = Some("ACL SETUSER locks +info".to_owned());
     assert_eq!(found[0], (Severity::Danger, what, remedy));
 }
@@ -229,7 +233,7 @@ fn idle_timeout_and_missing_keepalive_are_reported() {
 #[test]
 fn plain_password_is_reported_unless_local() {
     let plain = |seen: &mut Snapshot| seen.transport = Transport::PlainWithPassword;
-    finds(Severity::Advice, "the password goes over the network in the clear", plain);
+    finds(Severity::Advice, "the password is sent unencrypted", plain);
     finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |seen| {
         seen.transport = Transport::Plain;
     });
@@ -261,7 +265,7 @@ fn slow_or_refusing_server_is_reported() {
     finds(Severity::Advice, "a lock and its release take it 2.0 ms", |seen| {
         seen.cost = Some(Ok(Cost { pair: Duration::from_millis(2), source: Source::RoundTrips }));
     });
-    finds(Severity::Danger, "a lock could not be taken and released", |seen| {
+    finds(Severity::Danger, "the test lock could not be acquired and released", |seen| {
         seen.cost = Some(Err("the server's memory is full".to_owned()));
     });
     let what = "2 of the slowest commands are leasehold's, the longest took 30.0 ms";

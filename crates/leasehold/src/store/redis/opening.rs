@@ -1,0 +1,205 @@
+//! Opens the store: over an address, as a quorum node, or with connections of the program.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use leasehold_core::ClientId;
+use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
+use redis::ConnectionAddr;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::caller_conn::CallerRuntime;
+use super::cluster::Cluster;
+use super::connect::Credentials;
+use super::doctor::Address;
+use super::endpoint::{Endpoint, EndpointConfig, Target};
+use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
+use super::nodes::{Nodes, Voting};
+use super::sentinel::Sentinels;
+use super::wire::{self, SharedConnection, Wire};
+use super::{Caller, Redis};
+use crate::error::{Error, ErrorKind};
+use crate::store::{Inbox, StoreError};
+use crate::url::{Place, RedisUrl};
+
+impl Redis {
+    /// Connects for this client and subscribes to its inbox. Runs on the runtime of the client's thread.
+    pub(crate) async fn open(
+        url: &RedisUrl,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+        caller: Option<Handle>,
+    ) -> Result<Arc<Self>, Error> {
+        let opening = Opening::new(inbox, caller, url.is_resp2);
+        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let unavailable = |error| unavailable(url, &error);
+        let nodes = match &url.place {
+            Place::Cluster(seeds) => {
+                let endpoint_config = opening.endpoint_config();
+                let cluster =
+                    Cluster::open(credentials, seeds.clone(), Box::new(move || endpoint_config(None)));
+                let cluster = Arc::new(cluster.await.map_err(unavailable)?);
+                let channels = cluster.channels().await.map_err(unavailable)?;
+                let variant = ScriptVariant::Cluster(channels);
+                Nodes::Cluster { cluster, variant, client, runtime: Handle::current() }
+            }
+            _ => {
+                let endpoint = opening.endpoint(target(url, credentials)?, client);
+                endpoint.connections().await.map_err(unavailable)?;
+                Nodes::Server { endpoint, voting: None }
+            }
+        };
+        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
+    }
+
+    /// Opens a quorum node, which need not be reachable yet. Runs on the runtime of the client's thread.
+    pub(crate) fn open_voter(
+        url: &RedisUrl,
+        voting: Voting,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+        caller: Option<Handle>,
+    ) -> Result<Arc<Self>, Error> {
+        let opening = Opening::new(inbox, caller, url.is_resp2);
+        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let opening = Opening { is_voter: true, ..opening };
+        let endpoint = opening.endpoint(target(url, credentials)?, client);
+        let nodes = Nodes::Server { endpoint, voting: Some(voting) };
+        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
+    }
+
+    /// As `open`, with the caller's `redis::Client`.
+    pub(crate) async fn open_own(
+        server: &redis::Client,
+        shared: Option<SharedConnection>,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+        caller: Option<Handle>,
+    ) -> Result<Arc<Self>, Error> {
+        let shared = shared.map(SharedConnection::for_client);
+        let tasks = caller.clone();
+        let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
+        let info = server.get_connection_info().clone();
+        let shown = info.addr().to_string();
+        let endpoint = opening.endpoint(Target::Server(info.clone()), client);
+        let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
+        if let Some((shared, tasks)) = shared.zip(tasks) {
+            let mut own = connections.driver_conn();
+            let Ok(verified) = timeout(2 * ANSWER_TIMEOUT, shared.verify(&mut own, &tasks)).await else {
+                let what = "the tokio runtime that `connect` was called in does not run";
+                return Err(Error::new(ErrorKind::Unavailable, format!("{shown}: {what}")));
+            };
+            let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
+            connections.set_caller_conn(Wire::Shared(wire));
+            opening.callers.set_usable();
+        }
+        Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
+    }
+}
+
+/// The target of a single server, or of the master behind sentinels.
+fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
+    Ok(match &url.place {
+        Place::Server(host) => Target::Server(credentials.at(host)?),
+        Place::Socket(path) => Target::Server(credentials.info_for_addr(ConnectionAddr::Unix(path.clone()))?),
+        Place::Sentinels { hosts, service, login } => {
+            let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
+            let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
+            Target::Master(Sentinels { hosts, service: service.clone(), credentials })
+        }
+        Place::Cluster(_) => return Err(Error::new(ErrorKind::Invalid, "a cluster is not one server")),
+    })
+}
+
+fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
+    Error::from_store(store, error)
+}
+
+/// The common part of all ways to open a store.
+struct Opening {
+    inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
+    callers: Arc<CallerRuntime>,
+    is_resp2: bool,
+    /// The server is a quorum node.
+    is_voter: bool,
+    /// A connection of the program's for commands of its tasks.
+    shared: Option<SharedConnection>,
+    warnings: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Opening {
+    fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
+        let callers = Arc::default();
+        Self { inbox, caller, callers, is_resp2, is_voter: false, shared: None, warnings: Arc::default() }
+    }
+
+    fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
+        Endpoint::new(target, (self.endpoint_config())(Some(inbox_of(client, None))))
+    }
+
+    /// Makes the configuration of an endpoint, by the channel that it subscribes to.
+    fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
+        let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
+        let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
+        let shared = self.shared.clone();
+        move |channel| {
+            let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
+            let (holding, shared) = (inbox.clone(), shared.clone());
+            EndpointConfig {
+                channel,
+                on_message: Arc::new(move |_, message| {
+                    let Some(inbox) = hearing.upgrade() else { return };
+                    match decode_push(message) {
+                        Ok(push) => inbox.deliver(push),
+                        Err(error) => tracing::warn!("{error}"),
+                    }
+                }),
+                on_reconnect: Arc::new(move |concerns| {
+                    if let Some(inbox) = renewing.upgrade() {
+                        inbox.reconnected(concerns);
+                    }
+                }),
+                on_disconnect: Arc::new(|| ()),
+                shortest_ttl: Arc::new(move || holding.upgrade().and_then(|inbox| inbox.shortest_ttl())),
+                warn: Arc::new(move |warning| {
+                    let is_new =
+                        warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
+                    if is_new {
+                        tracing::warn!("{warning}");
+                    }
+                }),
+                caller: caller.clone(),
+                is_resp2,
+                runtime: callers.clone(),
+                is_voter,
+                shared,
+            }
+        }
+    }
+
+    fn finish(self, nodes: Nodes, address: Address) -> Arc<Redis> {
+        let refresher = match &nodes {
+            Nodes::Server { .. } => None,
+            Nodes::Cluster { cluster, variant, .. } => {
+                let (cluster, channels) = (cluster.clone(), variant.channels());
+                let at_the_latest =
+                    if channels == Channels::Plain { REFRESH_INTERVAL } else { Duration::MAX };
+                Some(tokio::spawn(async move { cluster.refresh_loop(at_the_latest).await }).abort_handle())
+            }
+        };
+        let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
+        let caller = self.caller.map(|caller| Caller { id: caller.id(), runtime: self.callers });
+        Arc::new(Redis {
+            nodes: Arc::new(nodes),
+            address: Arc::new(address),
+            runtime: Handle::current(),
+            caller,
+            watch,
+            warnings: self.warnings,
+            refresher,
+        })
+    }
+}

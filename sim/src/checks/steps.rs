@@ -1,0 +1,357 @@
+//! The books follow the commands that the servers run.
+
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL,
+};
+
+use super::{Attempt, Books, Promise, Shadow, Step, micros};
+use crate::plan::{LockKind, Micros, SECOND};
+
+impl Books {
+    /// Before the server runs a command. `is_batch`: it may be left out.
+    pub fn before(&mut self, step: Step<'_>, shadow: &mut Shadow, is_batch: bool) {
+        let Step { now, resource, clock, command, epoch } = step;
+        shadow.queue.retain(|entry| entry.deadline > clock);
+        let lapsed: Vec<ClientId> = shadow
+            .unclaimed
+            .iter()
+            .filter(|(_, until)| *until <= clock)
+            .map(|(acquisition, _)| acquisition.client)
+            .collect();
+        shadow.unclaimed.retain(|(_, until)| *until > clock);
+        for client in lapsed {
+            shadow.excuse(client, true);
+        }
+        let (acquisition, is_sign_of_life) = match command {
+            Command::Acquire(acquire) => (acquire.acquisition, true),
+            Command::Renew(renew) => (renew.acquisition, true),
+            Command::Release(release) => (release.acquisition, false),
+            Command::Inspect | Command::ForceRelease => return,
+        };
+        if !matches!(command, Command::Acquire(_)) {
+            shadow.unclaimed.retain(|(other, _)| *other != acquisition);
+        }
+        // Of several attempts as one command, those behind a refused one are not made.
+        if is_sign_of_life && !is_batch {
+            shadow.excuse(acquisition.client, false);
+        }
+        if let Command::Acquire(acquire) = command {
+            let attempt = self.attempts.entry(acquisition).or_insert_with(|| Attempt {
+                resource,
+                epoch,
+                trust: epoch,
+                anchor: epoch,
+                begun: epoch,
+                order: 0,
+                ranges: Vec::new(),
+                first_command: now,
+                queued: false,
+                granted_at: None,
+                released_at: None,
+                tombstone: None,
+                is_forced: false,
+                commands: 0,
+                ttl: micros(acquire.ttl),
+                has_owner: acquire.owner.is_some(),
+                is_contended: false,
+                replaces: acquire.replaces.is_some(),
+            });
+            attempt.anchor = epoch;
+        }
+        // A renewal that fetches tokens for hand-offs within the client serves many sections.
+        let is_counted = !matches!(command, Command::Renew(renew) if renew.reserve > 0);
+        if let Some(attempt) = self.attempts.get_mut(&acquisition).filter(|_| is_counted) {
+            attempt.commands += 1;
+        }
+    }
+
+    /// After the server has run a command. `unreachable`: the clients that it could not reach.
+    pub fn after(
+        &mut self,
+        step: Step<'_>,
+        shadow: &mut Shadow,
+        reply: &Reply,
+        pushes: &[Push],
+        unreachable: &[ClientId],
+    ) {
+        for client in unreachable {
+            shadow.excuse(*client, true);
+        }
+        self.note_removals(step, shadow, pushes);
+        // A replica that is behind may grant once more what was granted before.
+        let waited: Vec<Acquisition> = shadow.queue.iter().map(|entry| entry.acquisition).collect();
+        self.check_order(step, shadow, reply, pushes, &waited);
+        self.note_grants(step, shadow, reply, pushes, &waited);
+        self.note_reply(step, shadow, reply);
+    }
+
+    /// What the command has revoked or removed, and which holders it has told of waiters.
+    fn note_removals(&mut self, step: Step<'_>, shadow: &mut Shadow, pushes: &[Push]) {
+        let Step { resource, command, .. } = step;
+        if let Command::Release(release) = command {
+            shadow.queue.retain(|entry| entry.acquisition != release.acquisition);
+        }
+        if let Command::ForceRelease = command {
+            for attempt in self.attempts.values_mut().filter(|attempt| attempt.resource == resource) {
+                attempt.is_forced |= attempt.granted_at.is_some() && attempt.released_at.is_none();
+            }
+        }
+        for push in pushes {
+            if push.kind == PushKind::Contended
+                && let Some(attempt) = self.attempts.get_mut(&push.acquisition)
+            {
+                attempt.is_contended = true;
+            }
+            // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
+            if push.kind == PushKind::Revoked {
+                if let (Command::ForceRelease, Some(attempt)) =
+                    (command, self.attempts.get_mut(&push.acquisition))
+                {
+                    attempt.is_forced = true;
+                }
+                shadow.queue.retain(|entry| entry.acquisition != push.acquisition);
+            }
+        }
+    }
+
+    /// Checks that no grant of this step overtook a waiter, and takes what was granted out of the queue.
+    fn check_order(
+        &mut self,
+        step: Step<'_>,
+        shadow: &mut Shadow,
+        reply: &Reply,
+        pushes: &[Push],
+        waited: &[Acquisition],
+    ) {
+        let Step { now, resource, command, .. } = step;
+        let asked = match (command, reply) {
+            (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire),
+            _ => None,
+        };
+        // A lease may be granted and exchanged in one step.
+        let exchanged = asked.and_then(|acquire| {
+            let client = acquire.acquisition.client;
+            acquire.replaces.map(|sequence| Acquisition { client, sequence })
+        });
+        let granted: Vec<Acquisition> = pushes
+            .iter()
+            .filter(|push| matches!(push.kind, PushKind::Granted(_)))
+            .map(|push| push.acquisition)
+            .chain(exchanged)
+            .chain(asked.map(|acquire| acquire.acquisition))
+            .collect();
+        let is_new = |acquisition: &Acquisition| {
+            self.attempts.get(acquisition).is_none_or(|attempt| {
+                (attempt.granted_at.is_none() || waited.contains(acquisition)) && !attempt.replaces
+            })
+        };
+        // What was granted and released in one step overtook no waiter.
+        let is_released = |acquisition: &Acquisition| {
+            matches!(command, Command::Release(release) if release.acquisition == *acquisition)
+                || pushes
+                    .iter()
+                    .any(|push| push.acquisition == *acquisition && push.kind == PushKind::Revoked)
+        };
+        let new: Vec<Acquisition> = granted
+            .iter()
+            .copied()
+            .filter(|acquisition| {
+                is_new(acquisition) && !is_released(acquisition) && exchanged != Some(*acquisition)
+            })
+            .collect();
+        if let Some((late, early)) = shadow.overtaken(&new, &granted)
+            && self.locks[resource].kind != LockKind::Reentrant
+        {
+            self.broken(now, Promise::Fifo, || {
+                format!("{late} was granted before {early}, which came earlier")
+            });
+        }
+        shadow.queue.retain(|entry| !granted.contains(&entry.acquisition));
+    }
+
+    /// Books the grants of this step, in the order of their tokens.
+    fn note_grants(
+        &mut self,
+        step: Step<'_>,
+        shadow: &mut Shadow,
+        reply: &Reply,
+        pushes: &[Push],
+        waited: &[Acquisition],
+    ) {
+        let Step { now, resource, clock, command, epoch } = step;
+        let mut grants: Vec<_> = pushes
+            .iter()
+            .filter_map(|push| match push.kind {
+                PushKind::Granted(grant) => Some((grant, push.acquisition, None)),
+                _ => None,
+            })
+            .collect();
+        if let (Command::Acquire(acquire), Reply::Granted(grant)) = (command, reply) {
+            grants.push((*grant, acquire.acquisition, Some(&**acquire)));
+        }
+        for (grant, acquisition, _) in &grants {
+            if waited.contains(acquisition) {
+                shadow.unclaimed.push((*acquisition, clock + grant.valid_for));
+            }
+        }
+        // One command may grant to several.
+        grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
+        for (grant, acquisition, acquire) in grants {
+            let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
+            self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
+        }
+    }
+
+    /// Books what the reply says, apart from grants.
+    fn note_reply(&mut self, step: Step<'_>, shadow: &mut Shadow, reply: &Reply) {
+        let Step { now, resource, clock, command, epoch } = step;
+        match (command, reply) {
+            (Command::Acquire(_), Reply::Granted(_)) => {}
+            (Command::Acquire(acquire), Reply::Queued(_)) => {
+                if let Some(attempt) = self.attempts.get_mut(&acquire.acquisition) {
+                    attempt.queued = true;
+                    self.check_ghost(now, clock, acquire.acquisition, epoch, "queued");
+                }
+                shadow.enqueue(acquire, clock);
+            }
+            (Command::Acquire(acquire), _) => {
+                shadow.queue.retain(|entry| entry.acquisition != acquire.acquisition);
+            }
+            (Command::Renew(renew), Reply::Renewed { tokens, .. }) => {
+                if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
+                    (attempt.epoch, attempt.trust) = (epoch, epoch);
+                    if let Some(tokens) = tokens {
+                        attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
+                        self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);
+                    }
+                }
+            }
+            (Command::Release(release), _) => self.released(now, clock, release, epoch),
+            _ => {}
+        }
+    }
+
+    fn released(
+        &mut self,
+        now: Micros,
+        clock: StoreTime,
+        release: &leasehold_core::Release,
+        epoch: (usize, u32),
+    ) {
+        let healthy_from = self.healthy_from;
+        let Some(attempt) = self.attempts.get_mut(&release.acquisition) else { return };
+        if !release.tombstone.is_zero() {
+            attempt.tombstone = Some((clock, epoch));
+        }
+        if attempt.released_at.is_some() {
+            return;
+        }
+        attempt.released_at = Some(now);
+        let Some(granted_at) = attempt.granted_at else { return };
+        if attempt.first_command < healthy_from || attempt.has_owner || attempt.is_forced {
+            return;
+        }
+        // One command to acquire, one to release; a renewal for each third of the ttl, and one to claim; a re-check when the
+        // holder's lease may have ended.
+        let waited = granted_at - attempt.first_command;
+        let held = now - granted_at;
+        // Renewals count from when the attempt was sent.
+        let renewals = (held + 2 * self.slowest) * 10 / (attempt.ttl.min(3 * SECOND) * 3).max(1);
+        // Of several holders, or of leases that are retained, each may end at a time of its own.
+        let rechecks = if attempt.queued { 8 + waited / (250 * 1000) } else { 0 };
+        // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
+        let asks = u64::from(attempt.is_contended);
+        let allowed = 2 + renewals + rechecks + asks;
+        let sent = attempt.commands;
+        if sent > allowed {
+            self.broken(now, Promise::FewCommands, || {
+                format!(
+                    "{} took {sent} commands; {allowed} are enough for waiting {waited} µs and holding {held} µs",
+                    release.acquisition
+                )
+            });
+        }
+    }
+
+    /// A lease was granted, by an answer or a push.
+    #[allow(clippy::too_many_arguments)]
+    fn granted(
+        &mut self,
+        now: Micros,
+        resource: usize,
+        clock: StoreTime,
+        acquisition: Acquisition,
+        grant: Grant,
+        (epoch, trusted_epoch): ((usize, u32), (usize, u32)),
+        acquire: Option<&Acquire>,
+    ) {
+        let (first, last) = (grant.tokens.first.get(), grant.tokens.last.get());
+        let is_repeat = self.attempts.get(&acquisition).is_some_and(|attempt| {
+            attempt.granted_at.is_some() && attempt.ranges.iter().any(|range| range.0 == first)
+        });
+        let is_exchange = acquire.is_some_and(|acquire| acquire.replaces.is_some());
+        self.check_ghost(now, clock, acquisition, epoch, "granted");
+        if let Some(attempt) = self.attempts.get_mut(&acquisition) {
+            (attempt.epoch, attempt.trust) = (epoch, trusted_epoch);
+        }
+        if is_repeat {
+            return;
+        }
+        let is_owned = self.locks[resource].kind == LockKind::Reentrant;
+        // A re-entry and a downgrade are the same critical section, with the same token.
+        let is_same_section = (is_owned || is_exchange)
+            && self.attempts.values().any(|attempt| {
+                attempt.resource == resource && attempt.ranges.iter().any(|range| range.0 == first)
+            });
+        if !is_same_section {
+            self.note_token(now, resource, clock, (first, last), epoch);
+        }
+        self.grants += 1;
+        let order = self.grants;
+        if let Some(attempt) = self.attempts.get_mut(&acquisition) {
+            attempt.order = order;
+            attempt.ranges.push((first, last, epoch));
+            attempt.granted_at = Some(now);
+        }
+    }
+
+    /// Section "A command arrives after its attempt was given up: it acquires nothing".
+    fn check_ghost(
+        &mut self,
+        now: Micros,
+        clock: StoreTime,
+        acquisition: Acquisition,
+        epoch: (usize, u32),
+        what: &str,
+    ) {
+        let Some((at, of)) = self.attempts.get(&acquisition).and_then(|attempt| attempt.tombstone) else {
+            return;
+        };
+        if of == epoch && clock.since(at) < TOMBSTONE_TTL {
+            self.broken(now, Promise::NoGhost, || {
+                format!("{acquisition} was {what} after it had been given up")
+            });
+        }
+    }
+
+    fn note_token(
+        &mut self,
+        now: Micros,
+        resource: usize,
+        wall: StoreTime,
+        (first, last): (u64, u64),
+        epoch: (usize, u32),
+    ) {
+        let book = &mut self.locks[resource];
+        // Section "Tokens and the wall clock": if the last token is forgotten, only the clock keeps tokens rising.
+        let is_forgotten = book.last_token_epoch != epoch && book.last_token >= wall.as_micros();
+        let before = book.last_token;
+        book.last_token = if is_forgotten { last } else { before.max(last) };
+        book.last_token_epoch = epoch;
+        if first <= before && !is_forgotten {
+            self.broken(now, Promise::TokensRise, || {
+                format!("token {first} was granted after {before} on r{resource}")
+            });
+        }
+    }
+}
