@@ -7,6 +7,7 @@
 pub mod check;
 pub mod faults;
 pub mod history;
+pub mod options;
 pub mod page;
 pub mod pauses;
 pub mod report;

@@ -8,7 +8,8 @@ use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum as _};
 use leasehold_bench::peers::{self, Peer};
 use leasehold_torture::faults::{Fault, StoreKind};
-use leasehold_torture::run::{Options, run};
+use leasehold_torture::options::Options;
+use leasehold_torture::run::run;
 use leasehold_torture::targets::Target;
 use leasehold_torture::{page, specimens};
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::check::{Check, Figures, Finding, Verdict};
 use crate::faults::{Fault, StoreKind};
 use crate::history::{History, Ns};
-use crate::run::Options;
+use crate::options::Options;
 use crate::timeline;
 
 /// What was left at the end.
@@ -130,8 +130,12 @@ impl Report {
         std::fs::create_dir_all(folder)?;
         std::fs::write(folder.join("report.json"), serde_json::to_string_pretty(self)? + "\n")?;
         std::fs::write(folder.join("report.txt"), self.text())?;
-        std::fs::write(folder.join("timeline.svg"), timeline::draw(history, self))?;
+        std::fs::write(folder.join("timeline.svg"), self.timeline(history))?;
         std::fs::write(folder.join("history.json"), serde_json::to_string(history)?)
+    }
+
+    fn timeline(&self, history: &History) -> String {
+        timeline::draw(history, &format!("{} on {}", self.library, self.store.name()), &self.findings)
     }
 
     /// The command that repeats the run, as far as real processes allow.

@@ -11,34 +11,13 @@ use rustix::process::Signal;
 use crate::check::{Check, Finding, Terms, check};
 use crate::faults::{Fault, StoreKind, bound};
 use crate::history::{History, Injected};
+use crate::options::Options;
 use crate::pauses::Pauses;
 use crate::report::{Left, Report};
 use crate::resource::{Fence, Resource};
 use crate::rng::Rng;
 use crate::stores::{Injection, Stores};
-use crate::targets::Target;
 use crate::workers::{Work, Worker, left_until, wait_until};
-
-/// What to run.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The lock under torture.
-    pub target: Target,
-    /// The store.
-    pub store: StoreKind,
-    /// The faults to inject.
-    pub faults: Vec<Fault>,
-    /// How long workers start new attempts.
-    pub time: Duration,
-    /// The seed of the faults and of the workers' lengths.
-    pub seed: u64,
-    /// The ttl of the leases.
-    pub ttl: Duration,
-    /// Worker processes, and tasks in each.
-    pub workers: (u32, u32),
-    /// Print the faults as they are injected.
-    pub is_verbose: bool,
-}
 
 /// The longest usual section.
 const HOLD: Duration = Duration::from_millis(30);

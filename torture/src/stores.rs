@@ -1,5 +1,6 @@
 //! The servers under torture, and the faults that are done to them.
 
+mod injection;
 mod nodes;
 mod replicated;
 
@@ -7,12 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold_testkit::{Builder, Cluster, Flavor, Sentinels, Server};
-use redis::RedisResult;
 use tempfile::TempDir;
 
 use crate::faults::{Fault, StoreKind};
-use crate::rng::Rng;
 use nodes::Nodes;
+
+pub(crate) use injection::Injection;
 
 /// The lock library that replaces the clock of a server.
 const FAKETIME: &str = "/usr/lib/*/faketime/libfaketime.so.1";
@@ -32,21 +33,6 @@ enum Servers {
     Nodes(Nodes),
     Sentinels(Sentinels),
     Cluster(Cluster),
-}
-
-/// What an injection needs to know.
-pub(crate) struct Injection<'a> {
-    pub(crate) fault: Fault,
-    pub(crate) ttl: Duration,
-    pub(crate) rng: &'a mut Rng,
-}
-
-impl Injection<'_> {
-    /// A random time between these parts of the ttl, in percent.
-    pub(crate) fn duration(&mut self, low: u64, high: u64) -> Duration {
-        let ttl = u64::try_from(self.ttl.as_micros()).unwrap_or(u64::MAX);
-        Duration::from_micros(ttl * self.rng.between(low, high) / 100)
-    }
 }
 
 impl Stores {
@@ -159,11 +145,4 @@ fn faketime() -> Option<String> {
     let folders = std::fs::read_dir("/usr/lib").ok()?.flatten();
     let mut paths = folders.map(|folder| folder.path().join("faketime/libfaketime.so.1"));
     Some(paths.find(|path| path.exists())?.display().to_string())
-}
-
-/// Closes all connections of clients, also those that receive pushes.
-fn kill_clients(server: &Server) {
-    for kind in ["normal", "pubsub"] {
-        let _: RedisResult<i64> = server.query(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
-    }
 }

@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::check::Check;
+use crate::check::{Check, Finding};
 use crate::history::{History, Ns};
-use crate::report::Report;
 
 const WIDTH: f64 = 1_100.0;
 const LEFT: f64 = 90.0;
@@ -38,8 +37,8 @@ fn lossy(number: u64) -> f64 {
 
 /// Draws it as SVG.
 #[must_use]
-pub fn draw(history: &History, report: &Report) -> String {
-    let window = worst(history, report);
+pub fn draw(history: &History, title: &str, findings: &[Finding]) -> String {
+    let window = worst(history, title, findings);
     let tasks = history.waiting.iter().map(|waiting| waiting.task + 1).max().unwrap_or(1);
     let height = TOP + ROW * f64::from(tasks) + 40.0;
     let mut svg = format!(
@@ -59,9 +58,8 @@ pub fn draw(history: &History, report: &Report) -> String {
 }
 
 /// A violation first, then an exempt overlap or a stale write, then the longest stall, else the end.
-fn worst(history: &History, report: &Report) -> Window {
-    let of = |is_exempt: bool| report.findings.iter().find(|finding| finding.is_exempt == is_exempt);
-    let title = format!("{} on {}", report.library, report.store.name());
+fn worst(history: &History, title: &str, findings: &[Finding]) -> Window {
+    let of = |is_exempt: bool| findings.iter().find(|finding| finding.is_exempt == is_exempt);
     let Some(finding) = of(false).or_else(|| of(true)) else {
         let middle = history.faults.first().map_or(history.start, |injected| injected.start);
         let (from, to) = (middle.saturating_sub(AROUND), middle + 4 * AROUND);

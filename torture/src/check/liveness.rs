@@ -1,6 +1,6 @@
 //! A free lock with live waiters, and waiters that are never granted it.
 
-use super::{Check, Finding, Terms, Verdict, fault_at, figures};
+use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures};
 use crate::faults::{Fault, RECONNECT_LIMIT, bound};
 use crate::history::{History, Ns};
 

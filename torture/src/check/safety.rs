@@ -1,6 +1,6 @@
 //! Two holders, tokens that do not rise, stale writes.
 
-use super::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
+use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
 use crate::faults::{CLOCK_STEP, Fault, TOKENS_REPEAT};
 use crate::history::{History, Ns, Section};
 

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::faults::StoreKind;
+use crate::history::{Injected, Ns};
 use crate::history::{Section, Waiting, Write};
 use crate::pauses::Pause;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_testkit::{Builder, Proxy, Server};
 use redis::RedisResult;
 
-use super::{Injection, kill_clients};
+use super::injection::{Injection, kill_clients};
 use crate::faults::{CLOCK_STEP, Fault};
 
 /// libfaketime reads its file again after a second.

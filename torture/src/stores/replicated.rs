@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_testkit::{Cluster, Sentinels, Server, wait_until};
 use redis::RedisResult;
 
-use super::{Injection, kill_clients};
+use super::injection::{Injection, kill_clients};
 use crate::faults::Fault;
 
 /// Pause between the steps of a slot migration.

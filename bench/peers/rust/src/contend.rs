@@ -11,8 +11,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::sleep;
 
 use crate::clock::now_ns;
+use crate::library::{Failure, Lock};
 use crate::protocol::Contend;
-use crate::serve::{Failure, Lock};
 
 /// After a failure a task pauses, so that a library that fails at once does not keep the processor busy.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -13,82 +13,13 @@ use crate::acquisition::{Acquisition, write};
 use crate::clock::{now_ns, until};
 use crate::contend;
 use crate::counter::Counter;
-use crate::protocol::{Answer, Contend, Hello, Hold, Open, Order, Run};
-
-/// Why something did not work, for people.
-pub type Failure = Box<dyn std::error::Error>;
+use crate::library::{Failure, Library, Lock};
+use crate::protocol::{Answer, Contend, Hold, Open, Order, Run};
 
 /// After a failure a task pauses, so that a library that fails at once does not keep the processor busy.
 const PAUSE: Duration = Duration::from_millis(1);
 /// So long after the end a task that holds the lock has to be done with it.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// A lock library, as the loop needs it.
-pub trait Library: 'static {
-    /// One client, with connections of its own.
-    type Client: 'static;
-    /// One task's way to one lock.
-    type Lock: Lock;
-
-    /// Who this is.
-    fn hello(&self) -> Hello;
-
-    /// Connects one of the clients that the order asks for.
-    ///
-    /// # Errors
-    ///
-    /// When that can't be done.
-    fn connect(&self, open: &Open, number: u32) -> impl Future<Output = Result<Self::Client, Failure>>;
-
-    /// The lock of this name, for one task.
-    ///
-    /// # Errors
-    ///
-    /// When the library has no such lock.
-    fn lock(&self, client: &Self::Client, run: &Run, name: &str, task: u32) -> Result<Self::Lock, Failure>;
-
-    /// How many holders and waiters the store has, if the library can list them.
-    ///
-    /// # Errors
-    ///
-    /// When the store does not answer.
-    fn left(&self, client: &Self::Client) -> impl Future<Output = Result<Option<u32>, Failure>> {
-        let _ = client;
-        async { Ok(None) }
-    }
-}
-
-/// What is acquired and released.
-pub trait Lock: 'static {
-    /// What is had while it is held.
-    type Held: 'static;
-
-    /// Waits for it.
-    ///
-    /// # Errors
-    ///
-    /// When the library gives up.
-    fn take(&mut self, is_shared: bool) -> impl Future<Output = Result<Self::Held, Failure>>;
-
-    /// Gives it back, and knows.
-    ///
-    /// # Errors
-    ///
-    /// When the library can't, or it was lost.
-    fn give(&mut self, held: Self::Held) -> impl Future<Output = Result<(), Failure>>;
-
-    /// Whether it is still held, as far as the library knows.
-    fn is_held(held: &Self::Held) -> bool {
-        let _ = held;
-        true
-    }
-
-    /// The fencing token of this lock, if the library has tokens.
-    fn token(held: &Self::Held) -> Option<u64> {
-        let _ = held;
-        None
-    }
-}
 
 /// Carries out orders from standard input until it ends.
 ///
