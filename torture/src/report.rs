@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::{Check, Figures, Finding, Verdict};
+use crate::check::{Check, Figures, Finding, Terms, Verdict, check};
 use crate::faults::{Fault, StoreKind};
 use crate::history::{History, Ns};
 use crate::options::Options;
+use crate::targets::{LEASEHOLD, Target};
 use crate::timeline;
 
 /// What was left at the end.
@@ -63,6 +65,8 @@ pub struct Report {
     pub start: Ns,
 }
 
+/// More than this many additional file descriptors are a leak: connections may come and go.
+const DESCRIPTORS: i64 = 16;
 /// Findings of one check that a report has.
 const FINDINGS: usize = 20;
 /// Failures that a report names.
@@ -71,26 +75,8 @@ const FAILURES: usize = 8;
 impl Report {
     /// From everything that is known of a run.
     #[must_use]
-    pub fn new(
-        options: &Options,
-        library: String,
-        faults: BTreeSet<Fault>,
-        history: &History,
-        verdict: Verdict,
-        left: Left,
-        failures: u64,
-    ) -> Self {
-        let is_violated = verdict.is_violated();
-        let mut counts = BTreeMap::new();
-        let mut findings = Vec::new();
-        for finding in &verdict.findings {
-            let count: &mut usize = counts.entry(finding.check).or_default();
-            *count += 1;
-            if *count <= FINDINGS {
-                findings.push(finding.clone());
-            }
-        }
-        Self {
+    pub fn new(options: &Options, library: String, history: &History, left: Left, failures: u64) -> Self {
+        let mut report = Self {
             target: options.target.name.to_owned(),
             library,
             store: options.store,
@@ -98,17 +84,53 @@ impl Report {
             seconds: options.time.as_secs_f64(),
             ttl_ms: u64::try_from(options.ttl.as_millis()).unwrap_or(u64::MAX),
             workers: options.workers,
-            faults,
+            faults: options.faults.iter().copied().collect(),
             has_tokens: options.target.has_tokens,
-            figures: verdict.figures,
-            counts,
-            findings,
+            figures: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            findings: Vec::new(),
             failures,
             failure_texts: frequent(history),
             left,
-            is_violated,
+            is_violated: false,
             paused_ms: history.pauses.iter().map(|pause| (pause.to - pause.from) / 1_000_000).sum(),
             start: history.start,
+        };
+        report.judge(history);
+        report
+    }
+
+    /// Runs the checkers, also those of a newer program over an old history.
+    pub fn judge(&mut self, history: &History) {
+        let target = Target::find(&self.target).unwrap_or(LEASEHOLD);
+        let ttl = Duration::from_millis(self.ttl_ms);
+        let mut verdict = check(history, &Terms { store: self.store, ttl, has_bound: target.has_bound() });
+        self.look_at_rest(&mut verdict, history.end, target.is_own());
+        self.is_violated = verdict.is_violated();
+        self.figures = verdict.figures;
+        self.counts.clear();
+        self.findings.clear();
+        for finding in verdict.findings {
+            let count = self.counts.entry(finding.check).or_default();
+            *count += 1;
+            if *count <= FINDINGS {
+                self.findings.push(finding);
+            }
+        }
+    }
+
+    /// What is left is no promise of a peer, and its pool of connections may grow.
+    fn look_at_rest(&self, verdict: &mut Verdict, at: Ns, is_promised: bool) {
+        let mut found = |check, text| {
+            let (fault, is_exempt) = (Fault::None, !is_promised);
+            verdict.findings.push(Finding { check, fault, from: at, to: at, text, is_exempt });
+        };
+        if let Some(keys) = self.left.keys.filter(|keys| *keys > 0) {
+            found(Check::Left, format!("{keys} keys, holders or waiters are left in the store"));
+        }
+        if self.left.descriptors > DESCRIPTORS {
+            let grown = self.left.descriptors;
+            found(Check::Descriptors, format!("a worker has {grown} file descriptors more than at first"));
         }
     }
 
@@ -134,7 +156,9 @@ impl Report {
         std::fs::write(folder.join("history.json"), serde_json::to_string(history)?)
     }
 
-    fn timeline(&self, history: &History) -> String {
+    /// The worst moment as a picture.
+    #[must_use]
+    pub fn timeline(&self, history: &History) -> String {
         timeline::draw(history, &format!("{} on {}", self.library, self.store.name()), &self.findings)
     }
 
@@ -163,6 +187,8 @@ impl Report {
             total.exempt += figures.exempt;
             total.stale_unfenced += figures.stale_unfenced;
             total.stale_fenced += figures.stale_fenced;
+            total.token_falls += figures.token_falls;
+            total.exempt_tokens += figures.exempt_tokens;
             total.stall_ms = total.stall_ms.max(figures.stall_ms);
             total.bound_ms = total.bound_ms.max(figures.bound_ms);
         }
@@ -195,7 +221,7 @@ impl Report {
                 figures.injected,
                 figures.sections,
                 figures.overlaps,
-                figures.exempt,
+                figures.exempt + figures.exempt_tokens,
                 figures.stale_fenced,
                 figures.stale_unfenced,
                 figures.stall_ms,

@@ -1,6 +1,5 @@
 //! The controller: starts servers, the resource and the workers, injects faults, and looks at what is left.
 
-use std::collections::BTreeSet;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use leasehold_bench_peer::clock::now_ns;
 use leasehold_bench_peer::protocol::Contend;
 use rustix::process::Signal;
 
-use crate::check::{Check, Finding, Terms, check};
 use crate::faults::{Fault, StoreKind, bound};
 use crate::history::{History, Injected};
 use crate::options::Options;
@@ -31,8 +29,6 @@ const LONG_PERCENT: u64 = 1;
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
 const PLACE: Duration = Duration::from_secs(90);
-/// More than this many additional file descriptors are a leak: connections may come and go.
-const DESCRIPTORS: i64 = 16;
 
 struct Controller<'a> {
     options: &'a Options,
@@ -82,7 +78,7 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     history.pauses = pauses.seen();
     let left = controller.finish(is_idle)?;
     history.faults = std::mem::take(&mut controller.faults);
-    let report = report(options, library, &history, left, controller.resource.failures());
+    let report = Report::new(options, library, &history, left, controller.resource.failures());
     Ok((report, history))
 }
 
@@ -270,23 +266,4 @@ impl Controller<'_> {
         });
         Ok(left)
     }
-}
-
-fn report(options: &Options, library: String, history: &History, left: Left, failures: u64) -> Report {
-    let terms = Terms { store: options.store, ttl: options.ttl, has_bound: options.target.has_bound() };
-    let mut verdict = check(history, &terms);
-    let (fault, at) = (Fault::None, history.end);
-    let mut found = |check, text, is_exempt| {
-        verdict.findings.push(Finding { check, fault, from: at, to: at, text, is_exempt });
-    };
-    if left.keys.is_some_and(|keys| keys > 0) {
-        let text = format!("{} keys, holders or waiters are left in the store", left.keys.unwrap_or(0));
-        found(Check::Left, text, !options.target.is_own());
-    }
-    if left.descriptors > DESCRIPTORS {
-        let text = format!("a worker has {} file descriptors more than at first", left.descriptors);
-        found(Check::Descriptors, text, false);
-    }
-    let faults: BTreeSet<Fault> = options.faults.iter().copied().collect();
-    Report::new(options, library, faults, history, verdict, left, failures)
 }

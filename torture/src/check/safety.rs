@@ -62,6 +62,8 @@ pub(super) fn token_order(history: &History, verdict: &mut Verdict) {
         let fault = fault_at(history, section.begin);
         let (from, to) = (section.begin, section.begin);
         let is_exempt = may_tokens_repeat(history, from);
+        let figures = figures(verdict, fault);
+        *(if is_exempt { &mut figures.exempt_tokens } else { &mut figures.token_falls }) += 1;
         let text = if is_exempt { format!("{text}; exempt: {TOKENS_REPEAT}") } else { text };
         verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt });
     }
@@ -88,7 +90,9 @@ pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
         let fault = fault_at(history, write.arrived);
         let figures = figures(verdict, fault);
         figures.stale_unfenced += 1;
-        figures.stale_fenced += u64::from(write.is_accepted);
+        let is_repeat = section.token > 0 && may_tokens_repeat(history, newer.begin);
+        figures.stale_fenced += u64::from(write.is_accepted && !is_repeat);
+        figures.exempt_tokens += u64::from(write.is_accepted && is_repeat);
         let check = if write.is_accepted { Check::StaleFenced } else { Check::StaleUnfenced };
         let text = format!(
             "task {} (token {}) wrote {} ms after task {} (token {}) had begun",
@@ -99,7 +103,7 @@ pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
             newer.token
         );
         // Without tokens there is no fence, and no lock prevents the write.
-        let is_exempt = !write.is_accepted || section.token == 0 || may_tokens_repeat(history, newer.begin);
+        let is_exempt = !write.is_accepted || section.token == 0 || is_repeat;
         let (from, to) = (newer.begin, write.arrived);
         verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
     }

@@ -21,6 +21,7 @@ pub struct Terms {
 
 /// The figures of one fault: from its beginning to the beginning of the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Figures {
     /// How often it was injected.
     pub injected: u64,
@@ -34,6 +35,10 @@ pub struct Figures {
     pub stale_unfenced: u64,
     /// Stale writes that the fenced register accepted. Without tokens it accepts all of them.
     pub stale_fenced: u64,
+    /// Grants whose token was not higher than that of an earlier one, not exempt.
+    pub token_falls: u64,
+    /// The same and the stale writes that followed from it, exempt by the guarantees.
+    pub exempt_tokens: u64,
     /// The longest time that the lock was free and a live task waited, after healing, in milliseconds.
     pub stall_ms: u64,
     /// The documented bound of that time.
