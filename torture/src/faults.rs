@@ -116,7 +116,6 @@ use StoreKind::{Cluster, Memory, Redis, Redis62, Redlock, Sentinel, Sqlite, Valk
 const ALL: &[StoreKind] = &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
 const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
-const PROXIED: &[StoreKind] = &[Redis, Redis62, Valkey, Redlock];
 const REPLICATED: &[StoreKind] = &[Sentinel, Cluster];
 
 /// libfaketime does not start with Debian's Redis 7, whose allocator reads the clock before libfaketime is ready. It does not reach the clock
@@ -182,18 +181,25 @@ pub const TABLE: &[Rule] = &[
     rule(Fault::None, ALL),
     rule(Fault::WorkerStop, ALL),
     rule(Fault::WorkerKill, ALL),
-    Rule { delay: RECONNECT, ..rule(Fault::ServerStop, PROXIED) },
-    Rule { delay: RECONNECT, ..rule(Fault::ServerKill, PROXIED) },
+    Rule { delay: RECONNECT, ..rule(Fault::ServerStop, SINGLE) },
+    Rule { delay: RECONNECT, ..rule(Fault::ServerKill, SINGLE) },
     Rule { exemption: Some(EMPTY), delay: RECONNECT, ..rule(Fault::ServerEmpty, SINGLE) },
-    // A node of a quorum abstains for `max_ttl` after it has lost its data: nothing is exempt.
-    Rule { delay: RECONNECT, ..rule(Fault::ServerEmpty, &[Redlock]) },
-    Rule { delay: RECONNECT, ..rule(Fault::ClientKill, SERVERS) },
+    Rule { delay: RECONNECT, ..rule(Fault::ClientKill, &[Redis, Redis62, Valkey, Sentinel, Cluster]) },
     rule(Fault::ScriptFlush, SERVERS),
     Rule { exemption: Some(FLUSHED), ..rule(Fault::FlushAll, SINGLE) },
+    rule(Fault::NetDelay, SINGLE),
+    Rule { delay: RECONNECT, ..rule(Fault::NetCut, SINGLE) },
+    Rule { delay: RECONNECT, ..rule(Fault::NetBlackHole, SINGLE) },
+    // Of five nodes one fails: any minority may, so no takeover is later. A node that has lost its data abstains for `max_ttl`, so no
+    // second holder is exempt.
+    rule(Fault::ServerStop, &[Redlock]),
+    rule(Fault::ServerKill, &[Redlock]),
+    rule(Fault::ServerEmpty, &[Redlock]),
+    rule(Fault::ClientKill, &[Redlock]),
     rule(Fault::FlushAll, &[Redlock]),
-    rule(Fault::NetDelay, PROXIED),
-    Rule { delay: RECONNECT, ..rule(Fault::NetCut, PROXIED) },
-    Rule { delay: RECONNECT, ..rule(Fault::NetBlackHole, PROXIED) },
+    rule(Fault::NetDelay, &[Redlock]),
+    rule(Fault::NetCut, &[Redlock]),
+    rule(Fault::NetBlackHole, &[Redlock]),
     Rule { exemption: Some(STEPPED), ..rule(Fault::ClockForward, CLOCKED) },
     Rule {
         delay: Some(Delay {

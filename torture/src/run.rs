@@ -178,7 +178,7 @@ impl Controller<'_> {
         // The old process ends before the new one starts, since its tasks have the same numbers.
         self.workers.remove(number).kill();
         let first = tasks.first().copied().unwrap_or(0);
-        let is_gone = || !self.resource.is_connected(first);
+        let is_gone = || tasks.iter().all(|task| !self.resource.is_connected(*task));
         if !wait_until(Duration::from_secs(5), is_gone) {
             return Err("the resource still has a connection of a killed worker".to_owned());
         }

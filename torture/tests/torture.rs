@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use leasehold_torture::check::Check;
+use leasehold_torture::page;
 use leasehold_torture::report::Report;
 
 /// Runs the program itself, since workers are started from it. Returns the exit code and the report.
@@ -120,4 +121,12 @@ fn fault_that_does_not_apply_names_those_that_do() {
     assert_eq!(done.status.code(), Some(2));
     let why = String::from_utf8_lossy(&done.stderr);
     assert!(why.contains("flush-all does not apply to memory; there are: worker-stop, worker-kill"), "{why}");
+}
+
+#[test]
+fn page_is_generated_from_the_kept_reports() {
+    let documents = page::documents();
+    let page = std::fs::read_to_string(documents.join("torture.md")).unwrap();
+    let generated = page::write(&documents.join("torture")).unwrap();
+    assert!(page == generated, "run: cargo run -p leasehold-torture -- report");
 }

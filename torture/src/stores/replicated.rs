@@ -1,6 +1,6 @@
 //! Faults of servers that have replicas: by Sentinel, and in a cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -29,11 +29,23 @@ pub(super) fn inject_sentinels(sentinels: &mut Sentinels, injection: &mut Inject
         }
         _ => return disturb(&sentinels.servers[old], injection),
     };
-    wait_until("the servers follow the new master", || {
+    wait_until("the servers follow the new master, and all sentinels know", || {
         let servers = sentinels.servers.iter().enumerate();
         servers.filter(|(number, _)| *number != new).all(|(_, server)| is_replica(server))
+            && sentinels.sentinels.iter().all(sees_all_replicas)
     });
     format!("server {old} to {new}")
+}
+
+/// Whether a sentinel could promote any of the replicas: otherwise it aborts the next failover.
+fn sees_all_replicas(sentinel: &Server) -> bool {
+    let seen: RedisResult<Vec<HashMap<String, String>>> =
+        sentinel.query(&["SENTINEL", "REPLICAS", Sentinels::SERVICE]);
+    seen.is_ok_and(|replicas| {
+        let is_up =
+            |replica: &HashMap<String, String>| replica.get("flags").is_some_and(|flags| flags == "slave");
+        replicas.len() == 2 && replicas.iter().all(is_up)
+    })
 }
 
 pub(super) fn inject_cluster(cluster: &mut Cluster, injection: &mut Injection<'_>) -> String {
