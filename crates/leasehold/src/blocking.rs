@@ -1,7 +1,8 @@
 //! The same locks without async. Each call blocks its thread.
 //!
 //! Types, methods and errors have the same names and meanings as in the crate's root: see [`crate::Client`],
-//! [`crate::Mutex`] and [`crate::Guard`]. Do not call them in async code, because they block its executor.
+//! [`crate::Mutex`] and [`crate::Guard`]. What needs a future has no counterpart, such as `Guard::run` and the stream of an
+//! observer. Do not call them in async code, because they block its executor.
 //!
 //! ```
 //! # fn main() -> Result<(), leasehold::Error> {
@@ -19,7 +20,6 @@ mod locks;
 use std::time::Duration;
 
 use leasehold_core::Kind;
-use pollster::block_on;
 
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
@@ -29,6 +29,12 @@ pub use guards::{Guard, SetGuard, UpgradableGuard, WriteGuard};
 pub use locks::{
     Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, ReentrantMutex, RwLock, Semaphore,
 };
+
+/// Without tokio's budget for polls, which a call that blocks its thread inside of a task would use up: from then on nothing
+/// would wake it.
+fn block_on<F: Future>(work: F) -> F::Output {
+    pollster::block_on(tokio::task::coop::unconstrained(work))
+}
 
 /// Converts an async type, or the result of an async call, into its blocking counterpart.
 trait IntoBlocking {
@@ -92,7 +98,7 @@ use calls;
 pub struct Client(crate::Client);
 
 impl Client {
-    /// As [`crate::Client::connect`].
+    /// As [`crate::Client::connect`], but the client's thread sends all commands.
     ///
     /// # Errors
     ///
@@ -100,6 +106,30 @@ impl Client {
     pub fn connect(url: &str) -> Result<Self, Error> {
         // The caller's runtime is not used, because the blocked thread may be the one that it needs.
         block_on(crate::Client::connect_from(url, None)).map(Self)
+    }
+
+    /// Connects with the settings of a builder: [`crate::Client::builder`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// let builder = leasehold::Client::builder().store("memory:").ttl(Duration::from_secs(60));
+    /// let client = leasehold::blocking::Client::connect_with(builder)?;
+    /// assert!(client.mutex("import").lock()?.remaining() > Duration::from_secs(50));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::ClientBuilder::connect`].
+    pub fn connect_with(builder: crate::ClientBuilder) -> Result<Self, Error> {
+        block_on(builder.connect_from(None)).map(Self)
+    }
+
+    /// As [`crate::Client::warnings`].
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.0.warnings()
     }
 
     /// As [`crate::Client::mutex`].

@@ -5,6 +5,7 @@ mod open;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::Kind;
@@ -248,6 +249,7 @@ impl Client {
     /// Cancel safe: it only reads.
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
+        handle.check_open()?;
         let mut views = match handle.store.inspect_all() {
             Some(answers) => {
                 let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
@@ -367,10 +369,16 @@ impl Client {
         let session = &self.handle.session;
         session.close(session.now());
         let until = session.now() + limit;
-        with_deadline(session, Some(until), self.closed()).await.unwrap_or_else(|| {
-            let what = "not everything was released within the limit; releases are retried in the background";
-            Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
-        })
+        if let Some(closed) = with_deadline(session, Some(until), self.closed()).await {
+            return closed;
+        }
+        // Everything was released, and only the driver has not ended yet.
+        let released = poll_fn(|context| Poll::Ready(session.poll_closed(context))).await;
+        if released == Poll::Ready(0) {
+            return Ok(());
+        }
+        let what = "not everything was released within the limit; releases are retried in the background";
+        Err(Error::new(ErrorKind::Timeout, format!("{}: {what}", self.handle.url)))
     }
 
     async fn closed(&self) -> Result<(), Error> {

@@ -52,6 +52,15 @@ use crate::store::{Cause, StoreError};
 /// assert!(!error.to_string().contains(&source.to_string()));
 /// # Ok(()) });
 /// ```
+///
+/// Errors of other crates do not become this one by `?`:
+///
+/// ```compile_fail,E0277
+/// fn job() -> Result<(), leasehold::Error> {
+///     std::fs::read("config")?;
+///     Ok(())
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -200,7 +209,7 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// A time limit of the caller has passed: that of `close_timeout`, `release_timeout`, `write_timeout` or
+    /// A time limit of the caller has passed: that of `close_timeout`, `release_timeout`, `FencedFile::write_timeout` or
     /// [`connect_timeout`](crate::ClientBuilder::connect_timeout). At its limit, `lock_timeout` returns `None` instead.
     ///
     /// ```no_run

@@ -77,6 +77,7 @@ impl Handle {
 
     /// Runs a command that concerns no attempt or lease of this client.
     pub(crate) async fn ask(&self, resource: Resource, command: Command) -> Result<Answer, Error> {
+        self.check_open()?;
         let resource = Arc::new(resource);
         let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
@@ -125,6 +126,11 @@ impl Handle {
 
     pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
         self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
+    }
+
+    /// An error if the client was closed.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        if self.session.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
     pub(crate) fn closed(&self) -> Error {

@@ -66,7 +66,7 @@
 //! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
 //! | `blocking` | the module `blocking` | |
-//! | `serde` | `Serialize` for [`LockInfo`], [`Diagnosis`] and the types of their fields | |
+//! | `serde` | `Serialize` for [`LockInfo`] and [`Diagnosis`] with their parts, and for [`ErrorKind`] | |
 //!
 //! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
 

@@ -46,6 +46,8 @@ enum Fate {
     Delayed,
     /// Not sent because the store is busy, which is reported.
     Busy,
+    /// The thread that sends it panics.
+    Panics,
 }
 
 const FATES: [Fate; 8] = [
@@ -70,10 +72,19 @@ struct Scripted {
     /// Fault of the commands after those. None: answered inline.
     later: Mutex<Option<Fate>>,
     delayed: Mutex<Vec<Delayed>>,
+    /// Runs before the next `Inspect`.
+    before_inspect: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Scripted {
     fn run(&self, resource: &Resource, command: &Command) -> CallResult {
+        let hook = match command {
+            Command::Inspect => self.before_inspect.lock().unwrap().take(),
+            _ => None,
+        };
+        if let Some(hook) = hook {
+            hook();
+        }
         self.inner.try_call_inline(resource, command).expect("memory answers at once")
     }
 
@@ -105,6 +116,7 @@ impl Scripted {
             Fate::CommandLost => fail(Failure::Unknown),
             Fate::NotSent => fail(Failure::NotSent),
             Fate::Busy => fail(Failure::Busy),
+            Fate::Panics => panic!("a scripted panic"),
             Fate::NeverAnswered => {
                 work(&self.inner);
                 Box::pin(pending())
@@ -206,6 +218,7 @@ impl Stage {
             script: Mutex::default(),
             later: Mutex::default(),
             delayed: Mutex::default(),
+            before_inspect: Mutex::default(),
         });
         let opened = store.clone();
         let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {

@@ -186,5 +186,57 @@ async fn views_are_serialized_with_the_names_of_the_command_line() {
     drop(waiter.await.unwrap().unwrap());
     let diagnosis = serde_json::to_value(client.diagnose().await.unwrap()).unwrap();
     assert_eq!(diagnosis["components"][0]["findings"][0]["severity"], "fine");
-    assert_eq!(serde_json::to_value(leasehold::ErrorKind::QueueFull).unwrap(), "queue_full");
+    assert_eq!(serde_json::to_value(ErrorKind::QueueFull).unwrap(), "queue_full");
+}
+
+#[cfg(feature = "blocking")]
+mod without_async {
+    use super::*;
+    use leasehold::blocking;
+
+    /// tokio lets a task poll its resources 128 times; a call that blocks in the task must not depend on that.
+    #[test]
+    fn blocking_calls_in_a_task_end_however_many_there_are() {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let connect = || blocking::Client::connect("memory:").map(drop);
+            tell.send(runtime.block_on(async { (0..200).try_for_each(|_| connect()) }))
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("the calls end").unwrap();
+    }
+
+    /// A reply over the proxy takes 200 ms.
+    #[test]
+    fn blocking_set_releases_its_locks_at_the_same_time() {
+        let server = Server::on_port();
+        let proxy = Proxy::before(&server);
+        let client = blocking::Client::connect(&proxy.url()).unwrap();
+        let set = blocking::MutexSet::new((0..8).map(|number| client.mutex(format!("lock {number}"))));
+        let guard = set.lock().unwrap();
+        proxy.delay_replies(Duration::from_millis(200));
+        let begun = Instant::now();
+        guard.release().unwrap();
+        assert!(begun.elapsed() < Duration::from_millis(1_200), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn blocking_guards_have_the_methods_of_the_async_ones() {
+        let builder = Client::builder().store("memory:").ttl(Duration::from_secs(60)).label("all");
+        let client = blocking::Client::connect_with(builder).unwrap();
+        assert!(client.warnings().is_empty());
+        let lottery = client.mutex("a").min_hold(Duration::from_secs(3_600));
+        let guard = lottery.lock().unwrap();
+        guard.wait_until_expiring(Duration::from_secs(60));
+        guard.set_min_hold(Duration::ZERO).unwrap();
+        guard.release().unwrap();
+        let set = blocking::MutexSet::new([lottery.min_hold(Duration::ZERO), client.mutex("b")]);
+        let set = set.lock().unwrap();
+        set.renew().unwrap();
+        assert!(set.remaining() > Duration::from_secs(50));
+        let names = set.into_guards().iter().map(|guard| guard.name().to_owned()).collect::<Vec<_>>();
+        assert_eq!(names, ["a", "b"]);
+        let writer = client.rw_lock("c").write().unwrap();
+        blocking::Guard::from(writer).release().unwrap();
+    }
 }

@@ -4,12 +4,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use leasehold_core::{Loss, Token};
-use pollster::block_on;
-
-use super::{IntoBlocking, calls};
+use super::{IntoBlocking, block_on, calls};
 use crate::error::Error;
 use crate::locks::lock::Lock;
+use futures_util::future::join_all;
+use leasehold_core::{Loss, Token};
 
 /// A held lease, as [`crate::Guard`]. A thread can't be cancelled, so there is no `run`: check [`Self::is_held`] between the steps
 /// of the work, or let another thread call [`Self::lost_within`].
@@ -96,6 +95,22 @@ calls! { Guard:
     renew(&self) -> ();
 }
 
+impl Guard {
+    /// As [`crate::Guard::set_min_hold`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Guard::set_min_hold`].
+    pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
+        self.0.set_min_hold(min_hold)
+    }
+
+    /// As [`crate::Guard::wait_until_expiring`].
+    pub fn wait_until_expiring(&self, left: Duration) {
+        block_on(self.0.wait_until_expiring(left));
+    }
+}
+
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -175,6 +190,13 @@ macro_rules! exchangeable {
 exchangeable!(WriteGuard);
 exchangeable!(UpgradableGuard);
 
+impl From<WriteGuard> for Guard {
+    /// For a writer that stays one.
+    fn from(writer: WriteGuard) -> Self {
+        writer.guard
+    }
+}
+
 impl UpgradableGuard {
     /// As [`crate::UpgradableGuard::upgrade`].
     ///
@@ -221,10 +243,30 @@ impl SetGuard {
         &self.0
     }
 
+    /// As [`crate::SetGuard::into_guards`].
+    pub fn into_guards(self) -> Vec<Guard> {
+        self.0
+    }
+
+    /// As [`crate::SetGuard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.0.iter().map(Guard::remaining).min().unwrap_or_default()
+    }
+
     /// As [`crate::SetGuard::is_held`].
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.0.iter().all(Guard::is_held)
+    }
+
+    /// As [`crate::SetGuard::renew`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::SetGuard::renew`].
+    pub fn renew(&self) -> Result<(), Error> {
+        block_on(join_all(self.0.iter().map(|guard| guard.0.renew()))).into_iter().collect()
     }
 
     /// As [`crate::SetGuard::release`].
@@ -233,7 +275,7 @@ impl SetGuard {
     ///
     /// As [`crate::SetGuard::release`].
     pub fn release(self) -> Result<(), Error> {
-        self.0.into_iter().map(Guard::release).fold(Ok(()), Result::and)
+        block_on(join_all(self.0.into_iter().map(|guard| guard.0.release()))).into_iter().collect()
     }
 }
 

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use pollster::block_on;
-
-use super::{Guard, IntoBlocking, SetGuard, UpgradableGuard, WriteGuard, calls};
+use super::{Guard, IntoBlocking, SetGuard, UpgradableGuard, WriteGuard, block_on, calls};
 use crate::error::Error;
 use crate::inspect::{HolderInfo, LockInfo};
 
@@ -154,7 +152,7 @@ impl Election {
     }
 }
 
-/// As [`crate::Observer`].
+/// As [`crate::Observer`], but it is no stream.
 #[derive(Debug)]
 pub struct Observer(crate::Observer);
 
@@ -173,6 +171,25 @@ impl Observer {
     #[allow(clippy::should_implement_trait, reason = "it never ends, and an error does not end it")]
     pub fn next(&mut self) -> Result<Option<HolderInfo>, Error> {
         block_on(self.0.next())
+    }
+
+    /// As [`Self::next`], but waits at most `limit`. `None` if the leader has not changed by then.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// # let client = leasehold::blocking::Client::connect("memory:")?;
+    /// let mut observer = client.election("scheduler").observe();
+    /// assert!(observer.next_within(Duration::from_secs(1))?.is_some_and(|leader| leader.is_none()));
+    /// assert!(observer.next_within(Duration::from_millis(10))?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Observer::next`].
+    pub fn next_within(&mut self, limit: Duration) -> Result<Option<Option<HolderInfo>>, Error> {
+        block_on(self.0.next_within(limit)).transpose()
     }
 }
 

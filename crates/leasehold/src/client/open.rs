@@ -70,8 +70,8 @@ impl Client {
             };
             tokio::time::timeout(limit, open(id, inbox, clock)).await.unwrap_or_else(late)
         };
-        let start = driver::start(session.clone(), open, move |ready| tell.send(ready).is_ok());
-        start.map_err(Error::from)?;
+        let report = move |ready| tell.send(ready).is_ok();
+        driver::start(session.clone(), open, report, thread_failed).map_err(thread_failed)?;
         let store = told.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
@@ -88,9 +88,8 @@ fn random_id() -> Result<ClientId, Error> {
     Ok(ClientId::new(u128::from_be_bytes(bytes)))
 }
 
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Self {
-        Self::new(ErrorKind::Unavailable, format!("the client's thread could not be started: {error}"))
-            .with_source(error)
-    }
+/// Not `From`: the `?` of a program would turn its own IO errors into this one.
+fn thread_failed(error: io::Error) -> Error {
+    let what = format!("the client's thread could not be started: {error}");
+    Error::new(ErrorKind::Unavailable, what).with_source(error)
 }

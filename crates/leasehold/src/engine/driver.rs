@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
@@ -25,21 +26,24 @@ use crate::store::Store;
 /// it can answer in time would look like a lost connection.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// Starts the thread. `open` runs on it first, and `report` gets its result.
+/// Starts the thread. `open` runs on it first, and `report` gets its result; `failed` is the error of a thread without a runtime or
+/// a timer.
 pub(crate) fn start<E, F>(
     session: Arc<Session>,
     open: impl FnOnce() -> F + Send + 'static,
     report: impl FnOnce(Result<Arc<dyn Store>, E>) -> bool + Send + 'static,
+    failed: impl Fn(io::Error) -> E + Send + 'static,
 ) -> io::Result<()>
 where
     F: Future<Output = Result<Arc<dyn Store>, E>>,
-    E: From<io::Error> + 'static,
+    E: 'static,
 {
+    let known = session.clone();
     let run = move || {
         let runtime = match Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                report(Err(error.into()));
+                report(Err(failed(error)));
                 return;
             }
         };
@@ -47,7 +51,7 @@ where
             let ready = match (open().await, Timer::new()) {
                 (Ok(store), Ok(timer)) => Ok((store, timer)),
                 (Err(error), _) => Err(error),
-                (_, Err(error)) => Err(error.into()),
+                (_, Err(error)) => Err(failed(error)),
             };
             match ready {
                 Err(error) => {
@@ -63,6 +67,13 @@ where
                 }
             }
         });
+    };
+    let run = move || {
+        // Wakers and log subscribers are code of the program. If one panics, no renewal follows, so the client is closed.
+        if std::panic::catch_unwind(AssertUnwindSafe(run)).is_err() {
+            known.close(known.now());
+            known.driver_gone();
+        }
     };
     std::thread::Builder::new().name("leasehold".to_owned()).spawn(run)?;
     Ok(())

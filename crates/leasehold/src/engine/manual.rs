@@ -57,7 +57,7 @@ impl ManualClock {
     /// Moves the clock from one due time to the next, and runs the drivers at each.
     pub(crate) fn advance(&self, by: Duration) {
         let _moving = lock(&self.moving);
-        let target = self.now() + by;
+        let target = self.after(by);
         self.run_drivers();
         loop {
             let next = self.drivers().iter().map(|(_, due)| *due).min();
@@ -72,8 +72,13 @@ impl ManualClock {
     /// Moves the clock at once, as for a process that was suspended, and runs the drivers after that.
     pub(crate) fn jump(&self, by: Duration) {
         let _moving = lock(&self.moving);
-        self.set(self.now() + by);
+        self.set(self.after(by));
         self.run_drivers();
+    }
+
+    /// Never `NEVER`, when everything would be due for ever.
+    fn after(&self, by: Duration) -> LocalTime {
+        (self.now() + by).min(LocalTime::from_micros(LocalTime::NEVER.as_micros() - 1))
     }
 
     /// Runs the drivers until none has anything to do. If this is called while they run, from them or from another thread,

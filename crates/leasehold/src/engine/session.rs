@@ -271,6 +271,10 @@ impl Session {
         if table.unsettled == 0 {
             return Poll::Ready(table.unconfirmed);
         }
+        if table.is_driver_gone {
+            // It panicked. What it has not released expires by itself.
+            return Poll::Ready(table.unconfirmed + table.unsettled as u64);
+        }
         table.register_close_waker(context);
         Poll::Pending
     }

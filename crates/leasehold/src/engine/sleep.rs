@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use leasehold_core::LocalTime;
 
@@ -67,10 +67,17 @@ pub(crate) async fn with_deadline<T>(
     let mut work = pin!(work);
     let deadline = deadline.filter(|deadline| *deadline != LocalTime::NEVER);
     let mut limit = deadline.map(|deadline| Sleep::until(session, deadline));
-    poll_fn(|context| match (work.as_mut().poll(context), &mut limit) {
-        (Poll::Ready(done), _) => Poll::Ready(Some(done)),
-        (Poll::Pending, None) => Poll::Pending,
-        (Poll::Pending, Some(limit)) => Pin::new(limit).poll(context).map(|()| None),
+    poll_fn(|context| {
+        if let Poll::Ready(done) = work.as_mut().poll(context) {
+            return Poll::Ready(Some(done));
+        }
+        let Some(limit) = &mut limit else { return Poll::Pending };
+        ready!(Pin::new(limit).poll(context));
+        // The limit also ends with the driver, which may have ended the work between the two polls.
+        match work.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => Poll::Ready(None),
+        }
     })
     .await
 }

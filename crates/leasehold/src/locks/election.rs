@@ -11,6 +11,8 @@ use futures_core::Stream;
 use leasehold_core::{Acquisition, Kind};
 
 use crate::engine::Sleep;
+#[cfg(feature = "blocking")]
+use crate::engine::with_deadline;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
@@ -246,6 +248,14 @@ impl Observer {
         // A poll that an earlier, dropped call began may be outdated.
         self.pending = None;
         poll_fn(|context| self.poll_change(context)).await
+    }
+
+    /// As `next`; `None` if the leader has not changed within `limit`.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn next_within(&mut self, limit: Duration) -> Option<Result<Option<HolderInfo>, Error>> {
+        let handle = self.election.0.handle.clone();
+        let until = handle.now() + limit;
+        with_deadline(&handle.session, Some(until), self.next()).await
     }
 
     fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {

@@ -18,6 +18,9 @@ use crate::options::inspection;
 /// How long the store retains a count by default.
 const RETENTION: Duration = Duration::from_secs(24 * 3_600);
 
+/// A shorter retention could end before the counts of other clients.
+const MIN_RETENTION: Duration = Duration::from_secs(1);
+
 /// The interval between two polls of a waiter. It grows with the count, because each poll returns every count.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const POLL_INTERVAL_PER_COUNT: Duration = Duration::from_millis(1);
@@ -51,7 +54,7 @@ impl Latch {
         Self(lock)
     }
 
-    /// Sets how long the store retains a count: 1 day by default, at most 30 days.
+    /// Sets how long the store retains a count: 1 day by default, at least 1 s, at most 30 days.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -118,8 +121,12 @@ impl Latch {
     }
 
     /// Only a retained lease counts, because a live one may still be revoked. The release of an owner that has another live lease,
-    /// for example of a cancelled attempt, retains nothing; then the loop counts again.
+    /// for example of a cancelled attempt, retains nothing; then the loop counts again once that lease has ended.
     async fn count(&self, lock: &Lock) -> Result<u32, Error> {
+        if lock.min_hold < MIN_RETENTION {
+            let what = "a count is retained for at least 1 s";
+            return Err(lock.handle.error(ErrorKind::Invalid, lock.checked_resource()?, what));
+        }
         loop {
             let mut has_counted = false;
             // At zero there is no capacity, so nothing is granted.
@@ -129,8 +136,8 @@ impl Latch {
             }
             let view = self.view().await?;
             if let Some(owner) = &lock.owner {
-                let is_own = |holder: &HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
-                has_counted = view.holders.iter().any(|holder| holder.retained && is_own(holder));
+                let is_own = |holder: &&HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
+                has_counted = view.holders.iter().find(is_own).is_some_and(|holder| holder.retained);
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {

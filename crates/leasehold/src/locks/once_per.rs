@@ -122,6 +122,7 @@ impl OncePer {
 
     async fn until_done(&self) -> Result<(), Error> {
         loop {
+            self.0.handle.check_open()?;
             // An error here is ignored: the attempt that runs beside this reports an unavailable store.
             if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
                 return Ok(());

@@ -4,7 +4,9 @@ use leasehold_testkit::wait_until;
 
 use super::*;
 use crate::MutexSet;
+use crate::engine::with_deadline;
 use crate::guard::Guard;
+use leasehold_core::Loss;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -155,6 +157,69 @@ fn close_timeout_returns_in_time() {
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     block_on(stage.client.clone().close_timeout(Duration::from_secs(20))).unwrap();
     assert!(!guard.is_held() && stage.is_clean());
+}
+
+#[test]
+fn close_timeout_of_zero_is_no_error_for_an_idle_client() {
+    for _ in 0..50 {
+        block_on(Stage::new().client.close_timeout(Duration::ZERO)).unwrap();
+    }
+}
+
+#[test]
+fn limit_that_the_end_of_the_driver_cuts_short_drops_no_result() {
+    let stage = Stage::new();
+    let session = stage.client.handle.session.clone();
+    let mut polls = 0;
+    // The driver ends after the first poll of the work, and ends the work.
+    let work = poll_fn(|_| {
+        polls += 1;
+        if polls > 1 {
+            return Poll::Ready(());
+        }
+        session.driver_gone();
+        Poll::Pending
+    });
+    let until = session.now() + Duration::from_secs(20);
+    assert_eq!(block_on(with_deadline(&session, Some(until), work)), Some(()));
+}
+
+#[test]
+fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(600)).lock()).unwrap();
+    stage.becomes(Fate::Panics);
+    // The renewal panics.
+    assert_eq!(block_on(guard.lost()), Loss::Closed);
+    let (tell, told) = std::sync::mpsc::channel();
+    let client = stage.client.clone();
+    thread::spawn(move || tell.send(block_on(client.close())));
+    let closed = told.recv_timeout(Duration::from_secs(20)).expect("close ends");
+    assert!(closed.unwrap_err().is_unavailable());
+}
+
+#[test]
+fn reads_of_a_closed_client_say_that_it_is_closed() {
+    let stage = Stage::new();
+    let mutex = stage.client.mutex("a");
+    let client = stage.client.clone();
+    block_on(stage.client.clone().close()).unwrap();
+    assert!(block_on(mutex.inspect()).unwrap_err().is_closed());
+    assert!(block_on(mutex.force_release()).unwrap_err().is_closed());
+    assert!(block_on(client.list()).unwrap_err().is_closed());
+}
+
+#[test]
+fn once_per_ends_if_its_client_closes_during_a_poll() {
+    let stage = Stage::new();
+    stage.other_takes_it();
+    let work = stage.client.once_per("a", Duration::from_secs(60)).at_least_once();
+    let client = stage.client.clone();
+    *stage.store.before_inspect.lock().unwrap() =
+        Some(Box::new(move || thread::spawn(move || block_on(client.close())).join().unwrap().unwrap()));
+    let (tell, told) = std::sync::mpsc::channel();
+    thread::spawn(move || tell.send(block_on(work.start()).map(|started| started.is_some())));
+    assert!(told.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap_err().is_closed());
 }
 
 #[test]

@@ -68,6 +68,11 @@ pub(crate) async fn invalid_latch_is_refused(store: Store) {
         client.latch("", 1).remaining().await.unwrap_err(),
         latch.count_down_as("").await.unwrap_err(),
         latch.clone().retention(Duration::MAX).count_down().await.unwrap_err(),
+        latch.clone().retention(Duration::ZERO).count_down().await.unwrap_err(),
+        tokio::time::timeout(SOON, latch.clone().retention(Duration::ZERO).count_down_as("w"))
+            .await
+            .expect("an invalid count ends")
+            .unwrap_err(),
     ] {
         assert!(error.is_invalid(), "{error}");
     }

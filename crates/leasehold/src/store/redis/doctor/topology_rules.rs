@@ -443,7 +443,7 @@ mod tests {
         }
         assert_eq!(
             said_of(&[("a", Some(&a)), ("b", None), ("c", None)], long),
-            [danger("2 of 3 nodes can't be reached")]
+            [danger("2 of 3 nodes are unreachable")]
         );
         let advice = |what: &str| (Severity::Advice, what.to_owned());
         assert_eq!(
@@ -459,7 +459,7 @@ mod tests {
         a.settings.insert("appendfsync".to_owned(), "everysec".to_owned());
         let (b, c) = (voter("2", "b1", "00"), voter("3", "c1", "00"));
         let voters = [("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))];
-        assert_eq!(said_of(&voters, None), [(Severity::Advice, "a may forget what it granted".to_owned())]);
+        assert_eq!(said_of(&voters, None), [(Severity::Advice, "a may lose its votes".to_owned())]);
         assert_eq!(said_of(&voters, Some(Duration::from_secs(30)))[0].0, Severity::Fine);
     }
 }

@@ -217,7 +217,7 @@ fn unnamed_sentinels_are_dangerous() {
 
 #[test]
 fn idle_timeout_and_missing_keepalive_are_reported() {
-    let remedy = finds(Severity::Advice, "connections that are idle for 300 s are closed", |seen| {
+    let remedy = finds(Severity::Advice, "idle connections are closed after 300 s", |seen| {
         set(seen, "timeout", "300");
     });
     assert_eq!(remedy, "CONFIG SET timeout 0");
