@@ -15,6 +15,7 @@ pub struct Builder {
     pub(crate) has_tls: bool,
     pub(crate) password: Option<String>,
     pub(crate) settings: Vec<(String, String)>,
+    pub(crate) environment: Vec<(String, String)>,
 }
 
 impl Builder {
@@ -43,6 +44,12 @@ impl Builder {
     /// Requires this password from clients and replicas, and sends it to its master.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
+        self
+    }
+
+    /// Adds a variable to the environment of its process.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 

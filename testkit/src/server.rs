@@ -211,6 +211,7 @@ impl Server {
             command.arg("--sentinel");
         }
         command.stdout(log.try_clone().expect("a file")).stderr(log);
+        command.envs(self.options.environment.iter().map(|(name, value)| (name, value)));
         self.process = Some(Process::start(&mut command, self.folder.path()).unwrap_or_else(|error| {
             panic!("{}: {error}: scripts/test install", self.program.display());
         }));

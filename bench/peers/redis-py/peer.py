@@ -6,6 +6,7 @@ A thread per task, and a connection for each, as its documentation has it. It po
 import json
 import os
 import platform
+import socket
 import struct
 import sys
 import threading
@@ -88,6 +89,83 @@ class Course:
             turn += 1
 
 
+class Contender:
+    """One thread that takes a lock again and again, and reports every section to the resource."""
+
+    def __init__(self, order, lock, task):
+        self.order, self.lock, self.task = order, lock, task
+        self.stream = socket.socket(socket.AF_UNIX)
+        self.stream.connect(order["resource"])
+        self.lines = self.stream.makefile("r")
+        self.stream.sendall(f"worker {task} {os.getpid()}\n".encode())
+
+    def tell(self, event, moment=None, rest=""):
+        moment = time.monotonic_ns() if moment is None else moment
+        self.stream.sendall(f"{event} {moment} {rest}".strip().replace("\n", " ").encode() + b"\n")
+
+    def ask(self, event, moment):
+        self.tell(event, moment, "0")
+        if not self.lines.readline():
+            raise ConnectionError("the resource is gone")
+
+    def run(self):
+        order, number = self.order, 0
+        while time.monotonic_ns() < order["end_ns"]:
+            part = lambda a, b: (number * a + self.task * b + order["seed"]) % 100
+            is_long = part(41, 53) < order["long_percent"]
+            hold_us = order["long_us"] if is_long else order["hold_us"] * (part(37, 61) + 1) // 100
+            self.tell("want")
+            self.take()
+            self.section(hold_us)
+            self.tell("leave")
+            try:
+                self.lock.release()
+                self.tell("done")
+            except redis.RedisError as error:
+                self.tell("kept", rest=str(error))
+            time.sleep(order["hold_us"] * part(29, 17) / 100 / 1e6)
+            number += 1
+        self.tell("end")
+        self.stream.close()
+
+    def take(self):
+        while True:
+            try:
+                self.lock.acquire()
+                return
+            except redis.RedisError as error:
+                self.tell("fail", rest=str(error))
+                time.sleep(0.005)
+
+    def check(self):
+        """A time at which the lock was still held; none if it is lost. The library asks the server."""
+        moment = time.monotonic_ns()
+        try:
+            if self.lock.owned():
+                return moment
+        except redis.RedisError:
+            pass
+        self.tell("lost")
+        return None
+
+    def section(self, left):
+        moment = self.check()
+        if moment is None:
+            return
+        self.ask("begin", moment)
+        while left > 0:
+            step = min(left, self.order["step_us"])
+            time.sleep(step / 1e6)
+            left -= step
+            moment = self.check()
+            if moment is None:
+                return
+            self.tell("held", moment)
+        # The lock was checked, and the write is on its way.
+        time.sleep(self.order["write_us"] / 1e6)
+        self.ask("write", moment)
+
+
 class Peer:
     """Its clients, and what `hold` took."""
 
@@ -138,6 +216,21 @@ class Peer:
             self.held.append(lock)
         return {}
 
+    def contend(self, order):
+        threads = []
+        for number in range(order["tasks"]):
+            lock = self.lock({**order, "is_tuned": False}, number, order["name"])
+            contender = Contender(order, lock, order["first_task"] + number)
+            threads.append(threading.Thread(target=contender.run, daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {}
+
+    def left(self, _):
+        return {}
+
     def still_held(self, _):
         return {"held": sum(lock.owned() for lock in self.held)}
 
@@ -148,6 +241,8 @@ def main():
         "open": peer.open,
         "run": peer.run,
         "hold": peer.hold,
+        "contend": peer.contend,
+        "left": peer.left,
         "held": peer.still_held,
         "close": peer.close,
     }

@@ -4,6 +4,7 @@
 // every 5 ms.
 import { closeSync, openSync, readFileSync, readSync, writeFileSync, writeSync } from "node:fs";
 import { createRequire } from "node:module";
+import { connect } from "node:net";
 import { createInterface } from "node:readline";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
@@ -31,7 +32,9 @@ class Client {
     const forever = { retryCount: -1 };
     this.plain = new Redlock(this.connections, forever);
     this.tuned = new Redlock(this.connections, { ...forever, retryDelay: 5, retryJitter: 5 });
-    for (const redlock of [this.plain, this.tuned]) redlock.on("error", () => {});
+    // The number of retries counts for releases too: without a limit, the release of a lost lock never ends.
+    this.limited = new Redlock(this.connections);
+    for (const redlock of [this.plain, this.tuned, this.limited]) redlock.on("error", () => {});
   }
 
   ready() {
@@ -166,11 +169,92 @@ async function hold(order) {
   return {};
 }
 
+/** The connection of one task to the resource. */
+class Resource {
+  constructor(path, task) {
+    this.stream = connect(path);
+    this.answers = createInterface({ input: this.stream })[Symbol.asyncIterator]();
+    this.stream.write(`worker ${task} ${process.pid}\n`);
+  }
+
+  tell(event, moment = moments(), rest = "") {
+    this.stream.write(`${event} ${moment} ${rest}`.trim().replaceAll("\n", " ") + "\n");
+  }
+
+  async ask(event, moment) {
+    this.tell(event, moment, "0");
+    if ((await this.answers.next()).done) throw new Error("the resource is gone");
+  }
+}
+
+/** Whole nanoseconds: a number would lose some. */
+const moments = () => process.hrtime.bigint();
+
+async function contendTask(order, redlock, task) {
+  const resource = new Resource(order.resource, task);
+  /** A time at which the lock was still held, by the signal that the library gives; none if it is lost. */
+  const check = (signal) => {
+    const moment = moments();
+    if (!signal.aborted) return moment;
+    resource.tell("lost");
+    return undefined;
+  };
+  const section = async (signal, holdUs) => {
+    let moment = check(signal);
+    if (moment === undefined) return;
+    await resource.ask("begin", moment);
+    for (let left = holdUs; left > 0; left -= order.step_us) {
+      await sleep(Math.min(left, order.step_us) / 1000);
+      moment = check(signal);
+      if (moment === undefined) return;
+      resource.tell("held", moment);
+    }
+    // The lock was checked, and the write is on its way.
+    await sleep(order.write_us / 1000);
+    await resource.ask("write", moment);
+  };
+  for (let number = 0; now() < order.end_ns; number++) {
+    const part = (a, b) => (number * a + task * b + order.seed) % 100;
+    const holdUs =
+      part(41, 53) < order.long_percent ? order.long_us : Math.floor((order.hold_us * (part(37, 61) + 1)) / 100);
+    resource.tell("want");
+    for (let isDone = false; !isDone; ) {
+      try {
+        await redlock.using([order.name], ttl, async (signal) => {
+          isDone = true;
+          await section(signal, holdUs);
+          resource.tell("leave");
+        });
+        resource.tell("done");
+      } catch (error) {
+        resource.tell(isDone ? "kept" : "fail", moments(), String(error.message));
+        if (!isDone) await sleep(5);
+      }
+    }
+    await sleep((order.hold_us * part(29, 17)) / 100 / 1000);
+  }
+  resource.tell("end");
+  resource.stream.end();
+}
+
+/** With `using`, as its documentation advises. */
+async function contend(order) {
+  const tasks = Array.from({ length: order.tasks }, (_, number) => {
+    const client = clients[number % clients.length];
+    client.redlock(order); // It has only one kind of lock.
+    return contendTask(order, client.limited, order.first_task + number);
+  });
+  await Promise.all(tasks);
+  return {};
+}
+
 const orders = {
   open,
   run,
   hold,
   held: () => ({ held: [...held.values()].filter((signal) => !signal.aborted).length }),
+  contend,
+  left: () => ({}),
   close,
 };
 

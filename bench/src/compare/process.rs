@@ -55,12 +55,16 @@ impl Process {
     ///
     /// Why it does not start.
     pub fn start(program: &str) -> Result<Self, String> {
-        let mut command = command(program)?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        Self::spawn(command)
+        Self::spawn(command(program)?)
     }
 
-    fn spawn(mut command: Command) -> Result<Self, String> {
+    /// Starts a peer by its command.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not start.
+    pub fn spawn(mut command: Command) -> Result<Self, String> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().map_err(|error| format!("it does not start: {error}"))?;
         let orders = child.stdin.take().ok_or("it has no standard input")?;
         let output = BufReader::new(child.stdout.take().ok_or("it has no standard output")?);
@@ -147,7 +151,7 @@ mod tests {
 
     fn shell(script: &str) -> Result<Process, String> {
         let mut command = Command::new("sh");
-        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["-c", script]);
         Process::spawn(command)
     }
 

@@ -58,6 +58,12 @@ impl Library for Leasehold {
             other => return Err(format!("leasehold has no lock that is called {other}").into()),
         })
     }
+
+    async fn left(&self, client: &Client) -> Result<Option<u32>, Failure> {
+        let locks = client.list().await?;
+        let left = locks.iter().map(|lock| lock.holders.len() + lock.waiters.len()).sum::<usize>();
+        Ok(Some(u32::try_from(left)?))
+    }
 }
 
 impl Lock for Kind {
@@ -85,5 +91,13 @@ impl Lock for Kind {
             Held::Lease(guard) => guard.is_held(),
             Held::Write(guard) => guard.is_held(),
         }
+    }
+
+    fn token(held: &Held) -> Option<u64> {
+        let token = match held {
+            Held::Lease(guard) => guard.token(),
+            Held::Write(guard) => guard.token(),
+        };
+        Some(token.get())
     }
 }

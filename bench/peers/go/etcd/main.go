@@ -72,3 +72,6 @@ func (l *lock) IsHeld() bool {
 		return true
 	}
 }
+
+// Token is the store's revision at the grant.
+func (l *lock) Token() int64 { return l.mutex.Header().Revision }

@@ -39,6 +39,12 @@ type Order struct {
 	Counter      string   `json:"counter"`
 	Log          string   `json:"log"`
 	Count        int      `json:"count"`
+	Resource     string   `json:"resource"`
+	LongMicros   int64    `json:"long_us"`
+	LongPercent  int64    `json:"long_percent"`
+	WriteMicros  int64    `json:"write_us"`
+	StepMicros   int64    `json:"step_us"`
+	Seed         int64    `json:"seed"`
 }
 
 type answer struct {
@@ -142,6 +148,9 @@ func (p *peer) obey(order *Order, told *answer) error {
 				told.Held++
 			}
 		}
+	case "contend":
+		return p.contend(order)
+	case "left":
 	case "close":
 		p.close()
 	default:

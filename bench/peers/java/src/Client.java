@@ -20,6 +20,17 @@ interface Client {
 
         void give(boolean isShared) throws Exception;
 
+        /** As take, and returns the fencing token; zero if the library has none. */
+        default long takeWithToken() throws Exception {
+            take(false);
+            return 0;
+        }
+
+        /** Whether this thread still holds it, as far as the library knows. */
+        default boolean isHeld() throws Exception {
+            return true;
+        }
+
         /** One whose turns are all of the same kind. */
         static Lock of(Step take, Step give) {
             return new Lock() {

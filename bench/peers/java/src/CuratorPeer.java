@@ -33,7 +33,24 @@ final class CuratorPeer implements Client {
             throw new IllegalArgumentException("Curator's peer has no lock that is called " + order.lock);
         }
         InterProcessMutex mutex = mutex(name);
-        return Lock.of(mutex::acquire, mutex::release);
+        return new Mutex(mutex);
+    }
+
+    private record Mutex(InterProcessMutex mutex) implements Lock {
+        @Override
+        public void take(boolean isShared) throws Exception {
+            mutex.acquire();
+        }
+
+        @Override
+        public void give(boolean isShared) throws Exception {
+            mutex.release();
+        }
+
+        @Override
+        public boolean isHeld() {
+            return mutex.isOwnedByCurrentThread();
+        }
     }
 
     private InterProcessMutex mutex(String name) {

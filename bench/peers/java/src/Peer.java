@@ -33,6 +33,12 @@ public final class Peer {
         public String counter;
         public String log;
         public int count;
+        public String resource;
+        public long longUs;
+        public long longPercent;
+        public long writeUs;
+        public long stepUs;
+        public long seed;
 
         String nameOf(int number, boolean isOne) {
             return isOne ? name : name + ":" + number;
@@ -84,6 +90,8 @@ public final class Peer {
             case "run" -> new Course(order).run(clients, answer);
             case "hold" -> hold(order);
             case "held" -> answer.put("held", stillHeld());
+            case "contend" -> Contender.run(order, clients);
+            case "left" -> { }
             case "close" -> close();
             default -> throw new IllegalArgumentException("no order is called " + order.order);
         }

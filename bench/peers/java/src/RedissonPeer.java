@@ -8,6 +8,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.redisson.Redisson;
 import org.redisson.RedissonRedLock;
+import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RSemaphore;
@@ -69,8 +70,7 @@ final class RedissonPeer implements Client {
                 yield Lock.of(semaphore::acquire, semaphore::release);
             }
             default -> {
-                RLock lock = mutex(order.lock, name);
-                yield Lock.of(lock::lockInterruptibly, lock::unlock);
+                yield new Mutex(mutex(order.lock, name));
             }
         };
     }
@@ -121,6 +121,37 @@ final class RedissonPeer implements Client {
     @Override
     public void close() {
         servers.forEach(RedissonClient::shutdown);
+    }
+
+    private record Mutex(RLock lock) implements Lock {
+        @Override
+        public void take(boolean isShared) throws InterruptedException {
+            lock.lockInterruptibly();
+        }
+
+        @Override
+        public long takeWithToken() throws InterruptedException {
+            if (lock instanceof RFencedLock fenced) {
+                return fenced.lockAndGetToken();
+            }
+            lock.lockInterruptibly();
+            return 0;
+        }
+
+        @Override
+        public void give(boolean isShared) {
+            lock.unlock();
+        }
+
+        @Override
+        public boolean isHeld() {
+            try {
+                return lock.isHeldByCurrentThread();
+            } catch (UnsupportedOperationException none) {
+                // RedissonRedLock has no such question, and relies on its renewals.
+                return true;
+            }
+        }
     }
 
     private record ReadWrite(RReadWriteLock lock) implements Lock {

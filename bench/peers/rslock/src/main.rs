@@ -2,7 +2,7 @@
 //! up to 5 ms.
 
 use std::cell::Cell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock, serve};
@@ -49,16 +49,29 @@ impl Library for Rslock {
     }
 }
 
-impl Lock for Mutex {
-    type Held = LockGuard;
+/// A lock, and the time until which the library calls it valid. The library counts from within `acquire`, which may have tried for
+/// long: so does this, from its return.
+struct Held {
+    guard: LockGuard,
+    valid_until: Instant,
+}
 
-    async fn take(&mut self, _: bool) -> Result<LockGuard, Failure> {
-        Ok(self.manager.acquire(self.name.as_bytes(), self.ttl).await?)
+impl Lock for Mutex {
+    type Held = Held;
+
+    async fn take(&mut self, _: bool) -> Result<Held, Failure> {
+        let guard = self.manager.acquire(self.name.as_bytes(), self.ttl).await?;
+        let validity = Duration::from_millis(u64::try_from(guard.lock.validity_time)?);
+        Ok(Held { guard, valid_until: Instant::now() + validity })
     }
 
-    async fn give(&mut self, held: LockGuard) -> Result<(), Failure> {
-        held.release().await;
+    async fn give(&mut self, held: Held) -> Result<(), Failure> {
+        held.guard.release().await;
         Ok(())
+    }
+
+    fn is_held(held: &Held) -> bool {
+        Instant::now() < held.valid_until
     }
 }
 

@@ -4,8 +4,11 @@
 
 pub mod acquisition;
 pub mod clock;
+mod contend;
 pub mod counter;
+pub mod library;
 pub mod protocol;
 pub mod serve;
 
-pub use serve::{Failure, Library, Lock, serve};
+pub use library::{Failure, Library, Lock};
+pub use serve::serve;

@@ -23,6 +23,10 @@ pub enum Order {
     Hold(Hold),
     /// How many of those are still held, as far as the library knows?
     Held,
+    /// Take a lock again and again, and report every section to a resource.
+    Contend(Contend),
+    /// How many locks and waiters are left in the store, as far as the library can list them?
+    Left,
     /// Disconnect.
     Close,
 }
@@ -86,6 +90,35 @@ pub struct Hold {
     pub count: u32,
 }
 
+/// `contend`. A section's length and its pauses follow from its number, so that a seed repeats them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contend {
+    /// Which kind of lock.
+    pub lock: String,
+    /// The lock's name.
+    pub name: String,
+    /// The path of the resource's Unix socket.
+    pub resource: String,
+    /// How many tasks, or threads, this process has.
+    pub tasks: u32,
+    /// The number of the first of them.
+    pub first_task: u32,
+    /// The longest usual section.
+    pub hold_us: u64,
+    /// The length of a long section.
+    pub long_us: u64,
+    /// How many of a hundred sections are long.
+    pub long_percent: u64,
+    /// How long a write is on its way to the resource.
+    pub write_us: u64,
+    /// The longest time between two checks of the lock within a section.
+    pub step_us: u64,
+    /// No attempt starts later than this, by the machine's monotonic clock. Earlier ones are not cancelled.
+    pub end_ns: u64,
+    /// Shifts the lengths.
+    pub seed: u64,
+}
+
 /// What a peer answers to an order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -100,6 +133,9 @@ pub struct Answer {
     pub failure: Option<String>,
     /// `held`: so many.
     pub held: u32,
+    /// `left`: so many, if the library can list them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left: Option<u32>,
     /// Tasks that still wait could not be called back: the process is to be ended, and started again.
     pub is_spent: bool,
 }

@@ -11,67 +11,15 @@ use tokio::time::{sleep, timeout};
 
 use crate::acquisition::{Acquisition, write};
 use crate::clock::{now_ns, until};
+use crate::contend;
 use crate::counter::Counter;
-use crate::protocol::{Answer, Hello, Hold, Open, Order, Run};
-
-/// Why something did not work, for people.
-pub type Failure = Box<dyn std::error::Error>;
+use crate::library::{Failure, Library, Lock};
+use crate::protocol::{Answer, Contend, Hold, Open, Order, Run};
 
 /// After a failure a task pauses, so that a library that fails at once does not keep the processor busy.
 const PAUSE: Duration = Duration::from_millis(1);
 /// So long after the end a task that holds the lock has to be done with it.
 const GRACE: Duration = Duration::from_millis(500);
-
-/// A lock library, as the loop needs it.
-pub trait Library: 'static {
-    /// One client, with connections of its own.
-    type Client: 'static;
-    /// One task's way to one lock.
-    type Lock: Lock;
-
-    /// Who this is.
-    fn hello(&self) -> Hello;
-
-    /// Connects one of the clients that the order asks for.
-    ///
-    /// # Errors
-    ///
-    /// When that can't be done.
-    fn connect(&self, open: &Open, number: u32) -> impl Future<Output = Result<Self::Client, Failure>>;
-
-    /// The lock of this name, for one task.
-    ///
-    /// # Errors
-    ///
-    /// When the library has no such lock.
-    fn lock(&self, client: &Self::Client, run: &Run, name: &str, task: u32) -> Result<Self::Lock, Failure>;
-}
-
-/// What is acquired and released.
-pub trait Lock: 'static {
-    /// What is had while it is held.
-    type Held: 'static;
-
-    /// Waits for it.
-    ///
-    /// # Errors
-    ///
-    /// When the library gives up.
-    fn take(&mut self, is_shared: bool) -> impl Future<Output = Result<Self::Held, Failure>>;
-
-    /// Gives it back, and knows.
-    ///
-    /// # Errors
-    ///
-    /// When the library can't, or it was lost.
-    fn give(&mut self, held: Self::Held) -> impl Future<Output = Result<(), Failure>>;
-
-    /// Whether it is still held, as far as the library knows.
-    fn is_held(held: &Self::Held) -> bool {
-        let _ = held;
-        true
-    }
-}
 
 /// Carries out orders from standard input until it ends.
 ///
@@ -118,6 +66,11 @@ impl<L: Library> Peer<L> {
                 let held = self.held.iter().filter(|held| L::Lock::is_held(held)).count();
                 Ok(Answer { held: u32::try_from(held)?, ..Answer::default() })
             }
+            Order::Contend(order) => self.contend(order).await,
+            Order::Left => {
+                let client = self.clients.first().ok_or("no client is connected")?;
+                Ok(Answer { left: self.library.left(client).await?, ..Answer::default() })
+            }
             Order::Close => {
                 self.held.clear();
                 self.clients.clear();
@@ -157,6 +110,26 @@ impl<L: Library> Peer<L> {
         write(Path::new(&run.log), &shared.acquisitions.borrow())?;
         let failure = shared.failure.borrow().clone();
         Ok(Answer { failures: shared.failures.get(), failure, ..Answer::default() })
+    }
+
+    /// Each task has a way to the resource of its own.
+    async fn contend(&self, order: Contend) -> Result<Answer, Failure> {
+        let run = Run { lock: order.lock.clone(), permits: 1, ..Run::default() };
+        let order = Rc::new(order);
+        let mut tasks = JoinSet::new();
+        for number in 0..order.tasks {
+            let client = &self.clients[number as usize % self.clients.len().max(1)];
+            let task = order.first_task + number;
+            let lock = self.library.lock(client, &run, &order.name, task)?;
+            let order = Rc::clone(&order);
+            tasks.spawn_local(async move {
+                contend::run(&order, lock, task).await.map_err(|failure| failure.to_string())
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok(Answer::default())
     }
 
     /// A few hundred at a time: fast, and still answered within any client's patience.

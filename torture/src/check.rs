@@ -1,0 +1,35 @@
+//! The checkers: pure functions of a history. Each has a broken specimen among the tests.
+
+mod liveness;
+mod safety;
+mod verdict;
+
+use crate::faults::{Fault, bound};
+use crate::history::History;
+
+use verdict::{fault_at, figures, millis};
+
+pub use verdict::{Check, Figures, Finding, Terms, Verdict};
+
+/// Runs the checkers that look at the history.
+#[must_use]
+pub fn check(history: &History, terms: &Terms) -> Verdict {
+    let mut verdict = Verdict::default();
+    for fault in std::iter::once(Fault::None).chain(history.faults.iter().map(|injected| injected.fault)) {
+        let figures = verdict.figures.entry(fault).or_default();
+        figures.injected += u64::from(fault != Fault::None);
+        figures.bound_ms = millis(bound(fault, terms.store, terms.ttl));
+    }
+    for section in &history.sections {
+        figures(&mut verdict, fault_at(history, section.begin)).sections += 1;
+    }
+    safety::overlaps(history, terms, &mut verdict);
+    safety::token_order(history, &mut verdict);
+    safety::stale_writes(history, &mut verdict);
+    liveness::stalls(history, terms, &mut verdict);
+    liveness::lost_waiters(history, &mut verdict);
+    verdict
+}
+
+#[cfg(test)]
+mod tests;

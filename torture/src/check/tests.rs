@@ -1,0 +1,147 @@
+//! Each checker has a broken specimen, and a history beside it that is right.
+
+use std::time::Duration;
+
+use super::*;
+use crate::faults::StoreKind;
+use crate::history::{Injected, Ns};
+use crate::history::{Section, Waiting, Write};
+use crate::pauses::Pause;
+
+const MS: Ns = 1_000_000;
+
+fn terms() -> Terms {
+    Terms { store: StoreKind::Redis, ttl: Duration::from_secs(2), has_bound: true }
+}
+
+fn section(task: u32, order: u64, token: u64, begin_ms: Ns, last_held_ms: Ns) -> Section {
+    let (begin, last_held) = (begin_ms * MS, last_held_ms * MS);
+    let end = Some(last_held);
+    Section { task, begin, begin_order: order, token, last_held, end, ..Section::default() }
+}
+
+fn history(sections: Vec<Section>) -> History {
+    History { sections, end: 100_000 * MS, ..History::default() }
+}
+
+fn fault(fault: Fault, start_ms: Ns, healed_ms: Ns) -> Injected {
+    let (start, healed) = (start_ms * MS, healed_ms * MS);
+    Injected { fault, target: String::new(), start, healed, tasks: Vec::new() }
+}
+
+fn violations(history: &History) -> Vec<Check> {
+    let found = check(history, &terms()).findings;
+    found.iter().filter(|finding| !finding.is_exempt).map(|finding| finding.check).collect()
+}
+
+#[test]
+fn two_sections_that_believe_at_once_overlap() {
+    let right = history(vec![section(0, 1, 7, 10, 20), section(1, 2, 8, 21, 30)]);
+    assert_eq!(violations(&right), []);
+    let broken = history(vec![section(0, 1, 7, 10, 25), section(1, 2, 8, 21, 30)]);
+    assert_eq!(violations(&broken), [Check::Overlap]);
+    assert_eq!(check(&broken, &terms()).figures[&Fault::None].overlaps, 1);
+}
+
+#[test]
+fn overlap_is_exempt_only_within_the_window_of_a_fault_that_the_guarantees_name() {
+    let mut both = history(vec![section(0, 1, 7, 10, 125), section(1, 2, 8, 121, 130)]);
+    both.faults = vec![fault(Fault::FlushAll, 100, 101)];
+    let verdict = check(&both, &terms());
+    assert!(!verdict.is_violated());
+    assert_eq!((verdict.figures[&Fault::FlushAll].exempt, verdict.count(Check::Overlap)), (1, 1));
+    both.faults = vec![fault(Fault::WorkerStop, 100, 101)];
+    assert_eq!(violations(&both), [Check::Overlap]);
+    // A renewal is due each third of the ttl, and its answer within a second.
+    both.faults = vec![fault(Fault::FlushAll, 100, 101)];
+    both.sections[0].last_held = 2_000 * MS;
+    both.sections[1].last_held = 2_000 * MS;
+    assert_eq!(violations(&both), [Check::Overlap]);
+}
+
+#[test]
+fn token_that_does_not_rise_is_found() {
+    for token in [6, 7] {
+        let broken =
+            history(vec![section(0, 1, 7, 10, 20), section(1, 2, token, 21, 30), section(2, 3, 8, 31, 40)]);
+        assert_eq!(violations(&broken), [Check::TokenOrder]);
+    }
+}
+
+#[test]
+fn token_may_repeat_only_after_a_loss_of_data_soon_after_a_step_back_of_the_clock() {
+    let mut falling = history(vec![section(0, 1, 7, 10, 20), section(1, 2, 6, 1_900, 1_950)]);
+    falling.faults = vec![fault(Fault::ClockBack, 100, 1_200), fault(Fault::FlushAll, 1_800, 1_801)];
+    assert_eq!(violations(&falling), []);
+    falling.faults[1].fault = Fault::ScriptFlush;
+    assert_eq!(violations(&falling), [Check::TokenOrder]);
+    falling.faults = vec![fault(Fault::FlushAll, 1_800, 1_801)];
+    assert_eq!(violations(&falling), [Check::TokenOrder]);
+}
+
+fn written(mut section: Section, checked_ms: Ns, order: u64, is_accepted: bool) -> Section {
+    section.write =
+        Some(Write { checked: checked_ms * MS, arrived: (checked_ms + 50) * MS, order, is_accepted });
+    section
+}
+
+#[test]
+fn stale_write_counts_for_both_registers_and_is_a_violation_if_the_fence_accepted_it() {
+    let stale = |token, is_accepted| {
+        history(vec![
+            written(section(0, 1, token, 10, 20), 20, 3, is_accepted),
+            section(1, 2, if token == 0 { 0 } else { 8 }, 21, 30),
+        ])
+    };
+    let refused = check(&stale(7, false), &terms());
+    assert!(!refused.is_violated());
+    let figures = &refused.figures[&Fault::None];
+    assert_eq!((figures.stale_unfenced, figures.stale_fenced), (1, 0));
+    // A resource without a fence.
+    assert_eq!(violations(&stale(7, true)), [Check::StaleFenced]);
+    // A lock without tokens: nothing is promised, and the figure shows it.
+    let unfenced = check(&stale(0, true), &terms());
+    assert_eq!((unfenced.is_violated(), unfenced.figures[&Fault::None].stale_fenced), (false, 1));
+}
+
+#[test]
+fn write_that_arrives_before_the_next_section_is_not_stale() {
+    let right = history(vec![written(section(0, 1, 7, 10, 20), 20, 2, true), section(1, 3, 8, 80, 90)]);
+    let verdict = check(&right, &terms());
+    assert_eq!((verdict.count(Check::StaleFenced), verdict.count(Check::StaleUnfenced)), (0, 0));
+}
+
+fn waits(task: u32, from_ms: Ns, to_ms: Option<Ns>) -> Waiting {
+    Waiting { task, from: from_ms * MS, to: to_ms.map(|to| to * MS) }
+}
+
+#[test]
+fn free_lock_with_a_waiter_beyond_the_bound_is_a_stall() {
+    let mut history = history(vec![section(0, 1, 7, 0, 1_000), section(1, 2, 8, 9_000, 9_100)]);
+    history.waiting = vec![waits(1, 500, Some(9_000))];
+    assert_eq!(violations(&history), [Check::Stall]);
+    assert_eq!(check(&history, &terms()).figures[&Fault::None].stall_ms, 8_000);
+    // A peer has no such bound.
+    assert!(!check(&history, &Terms { has_bound: false, ..terms() }).is_violated());
+    // The time of a fault does not count, only what follows it.
+    history.faults = vec![fault(Fault::WorkerStop, 900, 5_000)];
+    assert_eq!(violations(&history), []);
+    assert_eq!(check(&history, &terms()).figures[&Fault::WorkerStop].stall_ms, 4_000);
+    // Nor does a pause of the machine.
+    history.faults.clear();
+    history.pauses = vec![Pause { from: 900 * MS, to: 5_000 * MS }];
+    assert_eq!(violations(&history), []);
+    history.pauses.clear();
+    // Without a waiter a free lock is idle.
+    history.faults.clear();
+    history.waiting = vec![waits(1, 8_900, Some(9_000))];
+    assert_eq!(check(&history, &terms()).figures[&Fault::None].stall_ms, 100);
+}
+
+#[test]
+fn task_that_waits_at_the_end_is_lost() {
+    let mut history = history(vec![section(0, 1, 7, 0, 1_000)]);
+    history.end = 2_000 * MS;
+    history.waiting = vec![waits(1, 500, None)];
+    assert_eq!(violations(&history), [Check::LostWaiter]);
+}

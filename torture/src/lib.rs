@@ -1,0 +1,21 @@
+//! Torture for lock libraries: real servers, real worker processes, faults, and a resource that records who believed to hold the lock.
+//!
+//! It knows no lock library but through the peer protocol of the comparison (`bench/peers/README.md`), so every peer can be the
+//! target. What it does not do: simulate. That is `sim/`, which repeats a seed exactly; here a seed repeats the faults and the workers'
+//! lengths, and the machine does the rest.
+
+pub mod check;
+pub mod faults;
+pub mod history;
+pub mod options;
+pub mod page;
+pub mod pauses;
+pub mod report;
+pub mod resource;
+pub mod rng;
+pub mod run;
+pub mod specimens;
+pub mod stores;
+pub mod targets;
+pub mod timeline;
+pub mod workers;

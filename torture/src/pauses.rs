@@ -1,0 +1,64 @@
+//! Pauses of the whole machine: a virtual machine may stall for seconds. Such a time says nothing about a lock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use leasehold_bench_peer::clock::now_ns;
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds of the machine's monotonic clock, which all processes share.
+pub type Ns = u64;
+
+/// Interval of the sleeps that are compared with the clock.
+const TICK: Duration = Duration::from_millis(20);
+/// A sleep that is later than this is a pause, in nanoseconds.
+const LATE: Ns = 500_000_000;
+
+/// One pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// The beginning, at most a tick too early.
+    pub from: Ns,
+    /// The end.
+    pub to: Ns,
+}
+
+/// Records pauses until it is dropped.
+pub struct Pauses {
+    seen: Arc<Mutex<Vec<Pause>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Pauses {
+    /// Starts to record.
+    #[must_use]
+    pub fn watch() -> Self {
+        let (seen, is_over) = (Arc::new(Mutex::default()), Arc::new(AtomicBool::new(false)));
+        let (noted, ends): (Arc<Mutex<Vec<Pause>>>, _) = (Arc::clone(&seen), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let mut from = now_ns();
+            while !ends.load(Ordering::Relaxed) {
+                std::thread::sleep(TICK);
+                let to = now_ns();
+                if to - from > LATE {
+                    noted.lock().unwrap_or_else(PoisonError::into_inner).push(Pause { from, to });
+                }
+                from = to;
+            }
+        });
+        Self { seen, is_over }
+    }
+
+    /// Those so far.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Pause> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Pauses {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,269 @@
+//! The controller: starts servers, the resource and the workers, injects faults, and looks at what is left.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use leasehold_bench_peer::clock::now_ns;
+use leasehold_bench_peer::protocol::Contend;
+use rustix::process::Signal;
+
+use crate::faults::{Fault, StoreKind, bound};
+use crate::history::{History, Injected};
+use crate::options::Options;
+use crate::pauses::Pauses;
+use crate::report::{Left, Report};
+use crate::resource::{Fence, Resource};
+use crate::rng::Rng;
+use crate::stores::{Injection, Stores};
+use crate::workers::{Work, Worker, left_until, wait_until};
+
+/// The longest usual section.
+const HOLD: Duration = Duration::from_millis(30);
+/// How long a write is on its way.
+const WRITE: Duration = Duration::from_millis(4);
+/// Time between two checks of the lock.
+const STEP: Duration = Duration::from_millis(20);
+/// How many of a hundred sections are longer than the ttl, where leases are renewed.
+const LONG_PERCENT: u64 = 1;
+/// So long before the last attempts the file descriptors are counted, in nanoseconds.
+const END: u64 = 100_000_000;
+/// A killed worker's place in a wait queue expires by then; its lease sooner.
+const PLACE: Duration = Duration::from_secs(90);
+
+struct Controller<'a> {
+    options: &'a Options,
+    stores: Stores,
+    resource: Resource,
+    workers: Vec<Worker>,
+    work: Work,
+    rng: Rng,
+    faults: Vec<Injected>,
+    lost_descriptors: i64,
+}
+
+/// Runs it all. Returns the report and the whole history.
+///
+/// # Errors
+///
+/// A server or a worker does not start.
+pub fn run(options: &Options) -> Result<(Report, History), String> {
+    let stores = Stores::start(options.store, &options.faults)?;
+    let resource = Resource::start(stores.folder(), Fence::Compares).map_err(|error| error.to_string())?;
+    let work = work(options, &stores, &resource)?;
+    let rng = Rng::new(options.seed);
+    let mut controller = Controller {
+        options,
+        stores,
+        resource,
+        workers: Vec::new(),
+        work,
+        rng,
+        faults: Vec::new(),
+        lost_descriptors: 0,
+    };
+    controller.start_workers()?;
+    let pauses = Pauses::watch();
+    let start = now_ns();
+    let end = start + u64::try_from(options.time.as_nanos()).unwrap_or(u64::MAX);
+    controller.work.contend.end_ns = end;
+    for worker in &mut controller.workers {
+        worker.work(&controller.work)?;
+    }
+    let library = controller.workers[0].library().to_owned();
+    controller.torture(end)?;
+    let is_idle = controller.drain(end);
+    // Before the workers end, since that ends their waiting too.
+    let mut history = controller.resource.history();
+    (history.start, history.end) = (start, now_ns());
+    history.pauses = pauses.seen();
+    let left = controller.finish(is_idle)?;
+    history.faults = std::mem::take(&mut controller.faults);
+    let report = Report::new(options, library, &history, left, controller.resource.failures());
+    Ok((report, history))
+}
+
+fn work(options: &Options, stores: &Stores, resource: &Resource) -> Result<Work, String> {
+    let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    let (processes, tasks) = options.workers;
+    // `memory:` is within one process.
+    let is_one = options.store == StoreKind::Memory;
+    let urls = if options.target.is_own() { vec![stores.url(options.ttl)] } else { stores.urls()? };
+    let contend = Contend {
+        lock: options.target.lock.to_owned(),
+        name: "torture".to_owned(),
+        resource: resource.path().display().to_string(),
+        tasks: if is_one { processes * tasks } else { tasks },
+        first_task: 0,
+        hold_us: micros(HOLD),
+        long_us: micros(options.ttl * 3 / 2),
+        long_percent: if options.target.renews { LONG_PERCENT } else { 0 },
+        write_us: micros(WRITE),
+        step_us: micros(STEP),
+        end_ns: 0,
+        seed: options.seed,
+    };
+    Ok(Work { urls, ttl: options.ttl, clients: if is_one { processes } else { 1 }, contend })
+}
+
+impl Controller<'_> {
+    fn start_workers(&mut self) -> Result<(), String> {
+        let processes = if self.options.store == StoreKind::Memory { 1 } else { self.options.workers.0 };
+        for number in 0..processes {
+            self.workers.push(self.start_worker(number * self.work.contend.tasks)?);
+        }
+        Ok(())
+    }
+
+    fn start_worker(&self, first_task: u32) -> Result<Worker, String> {
+        Worker::start(&self.options.target, &self.work, first_task)
+            .map_err(|why| format!("{}: {why}", self.options.target.program))
+    }
+
+    /// Each fault once in a random order, then again, until the time is over.
+    fn torture(&mut self, end: u64) -> Result<(), String> {
+        self.calm();
+        let mut round = Vec::new();
+        while now_ns() < end && !self.options.faults.is_empty() {
+            if round.is_empty() {
+                round.clone_from(&self.options.faults);
+            }
+            let fault = round.swap_remove(self.rng.index(round.len()));
+            self.inject(fault)?;
+            self.calm();
+        }
+        Ok(())
+    }
+
+    fn inject(&mut self, fault: Fault) -> Result<(), String> {
+        let (start, number) = (now_ns(), self.aim());
+        let (target, tasks, mut healed) = match fault {
+            Fault::WorkerStop => {
+                let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
+                let time = injection.duration(20, 250);
+                self.workers[number].signal(Signal::STOP);
+                sleep(time);
+                self.workers[number].signal(Signal::CONT);
+                let tasks = self.workers[number].tasks();
+                (format!("worker {number} for {} ms", time.as_millis()), tasks, None)
+            }
+            Fault::WorkerKill => {
+                let (tasks, killed) = (self.kill_worker(number)?, Some(start));
+                (format!("worker {number}"), tasks, killed)
+            }
+            _ => {
+                let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
+                (self.stores.inject(&mut injection), Vec::new(), None)
+            }
+        };
+        let healed = *healed.get_or_insert_with(now_ns);
+        if self.options.is_verbose {
+            println!("{:>7} ms  {} {target}", (healed - start) / 1_000_000, fault.name());
+        }
+        self.faults.push(Injected { fault, target, start, healed, tasks });
+        Ok(())
+    }
+
+    /// Usually the process that holds the lock.
+    fn aim(&mut self) -> usize {
+        let by_chance = self.rng.index(self.workers.len());
+        let is_aimed = self.rng.between(0, 9) < 7;
+        let holder = self.resource.holder().filter(|_| is_aimed);
+        holder.map_or(by_chance, |task| (task / self.work.contend.tasks) as usize)
+    }
+
+    fn kill_worker(&mut self, number: usize) -> Result<Vec<u32>, String> {
+        let tasks = self.workers[number].tasks();
+        let grown = self.workers[number].descriptors_grown();
+        self.lost_descriptors = self.lost_descriptors.max(grown);
+        // The old process ends before the new one starts, since its tasks have the same numbers.
+        self.workers.remove(number).kill();
+        let first = tasks.first().copied().unwrap_or(0);
+        let is_gone = || tasks.iter().all(|task| !self.resource.is_connected(*task));
+        if !wait_until(Duration::from_secs(5), is_gone) {
+            return Err("the resource still has a connection of a killed worker".to_owned());
+        }
+        let mut worker = self.start_worker(first)?;
+        worker.work(&self.work)?;
+        self.workers.insert(number, worker);
+        Ok(tasks)
+    }
+
+    /// Lets sections go on after a fault: until each task could have had two, or nothing has happened for longer than the bound.
+    fn calm(&mut self) {
+        let before = self.resource.sections();
+        let tasks = (self.work.contend.tasks as usize) * self.workers.len();
+        sleep(Duration::from_millis(self.rng.between(50, 500)));
+        let fault = self.faults.last().map_or(Fault::None, |injected| injected.fault);
+        let limit = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
+        let mut seen = before;
+        while seen < before + 2 * tasks {
+            let now = seen;
+            if !wait_until(limit, || self.resource.sections() > now || self.resource.is_idle()) {
+                break;
+            }
+            seen = self.resource.sections();
+            if self.resource.is_idle() {
+                break;
+            }
+        }
+        self.note_descriptors();
+    }
+
+    /// While the tasks are at work: a task that has ended has closed its files.
+    fn note_descriptors(&mut self) {
+        if now_ns() < self.work.contend.end_ns {
+            self.workers.iter_mut().for_each(Worker::note_descriptors);
+        }
+    }
+
+    /// Waits for the last sections. Returns false if a task still waits after the bound.
+    fn drain(&mut self, end: u64) -> bool {
+        sleep(left_until(end - END));
+        self.note_descriptors();
+        let fault = self.faults.last().map_or(Fault::None, |injected| injected.fault);
+        let limit = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
+        let latest = end + u64::try_from(limit.as_nanos()).unwrap_or(0) * 4;
+        loop {
+            let sections = self.resource.sections();
+            let has_moved =
+                wait_until(limit, || self.resource.sections() > sections || self.resource.is_idle());
+            if self.resource.is_idle() {
+                return true;
+            }
+            // A holder may be inside for longer, but not for ever.
+            if !has_moved && (!self.resource.has_holder() || now_ns() > latest) {
+                return false;
+            }
+        }
+    }
+
+    /// Looks at what is left.
+    fn finish(&mut self, is_idle: bool) -> Result<Left, String> {
+        let grown = self.workers.iter().map(Worker::descriptors_grown).max().unwrap_or(0);
+        let descriptors = grown.max(self.lost_descriptors);
+        // A task that waits for ever keeps its process from answering.
+        let keys = if is_idle { self.left_in_store()? } else { None };
+        Ok(Left { keys, descriptors })
+    }
+
+    /// All workers disconnect but one, which lists what is left. What killed workers leave expires.
+    fn left_in_store(&mut self) -> Result<Option<u64>, String> {
+        for worker in &mut self.workers {
+            worker.finish(Duration::from_secs(5))?;
+        }
+        let mut last = self.workers.swap_remove(0);
+        for mut worker in self.workers.drain(..) {
+            worker.close();
+        }
+        let mut left = None;
+        wait_until(PLACE, || {
+            left = match last.left() {
+                Ok(Some(left)) => Some(u64::from(left)),
+                Ok(None) => Some(self.stores.keys()),
+                Err(_) => None,
+            };
+            left == Some(0)
+        });
+        Ok(left)
+    }
+}

@@ -1,0 +1,123 @@
+//! What can be tortured: leasehold, the peers of the comparison, and specimens that are broken on purpose.
+
+/// A lock of a library.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// The peer program, as `bench/setup` names it.
+    pub program: &'static str,
+    /// The kind of lock, as the peer names it.
+    pub lock: &'static str,
+    /// Whether its leases are renewed while it holds them, so that a section may be longer than the ttl.
+    pub renews: bool,
+    /// Whether it gives out fencing tokens.
+    pub has_tokens: bool,
+    /// What the library says about its own safety.
+    pub promise: &'static str,
+    /// Where it says so.
+    pub source: &'static str,
+}
+
+const fn peer(name: &'static str, program: &'static str, lock: &'static str) -> Target {
+    Target { name, program, lock, renews: false, has_tokens: false, promise: "", source: "" }
+}
+
+const fn specimen(name: &'static str) -> Target {
+    Target { renews: true, has_tokens: true, ..peer(name, name, "mutex") }
+}
+
+/// leasehold's mutex.
+pub const LEASEHOLD: Target = Target {
+    renews: true,
+    has_tokens: true,
+    promise: "At any time by the store's clock, a mutex has at most one holder.",
+    source: "docs/guarantees.md",
+    ..peer("leasehold", "leasehold", "mutex")
+};
+
+/// What Redisson's documentation says of all its locks.
+const REDISSON: Target = Target {
+    renews: true,
+    promise: "Redisson's distributed locks are built on Valkey or Redis and are advisory: they coordinate only the clients that acquire \
+              the same lock object, and their safety depends on the deployment topology.",
+    source: "https://redisson.pro/docs/data-and-services/locks-and-synchronizers/",
+    ..peer("redisson", "redisson", "mutex")
+};
+
+/// The peers, each as its documentation advises.
+pub const PEERS: [Target; 8] = [
+    REDISSON,
+    Target { name: "redisson-fair", lock: "fair", ..REDISSON },
+    Target { name: "redisson-fenced", lock: "fenced", has_tokens: true, ..REDISSON },
+    Target {
+        promise: "This code implements an algorithm which is currently a proposal, it was not formally analyzed.",
+        source: "README of redsync",
+        ..peer("redsync", "redsync", "mutex")
+    },
+    Target {
+        renews: true,
+        promise: "The returned `ctx` will be canceled automatically and immediately once the `KeyMajority` is not held anymore.",
+        source: "README of rueidislock",
+        ..peer("rueidislock", "rueidislock", "mutex")
+    },
+    Target {
+        renews: true,
+        promise: "It provides strong guarantees in both single-redis and multi-redis environments, and provides fault tolerance through \
+                  use of multiple independent redis instances or clusters.",
+        source: "README of node-redlock",
+        ..peer("redlock", "redlock", "mutex")
+    },
+    Target {
+        promise: "It's left to the user to resolve deadlock issues and make sure multiple clients play nicely together.",
+        source: "docstring of redis.lock.Lock",
+        ..peer("redis-py", "redis-py", "mutex")
+    },
+    Target {
+        promise: "Work while the lock is valid.",
+        source: "documentation of LockGuard::release",
+        ..peer("rslock", "rslock", "mutex")
+    },
+];
+
+/// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
+pub const SPECIMENS: [Target; 7] = [
+    specimen("broken-lets-two-in"),
+    specimen("broken-ignores-loss"),
+    Target { has_tokens: false, renews: false, ..specimen("broken-set-nx") },
+    specimen("broken-falling-token"),
+    specimen("broken-lost-waiter"),
+    specimen("broken-keeps-lock"),
+    specimen("broken-leaks-files"),
+];
+
+impl Target {
+    /// By its name on the command line.
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        Self::all().find(|target| target.name == name)
+    }
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        std::iter::once(LEASEHOLD).chain(PEERS).chain(SPECIMENS)
+    }
+
+    /// Whether it is part of this program.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.is_leasehold() || SPECIMENS.iter().any(|specimen| specimen.name == self.name)
+    }
+
+    /// Whether leasehold's promises apply: to itself, and to the specimens that must break them.
+    #[must_use]
+    pub fn has_bound(&self) -> bool {
+        self.is_own()
+    }
+
+    /// Whether it is leasehold itself.
+    #[must_use]
+    pub fn is_leasehold(&self) -> bool {
+        self.name == LEASEHOLD.name
+    }
+}

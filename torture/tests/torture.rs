@@ -1,0 +1,132 @@
+//! Runs of seconds with real servers and processes. leasehold passes, and each specimen that is broken on purpose is caught.
+
+use std::path::Path;
+use std::process::Command;
+
+use leasehold_torture::check::Check;
+use leasehold_torture::page;
+use leasehold_torture::report::Report;
+
+/// Runs the program itself, since workers are started from it. Returns the exit code and the report.
+fn torture(arguments: &[&str]) -> (Option<i32>, Report) {
+    let folder = tempfile::tempdir().unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
+        .args(["--seed", "7", "--workers", "3", "--out"])
+        .arg(folder.path())
+        .args(arguments)
+        .output()
+        .unwrap();
+    let printed =
+        format!("{}{}", String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    println!("{printed}");
+    let report =
+        Report::read(&folder.path().join("report.json")).unwrap_or_else(|error| panic!("{error}: {printed}"));
+    for file in ["report.txt", "timeline.svg", "history.json"] {
+        assert!(Path::new(&folder.path().join(file)).exists(), "{file}");
+    }
+    (done.status.code(), report)
+}
+
+/// So many stops in this time that some are longer than the ttl and hit the holder.
+const SHORT_LEASES: [&str; 8] =
+    ["--store", "redis", "--faults", "worker-stop", "--minutes", "0.4", "--ttl-ms", "500"];
+
+fn passes(arguments: &[&str]) -> Report {
+    let (code, report) = torture(arguments);
+    assert_eq!((code, report.is_violated), (Some(0), false), "{}", report.text());
+    let total = report.total();
+    assert!(total.sections >= 20 && report.left.keys == Some(0), "{}", report.text());
+    report
+}
+
+/// The specimen breaks what its checker looks for.
+fn caught(specimen: &str, check: Check, arguments: &[&str]) -> Report {
+    let (code, report) = torture(&[&["--target", specimen], arguments].concat());
+    assert_eq!((code, report.is_violated), (Some(1), true), "{}", report.text());
+    assert!(report.count(check) > 0, "{}", report.text());
+    report
+}
+
+#[test]
+fn leasehold_passes_on_memory_with_stopped_and_killed_processes() {
+    let report = passes(&["--store", "memory", "--minutes", "0.1"]);
+    assert!(report.total().injected >= 2);
+}
+
+#[test]
+fn leasehold_passes_on_sqlite_with_stopped_processes() {
+    passes(&["--store", "sqlite", "--faults", "worker-stop", "--minutes", "0.1"]);
+}
+
+#[test]
+fn leasehold_passes_on_redis_with_faults() {
+    let faults = "worker-stop,client-kill,script-flush,net-cut,server-kill";
+    let report = passes(&["--store", "redis", "--faults", faults, "--minutes", "0.2"]);
+    assert_eq!(report.total().overlaps, 0);
+}
+
+#[test]
+fn lock_that_lets_two_in_is_caught() {
+    caught(
+        "broken-lets-two-in",
+        Check::Overlap,
+        &["--store", "memory", "--faults", "none", "--minutes", "0.05"],
+    );
+}
+
+#[test]
+fn worker_that_ignores_the_lost_signal_is_caught() {
+    caught("broken-ignores-loss", Check::Overlap, &SHORT_LEASES);
+}
+
+#[test]
+fn set_nx_without_a_token_is_caught() {
+    let report = caught("broken-set-nx", Check::Overlap, &SHORT_LEASES);
+    assert!(report.total().stale_fenced > 0, "{}", report.text());
+}
+
+#[test]
+fn falling_tokens_are_caught() {
+    caught(
+        "broken-falling-token",
+        Check::TokenOrder,
+        &["--store", "memory", "--faults", "none", "--minutes", "0.05"],
+    );
+}
+
+#[test]
+fn lost_waiter_is_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
+    caught("broken-lost-waiter", Check::LostWaiter, &arguments);
+}
+
+#[test]
+fn lock_that_is_never_released_is_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
+    caught("broken-keeps-lock", Check::Stall, &arguments);
+}
+
+#[test]
+fn leaked_files_are_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];
+    caught("broken-leaks-files", Check::Descriptors, &arguments);
+}
+
+#[test]
+fn fault_that_does_not_apply_names_those_that_do() {
+    let done = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
+        .args(["--store", "memory", "--faults", "flush-all"])
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(2));
+    let why = String::from_utf8_lossy(&done.stderr);
+    assert!(why.contains("flush-all does not apply to memory; there are: worker-stop, worker-kill"), "{why}");
+}
+
+#[test]
+fn page_is_generated_from_the_kept_reports() {
+    let documents = page::documents();
+    let page = std::fs::read_to_string(documents.join("torture.md")).unwrap();
+    let generated = page::write(&documents.join("torture")).unwrap();
+    assert!(page == generated, "run: cargo run -p leasehold-torture -- report");
+}
