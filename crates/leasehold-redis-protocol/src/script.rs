@@ -10,6 +10,9 @@ pub(crate) const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBL
 /// Commands for inboxes on sharded channels, which stay on the nodes of the slot.
 pub(crate) const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
 
+/// Before the rules in a cluster.
+pub(crate) const SLOT_GUARD: &str = include_str!("scripts/slot_guard.lua");
+
 /// Goes before a script in a test, after a line that sets the local `virtual` to microseconds: the script then has that time
 /// instead of the server's, for its clock, its tokens and its expiries. Needs Redis 7.
 pub const VIRTUAL_TIME: &str = include_str!("scripts/testing/virtual_time.lua");

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use crate::keys::inbox_prefix;
-use crate::script::{PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
+use crate::script::{PLAIN_CHANNELS, SHARDED_CHANNELS, SLOT_GUARD, Script};
 
 /// Pub/sub channels of the clients' inboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl ScriptVariant {
         script.text(&self.inboxes(), self.is_voter())
     }
 
-    /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument.
+    /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument, and the slot may move.
     fn inboxes(self) -> String {
         let commands = match self.channels() {
             Channels::Plain => PLAIN_CHANNELS,
@@ -76,7 +76,8 @@ impl ScriptVariant {
         };
         let name =
             if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
-        format!("{commands}local INBOX = {name}\n")
+        let guard = if self.is_cluster() { SLOT_GUARD } else { "" };
+        format!("{commands}local INBOX = {name}\n{guard}")
     }
 
     const fn index(self) -> usize {

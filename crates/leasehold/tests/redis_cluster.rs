@@ -54,6 +54,38 @@ async fn locks_move_with_their_hash_slot() {
     }
 }
 
+/// While a slot is being moved, a script may delete a key there and may not create it. What would give a plain lease rows waits.
+#[tokio::test]
+async fn plain_lease_survives_every_command_while_its_slot_migrates() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62, Flavor::Valkey9] {
+        let cluster = Cluster::of(&Server::builder().flavor(flavor));
+        let client = Client::connect(&cluster.url()).await.unwrap();
+        let other = Client::connect(&cluster.url()).await.unwrap();
+        let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
+        let slot = slot(&cluster);
+        let to = (cluster.owner_of(slot) + 1) % 3;
+        cluster.migrate_begin(slot, to);
+        let mutex = other.mutex("a");
+        let waits = tokio::spawn({
+            let mutex = mutex.clone();
+            async move { mutex.lock().await.unwrap().release_timeout(SOON).await }
+        });
+        // It is cancelled with a tombstone.
+        let _ = mutex.lock_timeout(Duration::from_millis(100)).await;
+        let key =
+            || cluster.nodes[cluster.owner_of(slot)].query::<String>(&["TYPE", "leasehold:3:{mutex:a}"]);
+        assert_eq!(key().unwrap(), "string", "{flavor:?}: the lease is there");
+        cluster.migrate_keys(slot, to);
+        cluster.migrate_end(slot, to);
+        until(async || other.inspect(Kind::Mutex, "a").await.is_ok_and(|info| !info.waiters.is_empty()))
+            .await;
+        guard.renew().await.unwrap();
+        assert!(!waits.is_finished());
+        guard.release_timeout(SOON).await.unwrap();
+        timeout(SOON, waits).await.unwrap().unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn attempt_queues_at_the_importing_node() {
     let cluster = Cluster::start();

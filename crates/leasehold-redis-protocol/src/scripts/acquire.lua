@@ -34,6 +34,8 @@ if ARGV[2] ~= '' then
       return id
     end
     drawn = id
+  elseif string.find(id.err, 'READONLY', 1, true) then
+    return id
   end
 end
 local raw = redis.call('MGET', KEYS[1])[1]
@@ -70,7 +72,6 @@ end
 local function look_again(w)
   local held = held_by(w.has_owner, w.owner)
   if held and w.weight <= held.weight then
-    remove_waiter(w)
     return { now, 1, lease_to_waiter(w, held) }
   end
   if said.waits then
@@ -116,9 +117,10 @@ local function replace(held)
     if held.weight > math.floor(h.capacity / 2) then return enqueue() end
     return { now, 6, 3, held.weight }
   end
-  make_way(held)
   local token, last = held.token, held.token
   if further > 0 then token, last = next_tokens(reserve) end
+  if not token then return nil end
+  make_way(held)
   local reply = lease_at_once(token, last, held_since(held))
   head_was_told_wrong()
   grant()
@@ -144,6 +146,7 @@ local function acquire()
   end
   if h.waiters == h.parked and fits(weight) then
     local token, last = next_tokens(reserve)
+    if not token then return nil end
     return lease_at_once(token, last, now)
   end
   if not said.waits then return { now, 3 } end
@@ -156,4 +159,4 @@ hear(id)
 grant()
 local reply, is_known = acquire()
 store()
-return reply, is_known
+return reply or redis.error_reply(clock_error), is_known

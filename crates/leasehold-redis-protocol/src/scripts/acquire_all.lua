@@ -24,6 +24,10 @@ for i = 1, count do
     refused, failure = i, reply
     break
   end
+  if type(reply) == 'table' and reply.err then
+    refused, failure = i, reply
+    break
+  end
   replies[i], is_new[i] = reply, not is_known
   if type(reply) == 'table' and reply[2] ~= 1 then
     refused = i

@@ -5,7 +5,7 @@
 -- was released before, and memory is not full, since an id was drawn.
 
 local row = drawn and not raw and first_row('h')
-if row then
+if row and #row >= struct.size(HEADER) then
   local _, capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
     struct.unpack(HEADER, row)
   local id, flags, wanted, weight, ttl, reserve, said_at = struct.unpack(ACQUIRE, ARGV[1])

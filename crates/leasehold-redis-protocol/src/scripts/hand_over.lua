@@ -5,7 +5,7 @@
 -- the waiter is subscribed, is its client's only one and has no owner.
 
 local row = floor == 0 and not raw and first_row('h')
-if row then
+if row and #row >= struct.size(HEADER) then
   local _, capacity, _, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
     struct.unpack(HEADER, row)
   local _, holder, kept, is_named

@@ -17,6 +17,7 @@ local queue_moved = false
 local was_awaited = false
 local loaded = nil -- the plain form as it was
 local pushes = {}
+local clock_error = nil -- why the clock gave no token: nothing more is granted in this step, and everything else is stored
 
 local function soonest_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
@@ -153,20 +154,31 @@ local function draw(id)
   return write('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '')
 end
 
--- Takes the next token, but none below `floor`, and those up to `reserve` behind it; moves the clock behind the last.
+-- As `draw`; nothing if the clock refuses, for example because memory is full.
+local function try_draw(id)
+  local is_drawn, reply = pcall(draw, id)
+  if is_drawn then return reply end
+  clock_error = type(reply) == 'table' and reply.err or reply
+end
+
+-- Takes the next token, but none below `floor`, and those up to `reserve` behind it; moves the clock behind the last. Returns
+-- nothing if the clock gives none. It is called before anything is changed that depends on the token.
 local function next_tokens(reserve)
-  local ms, sequence = string.match(drawn or draw('*'), '(%d+)%-(%d+)')
+  local id = drawn or try_draw('*')
   drawn = nil
+  if not id then return nil end
+  local ms, sequence = string.match(id, '(%d+)%-(%d+)')
   local next_one = ms * TOKENS_PER_MS + sequence
   local token = math.max(next_one, h.last_token + 1, floor)
   local last = token
   -- All locks share the clock, so it does not run far ahead for tokens that may never be used.
   if token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then last = token + reserve end
-  if last > NEVER then error('CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53', 0) end
-  -- A clock that stands still, or was set back, leaves more ids in one millisecond than there are tokens.
-  if last > next_one or tonumber(sequence) >= TOKENS_PER_MS then
-    draw(id_of(last))
+  if last > NEVER then
+    clock_error = 'CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53'
+    return nil
   end
+  -- A clock that stands still, or was set back, leaves more ids in one millisecond than there are tokens.
+  if (last > next_one or tonumber(sequence) >= TOKENS_PER_MS) and not try_draw(id_of(last)) then return nil end
   h.last_token = last
   return token, last
 end
@@ -210,6 +222,7 @@ local function next_candidate()
   return first
 end
 
+-- Returns nothing, and changes nothing, if the clock gives no token.
 local function lease_to_waiter(w, held)
   local lasts = math.min(w.ttl, CLAIM_WINDOW)
   local granted_at = now
@@ -218,7 +231,9 @@ local function lease_to_waiter(w, held)
     token, last = held.token, held.token
   else
     token, last = next_tokens(w.reserve)
+    if not token then return nil end
   end
+  remove_waiter(w)
   if held and w.replaces ~= '' then
     make_way(held)
     granted_at = held_since(held)
@@ -240,8 +255,9 @@ local function grant()
     elseif asker ~= w.id and not is_there(w.id) then
       set_parked(w.id, 1)
     else
-      remove_waiter(w)
-      push(w.id, 1, lease_to_waiter(w, held))
+      local token, last, lasts = lease_to_waiter(w, held)
+      if not token then break end
+      push(w.id, 1, token, last, lasts)
     end
   end
 end
@@ -301,7 +317,7 @@ end
 local function begin()
   load()
   was_awaited = is_awaited()
-  if raw and first then loaded = pack_plain(first) end
+  if raw and first and not is_unbounded then loaded = pack_plain(first) end
   expire()
   return not foreign
 end

@@ -34,9 +34,9 @@ if l then
     raise_clock()
   end
   put_lease(l)
-  local token, last = 0, 0
+  local token, last = nil, nil
   if reserve > 0 then token, last = next_tokens(reserve) end
-  reply = { now, 7, ttl, is_awaited() and 1 or 0, token, last }
+  reply = { now, 7, ttl, is_awaited() and 1 or 0, token or 0, last or 0 }
 end
 store()
 return reply

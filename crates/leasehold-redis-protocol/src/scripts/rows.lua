@@ -69,6 +69,7 @@ local first = nil -- the lease that is kept with the header
 local header = nil -- the header's row as it was
 local has_rows, stayed = false, 0
 local foreign = nil -- how many milliseconds another program's value stays, or -1 for ever
+local is_unbounded = false -- the plain form has lost its expiry
 
 -- A server whose memory is full lets nothing be written, unless the script has written something that takes no memory. To
 -- release or to renew must always work.
@@ -196,15 +197,18 @@ end
 local function load_plain()
   local said, ms, sequence, granted_at, last = string.match(raw, PLAIN)
   local left = redis.call('PTTL', KEYS[1])
-  if not said then
+  if not said or #said < struct.size(ACQUIRE) then
     foreign = left
     return
   end
   local a = unpack_acquire(said)
   granted_at = tonumber(granted_at) or ms * 1000
   local ends = math.floor(now / 1000) * 1000 + left * 1000
-  -- Somebody took the key's expiry away.
-  if left < 0 then ends = granted_at + a.ttl end
+  -- Another program took the key's expiry away. The last renewal is not known, so the lease gets its ttl from now on.
+  if left < 0 then
+    ends = now + a.ttl
+    is_unbounded = true
+  end
   if ends <= now then return end
   local token = ms * TOKENS_PER_MS + sequence
   outlive(ends)
@@ -216,7 +220,7 @@ end
 local function load()
   if raw then return load_plain() end
   header = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i', 'LIMIT', '0', '1')[1]
-  if not header then
+  if not header or #header < struct.size(HEADER) then
     if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE ' .. KEYS[1] .. ' is a sorted set of another program', 0) end
     return
   end
@@ -238,7 +242,7 @@ local function pack_plain(l)
   if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or h.last_token ~= l.token then
     more = string.format(' %.0f %.0f', l.granted_at, h.last_token)
   end
-  return struct.pack(ACQUIRE, l.id, 0, h.capacity, l.weight, l.expires_at - l.granted_at, 0) .. l.metadata
+  return struct.pack(ACQUIRE, l.id, 0, h.capacity, l.weight, l.expires_at - math.min(l.granted_at, now), 0) .. l.metadata
     .. ' leasehold:3@' .. id_of(l.token) .. more
 end
 

@@ -180,3 +180,65 @@ async fn layout_2_is_refused() {
     let error = Client::connect(&server.url()).await.unwrap_err();
     assert!(error.to_string().contains("layout"), "{error}");
 }
+
+/// What a command has removed is booked although the clock then refused the token of the next lease.
+#[tokio::test]
+async fn queue_survives_a_clock_that_gives_no_token() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mutex = client.mutex("a").global_fifo();
+    let guard = mutex.lock().await.unwrap();
+    let waiters: Vec<_> = (0..2)
+        .map(|_| {
+            let mutex = mutex.clone();
+            tokio::spawn(async move { token(&mutex).await })
+        })
+        .collect();
+    until_waiting(&client, 2).await;
+    set_clock(&server, "5000000000000-0");
+    guard.release().await.unwrap();
+    let info = mutex.inspect().await.unwrap();
+    assert_eq!((info.holders.len(), info.waiters.len()), (0, 2), "{info:?}");
+    server.run(&["DEL", CLOCK]);
+    // Any command moves the queue.
+    mutex.inspect().await.unwrap();
+    for waiter in waiters {
+        timeout(SOON, waiter).await.unwrap().unwrap();
+    }
+    until(async || key_type(&server) == "none").await;
+}
+
+#[tokio::test]
+async fn renewed_lease_whose_key_lost_its_expiry_is_held_and_expires() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mutex = client.mutex("a").ttl(Duration::from_millis(300)).auto_renew(false);
+    let guard = mutex.lock().await.unwrap();
+    let mut renewed = 0;
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) {
+        guard.renew().await.unwrap();
+        renewed += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(renewed > 1);
+    server.run(&["PERSIST", KEY]);
+    assert!(client_of(&server).await.mutex("a").try_lock().await.unwrap().is_none());
+    let left: i64 = server.query(&["PTTL", KEY]).unwrap();
+    assert!((1..=300).contains(&left), "the key has its expiry again: {left}");
+    guard.renew().await.unwrap();
+    drop(guard);
+}
+
+#[tokio::test]
+async fn values_that_only_look_like_a_lock_are_those_of_another_program() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    server.run(&["SET", KEY, "job leasehold:3@1-1"]);
+    assert!(client.mutex("a").try_lock().await.unwrap().is_none());
+    assert!(client.mutex("a").inspect().await.unwrap().foreign.is_some());
+    server.run(&["DEL", KEY]);
+    server.run(&["ZADD", KEY, "1", "hello"]);
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("another program"), "{error}");
+}
