@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use leasehold::{Client, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
+use leasehold::{Client, ForeignInfo, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
 use serde_json::{Value, json};
 
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
@@ -71,7 +71,7 @@ async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<Lo
 }
 
 fn is_in_use(lock: &LockInfo) -> bool {
-    !lock.holders.is_empty() || !lock.waiters.is_empty()
+    !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.foreign.is_some()
 }
 
 /// The one lock that is meant.
@@ -106,7 +106,10 @@ fn lock_text(lock: &LockInfo) -> String {
     if let Some(token) = lock.last_token {
         let _ = writeln!(text, "last token {token}");
     }
-    if lock.holders.is_empty() && lock.waiters.is_empty() {
+    if let Some(foreign) = &lock.foreign {
+        let _ = writeln!(text, "{}", foreign_line(foreign));
+    }
+    if !is_in_use(lock) {
         let _ = writeln!(text, "free");
     }
     for holder in &lock.holders {
@@ -116,6 +119,14 @@ fn lock_text(lock: &LockInfo) -> String {
         let _ = writeln!(text, "{}", waiter_line(waiter));
     }
     text
+}
+
+/// The key has a value that is not leasehold's.
+fn foreign_line(foreign: &ForeignInfo) -> String {
+    match foreign.expires_in {
+        Some(expires_in) => format!("held by another program, for {}", span(expires_in)),
+        None => "held by another program, without an expiry".to_owned(),
+    }
 }
 
 pub(crate) async fn release(
@@ -158,7 +169,8 @@ pub(crate) async fn release(
 fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
-    let shown = holder.map_or_else(|| "-".to_owned(), |holder| identity(&holder.metadata, &holder.client));
+    let nobody = if lock.foreign.is_some() { "another program" } else { "-" };
+    let shown = holder.map_or_else(|| nobody.to_owned(), |holder| identity(&holder.metadata, &holder.client));
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     [
         printable(&lock.name),
@@ -270,6 +282,7 @@ fn lock_json(lock: &LockInfo) -> Value {
         "rounds": (lock.kind == Kind::Barrier).then_some(lock.rounds),
         "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
         "waiters": lock.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
+        "foreign": lock.foreign.map(|foreign| json!({ "expires_in_ms": foreign.expires_in.map(millis) })),
     })
 }
 

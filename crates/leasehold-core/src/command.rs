@@ -160,6 +160,11 @@ pub enum Reply {
     View(View),
     /// To `ForceRelease`: the revoked leases.
     Forced(Vec<Holder>),
+    /// To `Inspect` and `ForceRelease`, from Redis: the key has a value of another program, which leaves it alone.
+    Foreign {
+        /// When that key expires; `None` if it does not.
+        expires_at: Option<StoreTime>,
+    },
 }
 
 /// A granted lease.

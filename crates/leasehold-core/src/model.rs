@@ -464,7 +464,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn next_tokens(&mut self, reserve: u32) -> TokenRange {
-        let Now { wall, floor, .. } = self.context.now;
+        let Now { wall, floor, may_reserve, .. } = self.context.now;
+        let reserve = if may_reserve { reserve } else { 0 };
         let from = floor.map_or(wall, |floor| wall.max(StoreTime::from_micros(floor.get())));
         let tokens = TokenRange::next(self.header.last_token, reserve, from);
         self.remember_token(tokens.last.get());

@@ -10,7 +10,7 @@ use leasehold_core::{
 };
 
 use crate::encode::micros;
-use crate::layout::LAYOUT;
+use crate::layout::{LAYOUT, TOKENS_PER_MS};
 use crate::value::{ReplyValue, ValueRef};
 
 /// The server sent a reply or a push that no script of this layout version produces.
@@ -30,8 +30,8 @@ impl std::error::Error for ProtocolError {}
 const UNKNOWN_REPLY: ProtocolError = ProtocolError("reply");
 const UNKNOWN_PUSH: ProtocolError = ProtocolError("push");
 
-/// Decodes the reply to a command. `floor` is that of the [`VoteArgs`](crate::VoteArgs) with which the command
-/// was sent.
+/// Decodes the reply to a command. The usual reply to a release does not tell the time: [`Answer::at`] is then
+/// [`StoreTime::ZERO`].
 ///
 /// It does not decode error replies of the server (NOSCRIPT, MOVED, OOM and so on). The client library
 /// reports these.
@@ -39,12 +39,8 @@ const UNKNOWN_PUSH: ProtocolError = ProtocolError("push");
 /// # Errors
 ///
 /// [`ProtocolError`] for an unknown reply.
-pub fn decode_answer<V: ReplyValue>(
-    command: &Command,
-    floor: Option<Token>,
-    value: &V,
-) -> Result<Answer, ProtocolError> {
-    answer_of(command, floor, value).ok_or(UNKNOWN_REPLY)
+pub fn decode_answer<V: ReplyValue>(command: &Command, value: &V) -> Result<Answer, ProtocolError> {
+    answer_of(command, value).ok_or(UNKNOWN_REPLY)
 }
 
 /// Decodes the reply to several renewals. Returns one answer per renewal, or `None` for a renewal that must be
@@ -55,12 +51,11 @@ pub fn decode_answer<V: ReplyValue>(
 /// [`ProtocolError`] for an unknown reply.
 pub fn decode_renewals<'a, V: ReplyValue>(
     commands: impl ExactSizeIterator<Item = &'a Command>,
-    floor: Option<Token>,
     value: &V,
 ) -> Result<Vec<Option<Answer>>, ProtocolError> {
     let one = |(command, value): (&Command, &V)| match value.view() {
         ValueRef::Nil => Some(None),
-        _ => answer_of(command, floor, value).map(Some),
+        _ => answer_of(command, value).map(Some),
     };
     let answers: Option<Vec<_>> = match value.view() {
         ValueRef::List(values) if values.len() == commands.len() => commands.zip(values).map(one).collect(),
@@ -79,34 +74,60 @@ pub fn decode_push(message: &[u8]) -> Result<Push, ProtocolError> {
     push_of(message).ok_or(UNKNOWN_PUSH)
 }
 
-fn answer_of<V: ReplyValue>(command: &Command, floor: Option<Token>, value: &V) -> Option<Answer> {
-    if let ValueRef::Int(at) = value.view() {
-        let at = StoreTime::from_micros(u64::try_from(at).ok()?);
-        return Some(Answer { at, reply: short_reply(command, floor, at)? });
+fn answer_of<V: ReplyValue>(command: &Command, value: &V) -> Option<Answer> {
+    match value.view() {
+        ValueRef::Bytes(id) => plain_grant(command, id),
+        ValueRef::Int(at) => short_answer(command, u64::try_from(at).ok()?),
+        _ => {
+            let list = Reader::of(value)?;
+            Some(Answer { at: list.time(0)?, reply: decode_reply(command, &list)? })
+        }
     }
-    let list = Reader::of(value)?;
-    Some(Answer { at: list.time(0)?, reply: decode_reply(&list)? })
 }
 
-/// The result that the time alone stands for.
-fn short_reply(command: &Command, floor: Option<Token>, at: StoreTime) -> Option<Reply> {
+/// The grant that a stream id stands for: the lease of the first lines, whose token it is. Its milliseconds are the time.
+fn plain_grant(command: &Command, id: &[u8]) -> Option<Answer> {
+    let Command::Acquire(acquire) = command else { return None };
+    let (ms, sequence) = std::str::from_utf8(id).ok()?.split_once('-')?;
+    let (ms, sequence): (u64, u64) = (ms.parse().ok()?, sequence.parse().ok()?);
+    let token = Token::new(ms.checked_mul(TOKENS_PER_MS)?.checked_add(sequence)?)?;
+    let tokens = TokenRange { first: token, last: token };
+    let valid_for = Duration::from_micros(micros(acquire.ttl));
+    let at = StoreTime::from_micros(ms.checked_mul(1_000)?);
+    Some(Answer { at, reply: Reply::Granted(Grant { tokens, valid_for }) })
+}
+
+/// The result that a number stands for.
+fn short_answer(command: &Command, number: u64) -> Option<Answer> {
+    let at = StoreTime::from_micros(number);
     match command {
-        Command::Acquire(acquire) => {
-            let first = at.as_micros().max(floor.map_or(0, Token::get));
-            let last = Token::new(first + u64::from(acquire.reserve))?;
-            let tokens = TokenRange { first: Token::new(first)?, last };
-            Some(Reply::Granted(Grant { tokens, valid_for: Duration::from_micros(micros(acquire.ttl)) }))
-        }
-        Command::Release(_) => Some(Reply::Released),
+        // The number of keys that were deleted.
+        Command::Release(_) if number == 1 => Some(Answer { at: StoreTime::ZERO, reply: Reply::Released }),
+        Command::Release(_) => Some(Answer { at, reply: Reply::Released }),
         Command::Renew(renew) if renew.reserve == 0 => {
             let valid_for = Duration::from_micros(micros(renew.ttl));
-            Some(Reply::Renewed { valid_for, tokens: None, contended: false })
+            Some(Answer { at, reply: Reply::Renewed { valid_for, tokens: None, contended: false } })
         }
-        Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
+        Command::Acquire(_) | Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
     }
 }
 
-fn decode_reply<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Reply> {
+/// How often a waiter looks whether another program still holds the key, since nobody will tell it.
+const FOREIGN_POLL: Duration = Duration::from_secs(1);
+
+/// The answer where another program holds the key, for so many milliseconds, or for ever.
+fn foreign(command: &Command, at: StoreTime, left: Option<Duration>) -> Reply {
+    match command {
+        Command::Acquire(acquire) if acquire.wait.is_some() => {
+            let repoll_at = at + left.map_or(FOREIGN_POLL, |left| left.min(FOREIGN_POLL));
+            Reply::Queued(Queued { is_head: true, repoll_at })
+        }
+        Command::Acquire(_) => Reply::Busy,
+        _ => Reply::Foreign { expires_at: left.map(|left| at + left) },
+    }
+}
+
+fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Option<Reply> {
     Some(match list.number(1)? {
         1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)? }),
         2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, repoll_at: list.time(3)? }),
@@ -134,6 +155,7 @@ fn decode_reply<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Reply> {
         }),
         11 => Reply::Forced(decode_holders(&list.list(2)?)?),
         12 => Reply::Abstains(list.time(2)?),
+        13 => foreign(command, list.time(0)?, list.number(2).map(Duration::from_millis)),
         _ => return None,
     })
 }
@@ -264,7 +286,7 @@ fn whole(number: f64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Release, Renew};
+    use leasehold_core::{Acquire, Release, Renew, WaitFor};
 
     use super::*;
     use crate::value::Value;
@@ -292,23 +314,48 @@ mod tests {
     }
 
     fn reply(command: &Command, value: &Value) -> Result<Reply, ProtocolError> {
-        decode_answer(command, None, value).map(|answer| answer.reply)
+        decode_answer(command, value).map(|answer| answer.reply)
     }
 
     #[test]
-    fn time_alone_is_the_usual_answer() {
+    fn usual_answers_are_an_id_or_a_number() {
         let valid_for = Duration::from_secs(10);
-        let granted = |first, last| Reply::Granted(Grant { tokens: tokens(first, last), valid_for });
-        assert_eq!(reply(&acquire(0), &Value::Int(50)), Ok(granted(50, 50)));
-        assert_eq!(reply(&acquire(2), &Value::Int(50)), Ok(granted(50, 52)));
-        let above_floor = decode_answer(&acquire(0), Token::new(70), &Value::Int(50)).unwrap();
-        assert_eq!((above_floor.at.as_micros(), above_floor.reply), (50, granted(70, 70)));
+        let id = Value::Bytes(b"50-3".to_vec());
+        let tokens = tokens(50 * 2_048 + 3, 50 * 2_048 + 3);
+        let granted =
+            Answer { at: StoreTime::from_micros(50_000), reply: Reply::Granted(Grant { tokens, valid_for }) };
+        assert_eq!(decode_answer(&acquire(0), &id), Ok(granted));
         let renewed = Reply::Renewed { valid_for, tokens: None, contended: false };
         assert_eq!(reply(&renew(0), &Value::Int(50)), Ok(renewed));
-        assert_eq!(reply(&Command::Release(Release::now(ID)), &Value::Int(50)), Ok(Reply::Released));
-        for command in [renew(1), Command::Inspect, Command::ForceRelease] {
+        let release = Command::Release(Release::now(ID));
+        for (number, at) in [(50, 50), (1, 0)] {
+            let released = Answer { at: StoreTime::from_micros(at), reply: Reply::Released };
+            assert_eq!(decode_answer(&release, &Value::Int(number)), Ok(released));
+        }
+        for command in [acquire(0), renew(1), Command::Inspect, Command::ForceRelease] {
             assert_eq!(reply(&command, &Value::Int(50)), Err(UNKNOWN_REPLY), "{command:?}");
         }
+        for command in [renew(0), release, Command::Inspect] {
+            assert_eq!(reply(&command, &id), Err(UNKNOWN_REPLY), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn key_of_another_program_is_looked_at_again() {
+        let waits = |ttl_ms: i64| {
+            let wait = Some(WaitFor { entry_ttl: Duration::from_secs(9), max_queue: 9 });
+            let acquire = Acquire { wait, ..Acquire::exclusive(ID, Duration::from_secs(10)) };
+            reply(&Command::from(acquire), &numbers(&[5, 13, ttl_ms]))
+        };
+        let queued = |at| Reply::Queued(Queued { is_head: true, repoll_at: StoreTime::from_micros(at) });
+        assert_eq!(waits(7), Ok(queued(7_005)));
+        assert_eq!(waits(9_000), Ok(queued(1_000_005)), "it may be released before it expires");
+        assert_eq!(waits(-1), Ok(queued(1_000_005)));
+        assert_eq!(reply(&acquire(0), &numbers(&[5, 13, -1])), Ok(Reply::Busy));
+        let foreign = |expires_at| Ok(Reply::Foreign { expires_at });
+        assert_eq!(reply(&Command::Inspect, &numbers(&[5, 13, -1])), foreign(None));
+        let expires_at = Some(StoreTime::from_micros(2_005));
+        assert_eq!(reply(&Command::ForceRelease, &numbers(&[5, 13, 2])), foreign(expires_at));
     }
 
     #[test]
@@ -332,7 +379,7 @@ mod tests {
             (numbers(&[5, 12, 9]), Reply::Abstains(time(9))),
         ];
         for (value, reply) in expected {
-            let answer = decode_answer(&acquire(0), None, &value);
+            let answer = decode_answer(&acquire(0), &value);
             assert_eq!(answer, Ok(Answer { at: time(5), reply }), "{value:?}");
         }
     }
@@ -366,6 +413,7 @@ mod tests {
             Value::Nil,
             Value::Int(-1),
             Value::Bytes(b"OK".to_vec()),
+            Value::Bytes(b"4398046511104-0".to_vec()),
             numbers(&[]),
             numbers(&[5]),
             numbers(&[5, 9]),
@@ -376,14 +424,14 @@ mod tests {
         for value in values {
             assert_eq!(reply(&acquire(0), &value), Err(UNKNOWN_REPLY), "{value:?}");
         }
-        assert_eq!(UNKNOWN_REPLY.to_string(), "the server sent a reply that is unknown to layout version 2");
+        assert_eq!(UNKNOWN_REPLY.to_string(), "the server sent a reply that is unknown to layout version 3");
     }
 
     #[test]
     fn renewals_that_must_be_sent_alone_are_none() {
         let commands = [renew(0), renew(0)];
-        let decode = |value: &Value| decode_renewals(commands.iter(), None, value);
-        let one = decode_answer(&commands[0], None, &Value::Int(5)).unwrap();
+        let decode = |value: &Value| decode_renewals(commands.iter(), value);
+        let one = decode_answer(&commands[0], &Value::Int(5)).unwrap();
         assert_eq!(decode(&Value::Int(5)), Ok(vec![Some(one.clone()), Some(one.clone())]));
         let mixed = Value::List(vec![Value::Nil, Value::Int(5)]);
         assert_eq!(decode(&mixed), Ok(vec![None, Some(one)]));

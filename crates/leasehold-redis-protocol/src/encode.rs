@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
-use crate::keys::{KEYS, inbox_prefix, push_keys, slot_of, state_key};
+use crate::keys::{clock_key, inbox_prefix, resource_key, slot_of};
 use crate::layout::RESTART_GUARD_KEY;
 use crate::script::Script;
 use crate::variant::ScriptVariant;
@@ -29,18 +29,19 @@ impl ScriptVariant {
         let script = script_of(command);
         let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
         let mut call = ScriptCall::new(self, script, 7, room_for(resource, command) + vote_args.run_id.len());
-        push_keys(resource, |key| call.push_key(key));
+        call.push_key(resource_key(resource).as_bytes());
+        self.push_clock(&mut call, resource);
         if abstains_for.is_some() {
             call.push_key(RESTART_GUARD_KEY.as_bytes());
         }
-        call.push_arg(|bytes| push_command(bytes, command));
-        self.push_floor(&mut call, vote_args);
+        self.push_command(&mut call, command);
         if let Some(span) = abstains_for {
             call.push_arg(|bytes| {
                 bytes.extend(number(micros(span)));
                 bytes.extend(vote_args.run_id.as_bytes());
             });
         }
+        self.push_floor(&mut call, vote_args);
         self.push_inbox(&mut call, resource);
         call
     }
@@ -55,16 +56,19 @@ impl ScriptVariant {
         attempts: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
     ) -> ScriptCall {
         let room = attempts.clone().map(|(resource, command)| room_for(resource, command)).sum();
-        let parts = attempts.clone().count() * (KEYS + 1) + 1;
+        let parts = attempts.clone().count() * 3 + 2;
         let mut call = ScriptCall::new(self, Script::AcquireAll, parts, room);
         for (resource, _) in attempts.clone() {
-            push_keys(resource, |key| call.push_key(key));
+            call.push_key(resource_key(resource).as_bytes());
         }
-        for (_, command) in attempts.clone() {
-            call.push_arg(|bytes| push_command(bytes, command));
+        let first = attempts.clone().next();
+        if let Some((resource, _)) = first {
+            self.push_clock(&mut call, resource);
         }
-        self.push_floor(&mut call, VoteArgs::default());
-        if let Some((resource, _)) = attempts.into_iter().next() {
+        for (_, command) in attempts {
+            self.push_command(&mut call, command);
+        }
+        if let Some((resource, _)) = first {
             self.push_inbox(&mut call, resource);
         }
         call
@@ -77,11 +81,24 @@ impl ScriptVariant {
         let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 80).sum();
         let mut call = ScriptCall::new(self, Script::RenewAll, renewals.len() + 2, room);
         for (resource, _) in renewals {
-            call.push_key(state_key(resource).as_bytes());
+            call.push_key(resource_key(resource).as_bytes());
         }
         call.push_arg(|bytes| push_renewals(bytes, renewals));
         self.push_floor(&mut call, vote_args);
         call
+    }
+
+    fn push_clock(self, call: &mut ScriptCall, resource: &Resource) {
+        call.push_key(clock_key(self.is_cluster().then(|| slot_of(resource))).as_bytes());
+    }
+
+    /// Appends the first argument of the command's script, and the second one of `acquire.lua`.
+    fn push_command(self, call: &mut ScriptCall, command: &Command) {
+        call.push_arg(|bytes| push_command(bytes, command));
+        if let Command::Acquire(acquire) = command {
+            let ttl = plain_ttl(acquire).filter(|_| !self.is_voter());
+            call.push_arg(|bytes| bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes()));
+        }
     }
 
     fn push_floor(self, call: &mut ScriptCall, vote_args: VoteArgs<'_>) {
@@ -113,7 +130,7 @@ fn room_for(resource: &Resource, command: &Command) -> usize {
         Command::Acquire(acquire) => acquire.metadata.len() + 160,
         _ => 80,
     };
-    KEYS * (resource.name.as_str().len() + 40) + args
+    resource.name.as_str().len() + 80 + args
 }
 
 /// Appends the first argument of the command's script.
@@ -128,6 +145,14 @@ fn push_command(bytes: &mut Vec<u8>, command: &Command) {
         Command::Release(release) => push_release(bytes, release),
         Command::Inspect | Command::ForceRelease => {}
     }
+}
+
+/// The ttl in milliseconds if the first lines of `acquire.lua` can grant the attempt. Without an owner, reserved tokens and a
+/// lease to replace, the stored value tells everything.
+fn plain_ttl(acquire: &Acquire) -> Option<u64> {
+    let is_plain = acquire.owner.is_none() && acquire.replaces.is_none() && acquire.reserve == 0;
+    let fits = (1..=acquire.capacity).contains(&acquire.weight);
+    Some(micros(acquire.ttl).div_ceil(1_000)).filter(|ms| is_plain && fits && *ms > 0)
 }
 
 fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
@@ -154,11 +179,11 @@ fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
 }
 
 fn push_release(bytes: &mut Vec<u8>, release: &Release) {
-    push_acquisition(bytes, release.acquisition);
     if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
         bytes.extend(micros(release.min_hold).to_be_bytes());
         bytes.extend(micros(release.tombstone).to_be_bytes());
     }
+    push_acquisition(bytes, release.acquisition);
 }
 
 /// Appends the argument of `RenewAll`: the client id, then each lease's sequence number and ttl.
@@ -197,7 +222,6 @@ mod tests {
     use leasehold_core::{ClientId, Kind, Name, WaitFor};
 
     use super::*;
-    use crate::keys::keys_of;
     use crate::variant::Channels;
 
     fn resource(name: &str) -> Resource {
@@ -222,18 +246,21 @@ mod tests {
     fn encode(variant: ScriptVariant, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
         let call = variant.encode(&resource("a"), command, vote_args);
         let keys: Vec<&[u8]> = call.keys().collect();
-        let expected = keys_of(&resource("a"));
-        assert_eq!(keys[..2], expected.each_ref().map(String::as_bytes));
+        let clock = clock_key(variant.is_cluster().then(|| slot_of(&resource("a"))));
+        assert_eq!(keys[..2], [resource_key(&resource("a")).as_bytes(), clock.as_bytes()]);
         call
     }
 
     #[test]
     fn acquire_is_encoded_as_documented() {
+        let plain = Acquire::exclusive(acquisition(), Duration::from_micros(1_001));
+        let plain = encode(ScriptVariant::Server, &Command::from(plain), VoteArgs::default());
+        assert_eq!(args(&plain)[1], b"2", "milliseconds are rounded up");
         let acquire = Acquire { reserve: 5, ..Acquire::exclusive(acquisition(), Duration::from_micros(9)) };
         let plain = encode(ScriptVariant::Server, &Command::from(acquire.clone()), VoteArgs::default());
         let mut expected = id();
         expected.extend([0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
-        assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected]));
+        assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected, Vec::new()]));
 
         let all = Acquire {
             owner: Some(Owner::new("me")),
@@ -247,7 +274,7 @@ mod tests {
         expected.extend([7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
         expected.extend([0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 8]);
         expected.extend(b"\0\0\0\x02me\0\0\0\0\0\0\0\x02{}");
-        assert_eq!(args(&all), [expected]);
+        assert_eq!(args(&all), [expected, Vec::new()]);
     }
 
     #[test]
@@ -262,7 +289,7 @@ mod tests {
         assert_eq!((call.script(), args(&call)), (Script::Release, vec![id()]));
         let release = Release { tombstone: Duration::from_micros(6), ..release };
         let call = encode(ScriptVariant::Server, &Command::Release(release), VoteArgs::default());
-        assert_eq!(args(&call), [[id(), vec![0; 15], vec![6]].concat()]);
+        assert_eq!(args(&call), [[vec![0; 15], vec![6], id()].concat()]);
     }
 
     #[test]
@@ -273,11 +300,11 @@ mod tests {
         let call = encode(ScriptVariant::Voter, &acquire, vote_args);
         assert_eq!(call.keys().nth(2), Some(RESTART_GUARD_KEY.as_bytes()));
         let guard = [&2_f64.to_be_bytes(), b"run".as_slice()].concat();
-        assert_eq!(args(&call)[1..], [3_f64.to_be_bytes().to_vec(), guard]);
+        assert_eq!(args(&call)[1..], [Vec::new(), guard, 3_f64.to_be_bytes().to_vec()]);
         let call = encode(ScriptVariant::Voter, &Command::Inspect, vote_args);
         assert_eq!((call.keys().len(), args(&call)), (2, vec![Vec::new(), 3_f64.to_be_bytes().to_vec()]));
         let call = encode(ScriptVariant::Server, &acquire, vote_args);
-        assert_eq!((call.keys().len(), call.args().len()), (2, 1));
+        assert_eq!((call.keys().len(), call.args().len()), (2, 2));
     }
 
     #[test]
@@ -289,8 +316,8 @@ mod tests {
         let acquire = Command::from(Acquire::exclusive(acquisition(), Duration::from_secs(1)));
         let (a, b) = (resource("a"), resource("b"));
         let call = variant.encode_acquire_all([(&a, &acquire), (&b, &acquire)].into_iter());
-        assert_eq!((call.script(), call.keys().len(), call.args().len()), (Script::AcquireAll, 4, 3));
-        assert_eq!(args(&call)[2], inbox.as_bytes());
+        assert_eq!((call.script(), call.keys().len(), call.args().len()), (Script::AcquireAll, 3, 5));
+        assert_eq!(args(&call)[4], inbox.as_bytes());
     }
 
     #[test]
@@ -307,7 +334,7 @@ mod tests {
             [id(), vec![0, 0, 0, 0, 0, 0, 0, 9], vec![0, 0, 0, 0, 0, 0, 0, 4], vec![0, 0, 0, 0, 0, 0, 0, 9]];
         assert_eq!(args(&call), [expected.concat()]);
         let keys: Vec<&[u8]> = call.keys().collect();
-        assert_eq!(keys, [state_key(&a).as_bytes(), state_key(&b).as_bytes()]);
+        assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes()]);
     }
 
     #[test]

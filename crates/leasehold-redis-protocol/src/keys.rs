@@ -6,49 +6,28 @@ use leasehold_core::{ClientId, Kind, Name, Resource};
 
 use crate::layout::{PREFIX, SLOTS};
 
-/// The last part of a resource's keys, in the order in which the scripts expect them.
-const STATE: &str = "state";
-const ROWS: &str = "rows";
+/// `SCAN` pattern of the resources' keys. [`resource_of`] decodes each key.
+pub const RESOURCE_PATTERN: &str = "leasehold:3:{*}";
 
-/// Number of keys of a resource.
-pub(crate) const KEYS: usize = 2;
-
-/// `SCAN` pattern of the `state` keys. [`resource_of`] decodes each key.
-pub const STATE_PATTERN: &str = "leasehold:2:{*}:state";
-
-/// The keys of a resource, in the order in which the scripts expect them. All are in one hash slot.
+/// The key of a resource. It exists while the resource has a holder or a waiter, or must keep new attempts out.
 #[must_use]
-pub fn keys_of(resource: &Resource) -> [String; KEYS] {
-    [STATE, ROWS].map(|part| stem(resource) + part)
-}
-
-/// The first of a resource's keys. It exists while the resource has a holder or a waiter, and for an hour
-/// after that.
-#[must_use]
-pub fn state_key(resource: &Resource) -> String {
-    stem(resource) + STATE
-}
-
-/// Passes the bytes of each key to `push`, without a `String` per key.
-pub(crate) fn push_keys(resource: &Resource, mut push: impl FnMut(&[u8])) {
-    let mut key = stem(resource);
-    let stem = key.len();
-    for part in [STATE, ROWS] {
-        key.truncate(stem);
-        key.push_str(part);
-        push(key.as_bytes());
-    }
-}
-
-/// The common first part of a resource's keys, with the hash tag.
-fn stem(resource: &Resource) -> String {
-    // Enough for the kind and the longest part, unless the name has characters to escape.
+pub fn resource_key(resource: &Resource) -> String {
+    // Enough for the kind, unless the name has characters to escape.
     let mut key = String::with_capacity(PREFIX.len() + resource.name.as_str().len() + 40);
     key.push_str(PREFIX);
     key.push_str(":{");
     push_tag(&mut key, resource);
-    key.push_str("}:");
+    key.push('}');
     key
+}
+
+/// The stream whose ids are the tokens of a server or, in a cluster, of one slot.
+#[must_use]
+pub fn clock_key(slot: Option<u16>) -> String {
+    match slot {
+        None => format!("{PREFIX}:clock"),
+        Some(slot) => format!("{PREFIX}:clock:{{{}}}", tag_of(slot)),
+    }
 }
 
 /// Appends kind and name. A brace in the name would end the hash tag early.
@@ -65,11 +44,11 @@ fn push_tag(text: &mut String, resource: &Resource) {
     }
 }
 
-/// The resource of a `state` key; `None` for any other key.
+/// The resource of a key; `None` for any other key.
 #[must_use]
 pub fn resource_of(key: &[u8]) -> Option<Resource> {
     let key = std::str::from_utf8(key).ok()?;
-    let tag = key.strip_prefix(PREFIX)?.strip_prefix(":{")?.strip_suffix(STATE)?.strip_suffix("}:")?;
+    let tag = key.strip_prefix(PREFIX)?.strip_prefix(":{")?.strip_suffix('}')?;
     let (kind, name) = tag.split_once(':')?;
     let name = name.replace("%7B", "{").replace("%7D", "}").replace("%25", "%");
     Some(Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? })
@@ -81,7 +60,7 @@ pub fn resource_of(key: &[u8]) -> Option<Resource> {
 pub fn inbox_prefix(slot: Option<u16>) -> String {
     match slot {
         None => format!("{PREFIX}:inbox:"),
-        Some(slot) => format!("{PREFIX}:inbox:{{{}}}:", SLOT_TAGS[usize::from(slot % SLOTS)]),
+        Some(slot) => format!("{PREFIX}:inbox:{{{}}}:", tag_of(slot)),
     }
 }
 
@@ -105,6 +84,10 @@ pub fn slot_of_inbox(channel: &[u8]) -> Option<u16> {
     let channel = std::str::from_utf8(channel).ok()?;
     let (tag, _) = channel.strip_prefix(PREFIX)?.strip_prefix(":inbox:{")?.split_once('}')?;
     Some(slot(tag))
+}
+
+fn tag_of(slot: u16) -> u32 {
+    SLOT_TAGS[usize::from(slot % SLOTS)]
 }
 
 fn slot(tag: &str) -> u16 {
@@ -138,26 +121,26 @@ mod tests {
 
     #[test]
     fn braces_in_names_are_escaped_without_collisions() {
-        let encode = |name| state_key(&mutex(name));
-        assert_eq!(encode("orders:42"), "leasehold:2:{mutex:orders:42}:state");
-        assert_eq!(encode("a}{b"), "leasehold:2:{mutex:a%7D%7Bb}:state");
+        let encode = |name| resource_key(&mutex(name));
+        assert_eq!(encode("orders:42"), "leasehold:3:{mutex:orders:42}");
+        assert_eq!(encode("a}{b"), "leasehold:3:{mutex:a%7D%7Bb}");
         assert_ne!(encode("a%7D"), encode("a}"));
-        for name in ["a", "a}{b", "%7D", "%257B", "}:state", "ä b"] {
+        for name in ["a", "a}{b", "%7D", "%257B", "}", "}:", "ä b"] {
             assert_eq!(resource_of(encode(name).as_bytes()), Some(mutex(name)));
         }
-        assert_eq!(resource_of(b"leasehold:2:{else:a}:state"), None);
-        assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:2:inbox:00000000000000000000000000000007");
+        assert_eq!(resource_of(b"leasehold:3:{else:a}"), None);
+        assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:3:inbox:00000000000000000000000000000007");
     }
 
     #[test]
-    fn every_way_to_the_keys_yields_the_same_keys() {
-        let resource = mutex("a}{b");
-        let mut pushed = Vec::new();
-        push_keys(&resource, |key| pushed.push(String::from_utf8(key.to_vec()).unwrap()));
-        assert_eq!(pushed, keys_of(&resource));
-        assert_eq!(pushed[0], state_key(&resource));
-        let (before, after) = STATE_PATTERN.split_once('*').unwrap();
-        assert!(pushed[0].starts_with(before) && pushed[0].ends_with(after));
+    fn pattern_finds_resources_and_nothing_else() {
+        let (before, after) = RESOURCE_PATTERN.split_once('*').unwrap();
+        let key = resource_key(&mutex("a}{b"));
+        assert!(key.starts_with(before) && key.ends_with(after));
+        for other in [clock_key(None), clock_key(Some(7)), inbox_of(ClientId::new(7), Some(7))] {
+            assert!(!other.starts_with(before), "{other}");
+            assert_eq!(resource_of(other.as_bytes()), None);
+        }
     }
 
     #[test]
@@ -167,7 +150,10 @@ mod tests {
         for slot in [0, 1, 12_182, SLOTS - 1] {
             let channel = inbox_of(ClientId::new(7), Some(slot));
             assert_eq!(slot_of_inbox(channel.as_bytes()), Some(slot));
+            let clock = clock_key(Some(slot));
+            let (_, tag) = clock.split_once('{').unwrap();
+            assert_eq!(super::slot(tag.trim_end_matches('}')), slot);
         }
-        assert_eq!(slot_of_inbox(b"leasehold:2:inbox:7"), None);
+        assert_eq!(slot_of_inbox(b"leasehold:3:inbox:7"), None);
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-/// The layout version. It is the 2 in key and channel names.
-pub const LAYOUT: &str = "2";
+use leasehold_core::{StoreTime, Token};
+
+/// The layout version. It is the 3 in key and channel names.
+pub const LAYOUT: &str = "3";
 
 /// The key with the layout version of the clients that use a server. A client stores its version there (`SET … NX EX`).
 /// If another version is stored, the client disconnects, because the clients would not see each other's locks.
@@ -13,7 +15,7 @@ pub const LAYOUT_KEY: &str = "leasehold:layout";
 pub const LAYOUT_KEY_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Key of a quorum node with the time since when the server's data is complete.
-pub const RESTART_GUARD_KEY: &str = "leasehold:2:born";
+pub const RESTART_GUARD_KEY: &str = "leasehold:3:born";
 
 /// Max number of renewals in one command, because a script blocks the server.
 pub const MAX_RENEWALS: usize = 128;
@@ -22,4 +24,28 @@ pub const MAX_RENEWALS: usize = 128;
 pub const SLOTS: u16 = 16_384;
 
 /// First part of every key and channel name, except [`LAYOUT_KEY`].
-pub(crate) const PREFIX: &str = "leasehold:2";
+pub(crate) const PREFIX: &str = "leasehold:3";
+
+/// Tokens per millisecond of the server's clock. A token is `milliseconds * 2048 + sequence number` of a stream id.
+pub(crate) const TOKENS_PER_MS: u64 = 2_048;
+
+/// The token that a server whose clock shows this time gives next, if its clock of tokens is not ahead. `None` beyond the
+/// year 2109.
+#[must_use]
+pub fn token_at(time: StoreTime) -> Option<Token> {
+    let token = u128::from(time.as_micros()) * u128::from(TOKENS_PER_MS) / 1_000;
+    Token::new(u64::try_from(token).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_follows_the_time_until_2109() {
+        let at = |micros| token_at(StoreTime::from_micros(micros)).map(Token::get);
+        assert_eq!(at(7_000), Some(7 * TOKENS_PER_MS));
+        assert_eq!(at(7_500), Some(7 * TOKENS_PER_MS + TOKENS_PER_MS / 2));
+        assert_eq!(at(4_398_046_511_104_000), None);
+    }
+}

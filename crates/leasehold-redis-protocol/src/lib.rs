@@ -18,14 +18,14 @@
 //! assert_eq!(call.sha1().len(), 40);
 //! assert_eq!(
 //!     call.keys().collect::<Vec<_>>(),
-//!     [b"leasehold:2:{mutex:orders:42}:state".as_slice(), b"leasehold:2:{mutex:orders:42}:rows"]
+//!     [b"leasehold:3:{mutex:orders:42}".as_slice(), b"leasehold:3:clock"]
 //! );
-//! assert_eq!(call.args().len(), 1);
+//! assert_eq!(call.args().len(), 2);
 //!
-//! // A single integer means: granted, with the server's time as the token.
-//! let answer = decode_answer(&command, None, &Value::Int(1_700_000_000_000_000))?;
+//! // A stream id means: granted, with the id as the token.
+//! let answer = decode_answer(&command, &Value::Bytes(b"1700000000000-7".to_vec()))?;
 //! let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
-//! assert_eq!(grant.tokens.first.get(), 1_700_000_000_000_000);
+//! assert_eq!(grant.tokens.first.get(), 1_700_000_000_000 * 2_048 + 7);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -52,11 +52,11 @@ pub use call::ScriptCall;
 pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
 pub use encode::VoteArgs;
 pub use keys::{
-    STATE_PATTERN, inbox_of, inbox_prefix, keys_of, resource_of, slot_of, slot_of_inbox, state_key,
+    RESOURCE_PATTERN, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, slot_of, slot_of_inbox,
 };
-pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS};
+pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at};
 pub use leasehold_core::weight;
-pub use script::{CLOCK, PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
+pub use script::{Script, VIRTUAL_TIME};
 pub use value::{ReplyValue, Value, ValueRef};
 pub use variant::{Channels, ScriptVariant};
 

@@ -1,21 +1,27 @@
 //! The scripts, one per command. Each implements the rules of `leasehold_core::model` with the same names.
 //!
-//! A script reads the clock and the resource's state. If the command has a fast path, the script tries it. Otherwise it
-//! runs the shared part (`rows.lua`, `model.lua`) and the command. The fast path comes first because the shared part costs
-//! more than most commands. The tests of the crate `leasehold` compare both with the model.
-
-/// Reads the server's clock. No other clock affects a script.
-pub const CLOCK: &str = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n";
+//! A script begins with the few lines that are the whole usual case. The line `--@use rules` stands for the shared part
+//! (`rows.lua`, `model.lua`), which costs more than most commands, and which only runs if these lines have not answered. The
+//! tests of the crate `leasehold` compare both with the model.
 
 /// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
-pub const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
+pub(crate) const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
 
 /// Commands for inboxes on sharded channels, which stay on the nodes of the slot.
-pub const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
+pub(crate) const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
 
-const STATE: &str = "local raw = redis.call('GET', KEYS[1])\n";
-const ROWS: &str = include_str!("scripts/rows.lua");
-const MODEL: &str = include_str!("scripts/model.lua");
+/// Goes before a script in a test, after a line that sets the local `virtual` to microseconds: the script then has that time
+/// instead of the server's, for its clock, its tokens and its expiries. Needs Redis 7.
+pub const VIRTUAL_TIME: &str = include_str!("scripts/testing/virtual_time.lua");
+
+/// An id of the clock that was drawn, and is no token yet: see `model.lua`.
+const NOT_DRAWN: &str = "local drawn = nil\n";
+const NO_FLOOR: &str = "local floor = 0\n";
+const FLOOR: &str = include_str!("scripts/floor.lua");
+const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
+const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
+const USE_RULES: &str = "--@use rules\n";
+const USE_SHORTCUT: &str = "--@use shortcut\n";
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +38,7 @@ pub enum Script {
     ForceRelease,
     /// `Acquire` of several resources: all are granted, or none is.
     AcquireAll,
-    /// `Renew` of several leases. It has only a fast path.
+    /// `Renew` of several plain leases.
     RenewAll,
 }
 
@@ -48,65 +54,55 @@ impl Script {
         Self::RenewAll,
     ];
 
-    /// The prelude of a single server: there are no tokens of other nodes.
-    pub const NO_FLOOR: &str = "local floor = 0\n";
-
-    /// Builds the text from its parts. [`ScriptVariant::text`](crate::ScriptVariant::text) chooses the parts; a test may use
-    /// others.
-    ///
-    /// - `clock` sets the local `now` to microseconds: [`CLOCK`].
-    /// - `channels` sets the locals `NUMSUB` and `PUBLISH` ([`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`]), and `INBOX` to the inbox
-    ///   name before the client id.
-    /// - `floor` sets the local `floor`: [`Script::NO_FLOOR`] or [`Script::voter_prelude`].
-    #[must_use]
-    pub fn text(self, clock: &str, channels: &str, floor: &str) -> String {
-        // The script for one resource, as a function with the keys and arguments of that resource.
-        let function = |name, step: &str| ["local function ", name, "(KEYS, ARGV)\n", step, "end\n"].concat();
+    /// Builds the text. `inboxes` sets the locals `NUMSUB` and `PUBLISH` ([`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`]), and
+    /// `INBOX` to the inbox name before the client id. A voter has a floor, and its acquire may abstain.
+    pub(crate) fn text(self, inboxes: &str, is_voter: bool) -> String {
         match self {
             Self::AcquireAll => {
-                let acquire = function("acquire", &Self::Acquire.step(channels, floor));
-                let release = function("release", &Self::Release.step(channels, floor));
-                [clock, &acquire, &release, include_str!("scripts/acquire_all.lua")].concat()
+                // A script as a function, with the keys and arguments of one resource.
+                let function = |name, script: Self| {
+                    ["local function ", name, "(KEYS, ARGV)\n", &script.step(inboxes, ""), "end\n"].concat()
+                };
+                let acquire = function("acquire", Self::Acquire);
+                let release = function("release", Self::Release);
+                [NOT_DRAWN, NO_FLOOR, &acquire, &release, self.source()].concat()
             }
-            Self::RenewAll => {
-                let renew = concat!(
-                    "local function renew(state, id, ttl)\n",
-                    "local raw, reserve = redis.call('GET', state), 0\n",
-                    include_str!("scripts/renew_fast.lua"),
-                    "end\n",
-                );
-                [clock, floor, renew, include_str!("scripts/renew_all.lua")].concat()
+            _ => {
+                let guard = if is_voter && self == Self::Acquire { RESTART_GUARD } else { "" };
+                let floor = if is_voter { FLOOR } else { NO_FLOOR };
+                [NOT_DRAWN, floor, &self.step(inboxes, guard)].concat()
             }
-            _ => [clock, &self.step(channels, floor)].concat(),
         }
     }
 
-    /// Everything after the clock.
-    fn step(self, channels: &str, floor: &str) -> String {
-        let (fast_path, command) = match self {
-            Self::Acquire => (include_str!("scripts/acquire_fast.lua"), include_str!("scripts/acquire.lua")),
-            Self::Renew => {
-                let fast_path =
-                    concat!(include_str!("scripts/renew_args.lua"), include_str!("scripts/renew_fast.lua"));
-                (fast_path, include_str!("scripts/renew.lua"))
+    /// The script for one resource. The rules are a function of their own, because a function with many locals costs a
+    /// call even if it returns before them: Lua makes room for all of them.
+    fn step(self, inboxes: &str, guard: &str) -> String {
+        match self.source().split_once(USE_RULES) {
+            Some((first_lines, command)) => {
+                // A voter may abstain first, and has a floor.
+                let shortcut = match self {
+                    Self::Acquire if guard.is_empty() => include_str!("scripts/enqueue.lua"),
+                    Self::Release => include_str!("scripts/hand_over.lua"),
+                    _ => "",
+                };
+                let rules = [inboxes, &RULES.replace(USE_SHORTCUT, shortcut), guard, command].concat();
+                [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
             }
-            Self::Release => (include_str!("scripts/release_fast.lua"), include_str!("scripts/release.lua")),
-            Self::Inspect => ("", include_str!("scripts/inspect.lua")),
-            Self::ForceRelease => ("", include_str!("scripts/force_release.lua")),
-            Self::AcquireAll | Self::RenewAll => ("", ""),
-        };
-        [STATE, channels, floor, fast_path, ROWS, MODEL, command].concat()
+            None => self.source().to_owned(),
+        }
     }
 
-    /// The prelude of a quorum node: reads the floor and, before an acquire, may abstain. `AcquireAll` is not used over a quorum.
-    #[must_use]
-    pub const fn voter_prelude(self) -> &'static str {
+    /// The script's own file.
+    const fn source(self) -> &'static str {
         match self {
-            Self::Acquire => {
-                concat!(include_str!("scripts/floor.lua"), include_str!("scripts/restart_guard.lua"))
-            }
-            Self::AcquireAll => Self::NO_FLOOR,
-            _ => include_str!("scripts/floor.lua"),
+            Self::Acquire => include_str!("scripts/acquire.lua"),
+            Self::Renew => include_str!("scripts/renew.lua"),
+            Self::Release => include_str!("scripts/release.lua"),
+            Self::Inspect => include_str!("scripts/inspect.lua"),
+            Self::ForceRelease => include_str!("scripts/force_release.lua"),
+            Self::AcquireAll => include_str!("scripts/acquire_all.lua"),
+            Self::RenewAll => include_str!("scripts/renew_all.lua"),
         }
     }
 }

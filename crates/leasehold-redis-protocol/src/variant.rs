@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use crate::keys::inbox_prefix;
-use crate::script::{CLOCK, PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
+use crate::script::{PLAIN_CHANNELS, SHARDED_CHANNELS, Script};
 
 /// Pub/sub channels of the clients' inboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,12 +62,10 @@ impl ScriptVariant {
         }
     }
 
-    /// The text of a script. `clock` is [`CLOCK`], or a replacement that sets the local `now` to microseconds, for example
-    /// in a test.
+    /// The text of a script.
     #[must_use]
-    pub fn text(self, script: Script, clock: &str) -> String {
-        let floor = if self.is_voter() { script.voter_prelude() } else { Script::NO_FLOOR };
-        script.text(clock, &self.inboxes(), floor)
+    pub fn text(self, script: Script) -> String {
+        script.text(&self.inboxes(), self.is_voter())
     }
 
     /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument.
@@ -76,7 +74,8 @@ impl ScriptVariant {
             Channels::Plain => PLAIN_CHANNELS,
             Channels::Sharded => SHARDED_CHANNELS,
         };
-        let name = if self.is_cluster() { "ARGV[2]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
+        let name =
+            if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
         format!("{commands}local INBOX = {name}\n")
     }
 
@@ -106,7 +105,7 @@ pub(crate) struct ScriptSource {
 static SOURCES: LazyLock<[[ScriptSource; 4]; 7]> = LazyLock::new(|| {
     Script::ALL.map(|script| {
         ScriptVariant::ALL.map(|variant| {
-            let text = variant.text(script, CLOCK);
+            let text = variant.text(script);
             let sha1 = sha1_smol::Sha1::from(&text).digest().to_string();
             ScriptSource { text, sha1 }
         })
@@ -123,7 +122,7 @@ mod tests {
             assert_eq!(script as usize, at);
             for (at, variant) in ScriptVariant::ALL.into_iter().enumerate() {
                 assert_eq!(variant.index(), at);
-                assert_eq!(variant.source(script).text, variant.text(script, CLOCK));
+                assert_eq!(variant.source(script).text, variant.text(script));
             }
         }
     }
@@ -143,9 +142,9 @@ mod tests {
         for script in [Script::Acquire, Script::Renew, Script::Release, Script::Inspect, Script::ForceRelease]
         {
             for variant in ScriptVariant::ALL {
-                let text = variant.text(script, CLOCK);
+                let text = variant.text(script);
                 assert_eq!(text.contains("local floor = 0\n"), !variant.is_voter(), "{script:?} {variant:?}");
-                assert_eq!(text.contains("local INBOX = ARGV[2]\n"), variant.is_cluster(), "{variant:?}");
+                assert_eq!(text.contains("local INBOX = ARGV[#ARGV]\n"), variant.is_cluster(), "{variant:?}");
                 let is_sharded = variant.channels() == Channels::Sharded;
                 assert_eq!(text.contains("'SPUBLISH'"), is_sharded, "{variant:?}");
             }

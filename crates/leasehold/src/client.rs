@@ -266,7 +266,7 @@ impl Client {
                 views
             }
         };
-        views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty());
+        views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty() || view.foreign.is_some());
         Ok(views)
     }
 

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource};
+use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource, View};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
-use crate::inspect::{HolderInfo, LockInfo};
+use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
 use crate::store::{Capabilities, Store, StoreError};
 
@@ -95,6 +95,11 @@ impl Handle {
     pub(crate) fn view(&self, resource: &Resource, answer: Answer) -> Result<LockInfo, Error> {
         match answer.reply {
             Reply::View(view) => Ok(LockInfo::new(resource, view, answer.at, self.session.id)),
+            Reply::Foreign { expires_at } => {
+                let expires_in = expires_at.map(|expires_at| expires_at.since(answer.at));
+                let info = LockInfo::new(resource, View::default(), answer.at, self.session.id);
+                Ok(LockInfo { foreign: Some(ForeignInfo { expires_in }), ..info })
+            }
             reply => Err(self.unexpected(resource, &reply)),
         }
     }
@@ -106,6 +111,10 @@ impl Handle {
                 tracing::warn!(%resource, holders = holders.len(), "lock released by force");
                 let view = |holder| HolderInfo::new(resource.kind, holder, answer.at, self.session.id);
                 Ok(holders.iter().map(view).collect())
+            }
+            Reply::Foreign { .. } => {
+                let what = "its key has a value of another program, which only that program may remove";
+                Err(self.error(ErrorKind::Invalid, &resource, what))
             }
             reply => Err(self.unexpected(&resource, &reply)),
         }

@@ -44,6 +44,31 @@ pub struct LockInfo {
     pub waiters: Vec<WaiterInfo>,
     /// The number of passed rounds of a barrier that the store still has, usually those of the last minute.
     pub rounds: usize,
+    /// On Redis: another program holds the lock, because the key has a value that is not leasehold's.
+    pub foreign: Option<ForeignInfo>,
+}
+
+/// A value of another program in the key of a lock.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let info = client.mutex("orders:42").inspect().await?;
+/// if let Some(foreign) = info.foreign {
+///     println!("another program holds it, for {:?}", foreign.expires_in);
+/// }
+/// # Ok(()) });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ForeignInfo {
+    /// The time until the key expires; `None` if it does not.
+    #[cfg_attr(
+        feature = "serde",
+        serde(rename = "expires_in_ms", serialize_with = "views::optional_millis")
+    )]
+    pub expires_in: Option<Duration>,
 }
 
 /// One holder of a lock.
@@ -151,6 +176,14 @@ mod views {
         }
     }
 
+    #[expect(clippy::ref_option, reason = "serde calls it with a reference to the field")]
+    pub(super) fn optional_millis<S: Serializer>(span: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        match span {
+            None => to.serialize_none(),
+            Some(span) => millis(span, to),
+        }
+    }
+
     pub(super) fn millis<S: Serializer>(span: &Duration, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
     }
@@ -220,6 +253,7 @@ impl LockInfo {
                 .map(|(index, waiter)| WaiterInfo::new(resource.kind, index + 1, &waiter, at, requester))
                 .collect(),
             rounds,
+            foreign: None,
         }
     }
 }

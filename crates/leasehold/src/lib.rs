@@ -106,7 +106,7 @@ pub use client::Client;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::{Error, ErrorKind};
 pub use guard::Guard;
-pub use inspect::{HolderInfo, LockInfo, Mode, WaiterInfo};
+pub use inspect::{ForeignInfo, HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
 pub use locks::barrier::Barrier;
 pub use locks::election::{Election, Observer};

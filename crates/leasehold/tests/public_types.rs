@@ -27,6 +27,7 @@ fn listed() -> BTreeSet<String> {
         leasehold::ErrorKind,
         leasehold::Fact,
         leasehold::Finding,
+        leasehold::ForeignInfo,
         leasehold::Guard,
         leasehold::HolderInfo,
         leasehold::HolderMetadata,

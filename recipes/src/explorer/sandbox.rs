@@ -35,8 +35,8 @@ const DUMP_ALL: &str = "local keys = redis.call('KEYS', '*')
     end
     return all";
 
-/// Sets the local `now` in a script that reads the server's clock.
-pub const CLOCK: &str = "local now = tonumber(redis.call('GET', 'sandbox:clock'))\n";
+/// Sets the local `virtual` for `leasehold_redis_protocol::VIRTUAL_TIME`.
+pub const CLOCK: &str = "local virtual = tonumber(redis.call('GET', 'sandbox:clock'))\n";
 
 /// When a key expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

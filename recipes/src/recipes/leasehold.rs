@@ -12,7 +12,7 @@ use leasehold_core::{
     LocalTime, Name, Outcome, Owner, Release, Reply, Resource, WaitFor, WaitPolicy,
 };
 use leasehold_redis_protocol::{
-    Script, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, weight,
+    Script, ScriptVariant, VIRTUAL_TIME, VoteArgs, decode_answer, decode_push, inbox_of, weight,
 };
 use redis::{RedisResult, Value};
 
@@ -50,7 +50,7 @@ pub fn unmodified(script: &str) -> String {
 /// A release that does not compare its acquisition with the holder's: the explorer must catch it.
 #[must_use]
 pub fn releasing_any_holder(script: &str) -> String {
-    script.replace("if form == 1 and id == ARGV[1] and ends > now and", "if form == 1 and ends > now and")
+    script.replace("raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1]", "raw")
 }
 
 /// A grant that is published to the wrong channel: the explorer must catch it.
@@ -63,8 +63,8 @@ pub fn publishing_to_wrong_channel(script: &str) -> String {
 #[must_use]
 pub fn repeating_tokens(script: &str) -> String {
     script
-        .replace("local token = math.max(h.last_token + 1, ", "local token = math.max(h.last_token, ")
-        .replace("local token, lasts = math.max(last + 1, ", "local token, lasts = math.max(last, ")
+        .replace("      return id\n", "      return string.match(id, '^%d+-') .. '0'\n")
+        .replace("math.max(next_one, h.last_token + 1, floor)", "ms * TOKENS_PER_MS")
 }
 
 /// All of them.
@@ -91,7 +91,8 @@ impl Own {
     /// This lock as the lock under test. The probe does not wait. `modify` receives the source of each script.
     #[must_use]
     pub fn subject(self, modify: Modify) -> Subject {
-        let text = |script| Text::new(&modify(&ScriptVariant::Server.text(script, CLOCK)));
+        let text =
+            |script| Text::new(&[CLOCK, VIRTUAL_TIME, &modify(&ScriptVariant::Server.text(script))].concat());
         let texts = Script::ALL.map(|script| (script, text(script)));
         let texts: Arc<HashMap<_, _>> = Arc::new(texts.into());
         let make: MakeClient = Arc::new(move |redis, role, who| {
@@ -159,7 +160,7 @@ impl Leasehold {
         let words: Vec<_> = call.keys().chain(call.args()).map(<[u8]>::to_vec).collect();
         let request = Request::Script { text, keys: call.keys().len(), words };
         let value: Value = self.redis.send(request, display_value(command)).await?;
-        decode_answer(command, None, &value).map_err(|_| misuse("a reply of another layout version"))
+        decode_answer(command, &value).map_err(|_| misuse("a reply of another layout version"))
     }
 
     fn begin(&mut self) -> AcquireMachine {

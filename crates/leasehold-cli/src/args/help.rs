@@ -143,6 +143,8 @@ With --json the output is one value with these keys. Later versions may add keys
                     waiting_for_ms the time since it was queued
                     skipped        true: its client was unreachable. The
                                    waiter keeps its position
+  foreign           on Redis: the key has a value of another program, with
+                    expires_in_ms, or null
 
 ls --json prints {\"store\": ..., \"locks\": [...]} with such values. release --json
 prints {\"released\": [...]} with such holders.";

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::{CommandContext, Rows, step};
 use crate::command::{Acquire, Answer, Command, Release, Reply};
+use crate::token::Token;
 
 /// Applies one attempt to each of several resources: all are granted, or none is. No attempt waits.
 ///
@@ -24,12 +25,17 @@ pub fn apply_all<R: Rows>(
     attempts: &mut [(&mut R, &Arc<Acquire>)],
 ) -> Result<Vec<Answer>, R::Error> {
     let CommandContext { now, is_reachable, pushes } = context;
+    let at = now.time;
+    let mut now = now;
     let mut run = |rows: &mut R, command: &Command| {
         // Only this step's own pushes are withdrawn.
         let mut own = Vec::new();
         let answer =
             step(rows, CommandContext { now, is_reachable: &mut *is_reachable, pushes: &mut own }, command)?;
         pushes.append(&mut own);
+        // Tokens rise over the whole step, because a store may have one clock for all of them.
+        let next = rows.header()?.and_then(|header| Token::new(header.last_token + 1));
+        now.floor = now.floor.max(next);
         Ok(answer)
     };
     let mut answers = Vec::new();
@@ -52,7 +58,7 @@ pub fn apply_all<R: Rows>(
                 answer.reply = Reply::Busy;
             }
         }
-        answers.resize(attempts.len(), Answer { at: now.time, reply: Reply::Busy });
+        answers.resize(attempts.len(), Answer { at, reply: Reply::Busy });
     }
     Ok(answers)
 }

@@ -1,12 +1,13 @@
 -- Acquires a lease, or enqueues the attempt.
 --
--- KEYS  1 state, 2 rows: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
 --           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
---       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
--- Returns the time alone if the lease is granted for the whole ttl, with the time as its token, or `floor` if that is higher;
---       otherwise the time, and
+--       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve,
+--           nothing to replace, and no quorum node; otherwise empty
+--       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
+-- Returns the stream id that is the token if the first lines grant the lease; otherwise the time, and
 --       1 first token, last token, lasts   granted
 --       2 is head (0, 1), look again at    queued
 --       3                                  busy
@@ -16,7 +17,27 @@
 --       6 2 capacity in use                refused: another capacity is in use
 --       6 3 weight held                    refused: the owner holds with less weight, and may not wait for more
 --       6 4 0                              refused: the lease to replace is not held
+--       13 milliseconds left, or -1        another program holds the key
 -- As a function it also returns whether the attempt was known before.
+--
+-- The first lines are the whole usual case. The id is drawn before the SET, because the value contains it, and a third call
+-- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens, and one
+-- of the next century may be no token.
+
+local LONGEST_ID, FIRST_LATE_ID = #'1700000000000-999', '4'
+if ARGV[2] ~= '' then
+  local id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+  drawn = nil
+  if not id.err then
+    if #id <= LONGEST_ID and id < FIRST_LATE_ID
+      and redis.call('SET', KEYS[1], ARGV[1] .. ' leasehold:3@' .. id, 'NX', 'PX', ARGV[2]) then
+      return id
+    end
+    drawn = id
+  end
+end
+local raw = redis.call('MGET', KEYS[1])[1]
+--@use rules
 
 local said = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces
@@ -33,8 +54,8 @@ end
 local function follower_looks_at()
   local ends = head_hint()
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-  ends = ends + struct.unpack('>I4', id, 13) % FOLLOWERS_APART
-  return math.max(ends, now + LOOKS_APART * ready_clients() * waiters_of(string.sub(id, 1, 16)))
+  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
+  return math.max(ends, now + LOOKS_APART * count_rows('r') * count_rows('q' .. client_of(id)))
 end
 
 local function queued(place)
@@ -129,10 +150,10 @@ local function acquire()
   return enqueue()
 end
 
-begin(raw)
+if not begin() then return { now, 13, foreign } end
 asker = id
 hear(id)
 grant()
 local reply, is_known = acquire()
-store(raw)
+store()
 return reply, is_known

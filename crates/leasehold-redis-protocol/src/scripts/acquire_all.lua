@@ -1,24 +1,25 @@
 -- Acquires several resources in one step: all are granted, or none is. The counterpart of `model/acquire_all.rs`.
 --
--- KEYS  state and rows of each resource, all in one hash slot
--- ARGV  for each resource the first argument of acquire.lua, of an attempt that neither waits nor replaces; then in a cluster
---       the inbox name without the client id
+-- KEYS  the key of each resource, then the clock: all in one hash slot
+-- ARGV  for each resource the first two arguments of acquire.lua, of an attempt that neither waits nor replaces; then in a
+--       cluster the inbox name without the client id
 -- Returns for each resource the reply of acquire.lua.
 --
 -- `acquire` and `release` are the scripts of those names, as functions. Each attempt runs as if it were alone. After the first
 -- one that is not granted, the earlier grants of this step are released, and the later attempts are not made. The same
 -- happens after an error, because a script that ends with an error keeps what it has written; the reply is then that error.
 
-local count = #KEYS / 2
+local count = #KEYS - 1
 local replies, is_new = {}, {}
 local refused, failure = nil, nil
+local inbox = ARGV[#ARGV]
 
 local function keys_of(i)
-  return { KEYS[2 * i - 1], KEYS[2 * i] }
+  return { KEYS[i], KEYS[#KEYS] }
 end
 
 for i = 1, count do
-  local is_done, reply, is_known = pcall(acquire, keys_of(i), { ARGV[i], ARGV[count + 1] })
+  local is_done, reply, is_known = pcall(acquire, keys_of(i), { ARGV[2 * i - 1], ARGV[2 * i], inbox })
   if not is_done then
     refused, failure = i, reply
     break
@@ -31,9 +32,11 @@ for i = 1, count do
 end
 
 if refused then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000000 + time[2]
   for i = 1, refused - 1 do
     if is_new[i] then
-      release(keys_of(i), { string.sub(ARGV[i], 1, 24), ARGV[count + 1] })
+      release(keys_of(i), { (struct.unpack('c24', ARGV[2 * i - 1])), inbox })
       replies[i] = { now, 3 }
     end
   end

@@ -1,12 +1,16 @@
 -- Revokes all leases of the resource.
 --
--- KEYS  1 state, 2 rows: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 empty
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time, and
---       11 holders   as in inspect.lua
+--       11 holders                    as in inspect.lua
+--       13 milliseconds left, or -1   another program holds the key, which is left alone
 
-begin(raw)
+local raw = redis.call('MGET', KEYS[1])[1]
+--@use rules
+
+if not begin() then return { now, 13, foreign } end
 grant()
 local taken = each_lease()
 table.sort(taken, function(a, b)
@@ -17,8 +21,8 @@ for i = 1, #taken do
   local l = taken[i]
   remove_lease(l)
   push(l.id, 3)
-  taken[i] = { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
+  taken[i] = shown(l)
 end
 grant()
-store(raw)
+store()
 return { now, 11, taken }

@@ -1,25 +1,22 @@
 -- The rules: the counterpart of `model.rs`, rule by rule and name by name. `rows.lua` stores what they change.
 --
--- KEYS  1 state, 2 rows: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --
 -- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. No token below
--- `floor` is granted.
+-- `floor` is granted. `raw` is the string in the key, if it is one; `drawn` is an id of the clock that is nobody's token yet.
 --
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
--- queue is granted what fits, and the command runs. Finally the state is stored, and each key that was written gets an
--- expiry that none of its rows outlives.
+-- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 
-local CLAIM_WINDOW = 3000000
-local FOLLOWERS_APART = 1500000
-local LOOKS_APART = 25000
-local BEHIND_HOLDERS = 1099511627776
+local MAX_LEAD = 100 -- milliseconds
 
 local asker = nil
 local asker_parked = 0 -- its client was found absent in this step
 local queue_moved = false
 local was_awaited = false
+local loaded = nil -- the plain form as it was
 local pushes = {}
 
 local function soonest_expiry(expiry)
@@ -28,10 +25,6 @@ end
 
 local function push(id, kind, a, b, c)
   pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0 }
-end
-
-local function client_of(id)
-  return string.sub(id, 1, 16)
 end
 
 local function inbox_of(id)
@@ -156,15 +149,38 @@ local function head_was_told_wrong()
   queue_moved = true
 end
 
-local function remember_token(last)
-  h.last_token = last
-  h.remember_until = math.max(last + 1, now + REMEMBER_TOKEN)
+-- The clock's next id, which follows the server's time and never falls, or this later one.
+local function draw(id)
+  return write('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '')
 end
 
+-- Takes the next token, but none below `floor`, and those up to `reserve` behind it; moves the clock behind the last.
 local function next_tokens(reserve)
-  local token = math.max(h.last_token + 1, now, floor)
-  remember_token(token + reserve)
-  return token, h.last_token
+  local ms, sequence = string.match(drawn or draw('*'), '(%d+)%-(%d+)')
+  drawn = nil
+  local next_one = ms * TOKENS_PER_MS + sequence
+  local token = math.max(next_one, h.last_token + 1, floor)
+  local last = token
+  -- All locks share the clock, so it does not run far ahead for tokens that may never be used.
+  if token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then last = token + reserve end
+  if last > NEVER then error('CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53', 0) end
+  -- A clock that stands still, or was set back, leaves more ids in one millisecond than there are tokens.
+  if last > next_one or tonumber(sequence) >= TOKENS_PER_MS then
+    draw(id_of(last))
+  end
+  h.last_token = last
+  return token, last
+end
+
+-- Makes `floor` the last token, and moves the clock there. What the clock gives meanwhile is kept, if it is later.
+local function raise_clock()
+  drawn = draw('*')
+  local ms, sequence = string.match(drawn, '(%d+)%-(%d+)')
+  if ms * TOKENS_PER_MS + sequence < floor then
+    draw(id_of(floor))
+    drawn = nil
+  end
+  h.last_token = floor
 end
 
 -- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
@@ -255,20 +271,26 @@ local function tell_head()
   end
 end
 
+local function shown(l)
+  return { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
+end
+
 -- A client that takes or keeps something is awake.
 local function hear(id)
   if h.parked > 0 then set_parked(id, 0) end
 end
 
-local function store(raw)
+local function store()
   if is_awaited() and not was_awaited then tell_holder() end
   if queue_moved then tell_head() end
-  local is_idle = h.leases == 0 and h.waiters == 0 and h.tombstones == 0
-  if is_idle and h.remember_until <= now then
-    if raw then redis.call('DEL', KEYS[1]) end
-  else
-    outlive(h.remember_until)
-    store_state()
+  local only = h.leases == 1 and h.waiters + h.tombstones == 0 and first_expiring_lease()
+  local plain = only and pack_plain(only)
+  if h.leases + h.waiters + h.tombstones == 0 then
+    if raw or has_rows then redis.call('DEL', KEYS[1]) end
+  elseif not plain then
+    store_rows()
+  elseif has_rows or plain ~= loaded then
+    write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
   end
   for i = 1, #pushes do
     local p = pushes[i]
@@ -276,8 +298,11 @@ local function store(raw)
   end
 end
 
-local function begin(raw)
-  load(raw)
+-- Whether the key is leasehold's, or free.
+local function begin()
+  load()
   was_awaited = is_awaited()
+  if raw and first then loaded = pack_plain(first) end
   expire()
+  return not foreign
 end

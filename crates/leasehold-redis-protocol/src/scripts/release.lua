@@ -1,13 +1,19 @@
 -- Releases a lease or a queue entry.
 --
--- KEYS  1 state, 2 rows: see rows.lua
--- ARGV  1 'c24': acquisition; unless both are zero '>I8I8': minimum hold, tombstone
+-- KEYS  1 the resource, 2 the clock: see rows.lua
+-- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
--- Returns the time alone if it is released; otherwise the time, and
+-- Returns a number if it is released; otherwise the time, and
 --       8   not held
+--
+-- MGET instead of GET, because an error for a key of another type would be counted in the server's statistics.
 
-local id, at_least, tombstone = string.sub(ARGV[1], 1, 24), 0, 0
-if #ARGV[1] > 24 then at_least, tombstone = struct.unpack('>I8I8', ARGV[1], 25) end
+local raw = redis.call('MGET', KEYS[1])[1]
+if raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+--@use rules
+
+local id, at_least, tombstone = ARGV[1], 0, 0
+if #id > 24 then at_least, tombstone, id = struct.unpack('>I8I8c24', id) end
 
 local function give_back(l)
   remove_lease(l)
@@ -42,8 +48,8 @@ local function release()
 end
 
 may_exceed_memory = true
-begin(raw)
+if not begin() then return { now, 8 } end
 grant()
 local reply = release()
-store(raw)
+store()
 return reply

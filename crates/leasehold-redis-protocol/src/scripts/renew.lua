@@ -1,6 +1,6 @@
 -- Extends a lease, or claims a pushed one.
 --
--- KEYS  1 state, 2 rows: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
@@ -8,8 +8,17 @@
 --       7 lasts, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested
 --       8                                                    not held
 
+local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
+local raw = redis.call('MGET', KEYS[1])[1]
+if raw and floor == 0 and reserve == 0 and string.sub(raw, 1, #id) == id then
+  redis.call('PEXPIRE', KEYS[1], math.ceil(ttl / 1000))
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+--@use rules
+
 may_exceed_memory = true
-begin(raw)
+if not begin() then return { now, 8 } end
 hear(id)
 grant()
 local reply = { now, 8 }
@@ -21,13 +30,13 @@ if l then
   soonest_expiry(l.expires_at)
   if floor > h.last_token then
     -- It is one lease at several stores, with one token.
-    remember_token(floor)
     l.token = floor
+    raise_clock()
   end
   put_lease(l)
   local token, last = 0, 0
   if reserve > 0 then token, last = next_tokens(reserve) end
   reply = { now, 7, ttl, is_awaited() and 1 or 0, token, last }
 end
-store(raw)
+store()
 return reply

@@ -14,13 +14,13 @@
 --       12 until   abstains
 
 if KEYS[3] then
-  local longest = struct.unpack('>d', ARGV[3])
-  local life, born = string.sub(ARGV[3], 9), redis.call('GET', KEYS[3])
+  local longest, at = struct.unpack('>d', ARGV[3])
+  local life, born = string.sub(ARGV[3], at), redis.call('GET', KEYS[3])
   local since, written = now, nil
-  if born and string.sub(born, 17) == life then
-    local known_since, written_at = struct.unpack('>dd', born)
+  if born then
+    local known_since, written_at, at = struct.unpack('>dd', born)
     -- Later than now: its clock was set back.
-    if known_since <= now then since, written = known_since, written_at end
+    if string.sub(born, at) == life and known_since <= now then since, written = known_since, written_at end
   end
   if not written or written > now or written < now - 3600000000 then
     redis.call('SET', KEYS[3], struct.pack('>dd', since, now) .. life, 'PXAT', math.ceil(now / 1000) + 7776000000)

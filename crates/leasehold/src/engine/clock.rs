@@ -53,7 +53,7 @@ impl Clock {
 
 fn manual(clock: &ManualClock) -> Now {
     let since_start = Duration::from_micros(clock.now().as_micros());
-    Now { time: StoreTime::ZERO + since_start, wall: MANUAL_EPOCH + since_start, floor: None }
+    Now { wall: MANUAL_EPOCH + since_start, ..Now::same(StoreTime::ZERO + since_start) }
 }
 
 /// The wall clock's time when a manual clock shows zero: some day in 2023, so that tokens look as usual.
@@ -115,11 +115,8 @@ fn embedded() -> Now {
 }
 
 fn now_by(kernel: impl Kernel, wall: ClockId) -> Now {
-    Now {
-        time: StoreTime::from_micros(micros(kernel, LOCAL)),
-        wall: StoreTime::from_micros(micros(kernel, wall)),
-        floor: None,
-    }
+    let wall = StoreTime::from_micros(micros(kernel, wall));
+    Now { wall, ..Now::same(StoreTime::from_micros(micros(kernel, LOCAL))) }
 }
 
 #[cfg(all(test, any(target_os = "linux", target_os = "android")))]

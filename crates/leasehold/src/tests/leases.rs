@@ -189,12 +189,12 @@ fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(600)).lock()).unwrap();
     stage.becomes(Fate::Panics);
-    // The renewal panics.
-    assert_eq!(block_on(guard.lost()), Loss::Closed);
     let (tell, told) = std::sync::mpsc::channel();
     let client = stage.client.clone();
-    thread::spawn(move || tell.send(block_on(client.close())));
-    let closed = told.recv_timeout(Duration::from_secs(20)).expect("close ends");
+    // The renewal panics.
+    thread::spawn(move || tell.send((block_on(guard.lost()), block_on(client.close()))));
+    let (lost, closed) = told.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
+    assert_eq!(lost, Loss::Closed);
     assert!(closed.unwrap_err().is_unavailable());
 }
 

@@ -2,6 +2,7 @@
 
 mod connections;
 mod errors;
+mod keys;
 mod responses;
 mod runtimes;
 mod servers;

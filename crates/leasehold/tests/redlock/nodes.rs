@@ -1,5 +1,7 @@
 //! Independent servers, and their state.
 
+use std::collections::HashMap;
+
 use leasehold::Client;
 use leasehold_testkit::{Proxy, Server};
 
@@ -84,20 +86,23 @@ pub(crate) async fn holds(server: &Server, name: &str) -> bool {
     !client.mutex(name).inspect().await.unwrap().holders.is_empty()
 }
 
-/// Whether this server remembers a grant of the lock.
-pub(crate) async fn has_granted(server: &Server, name: &str) -> bool {
-    let client = Client::connect(&server.url()).await.unwrap();
-    client.mutex(name).inspect().await.unwrap().last_token.is_some()
+/// Number of tokens that this server has given. A released lock leaves no other trace.
+pub(crate) fn tokens_given(server: &Server) -> u64 {
+    const CLOCK: &str = "leasehold:3:clock";
+    if server.query::<i64>(&["EXISTS", CLOCK]).unwrap() == 0 {
+        return 0;
+    }
+    let clock: HashMap<String, redis::Value> = server.query(&["XINFO", "STREAM", CLOCK]).unwrap();
+    redis::from_redis_value(clock["entries-added"].clone()).unwrap()
 }
 
 /// Whether the admission queue of the lock has a holder or waiter at this server.
 pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
-    let key = format!("leasehold:2:{{queue:mutex:{name}}}:state");
-    let state: Option<Vec<u8>> = server.query(&["GET", &key]).unwrap();
-    // The format of `acquire_fast.lua`: 0 without a holder, 1 with one; otherwise the numbers of holders and waiters follow at 41.
-    state.is_some_and(|state| match state[0] {
-        0 => false,
-        1 => true,
-        _ => state[41..57].iter().any(|byte| *byte != 0),
-    })
+    let key = format!("leasehold:3:{{queue:mutex:{name}}}");
+    if server.query::<String>(&["TYPE", &key]).unwrap() == "string" {
+        return true;
+    }
+    // The header of `rows.lua` has the numbers of holders and waiters at 41.
+    let header: Vec<Vec<u8>> = server.query(&["ZRANGEBYLEX", &key, "[h", "(i"]).unwrap();
+    header.first().is_some_and(|header| header[41..57].iter().any(|byte| *byte != 0))
 }

@@ -156,7 +156,7 @@ pub(super) fn lost(cause: Option<Cause>) -> StoreError {
 
 /// Errors that the server raises before it runs a script had no effect. Any other error leaves the outcome unknown.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    const BEFORE: [&str; 14] = [
+    const BEFORE: [&str; 15] = [
         "OOM",
         "NOREPLICAS",
         "MISCONF",
@@ -167,6 +167,7 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         "NOPERM",
         "READONLY",
         "MOVED",
+        "CROSSSLOT",
         "ASK",
         "MASTERDOWN",
         "CLUSTERDOWN",
@@ -187,7 +188,8 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
 
 /// The error code. An error inside a script has its code in the detail text.
 fn code(error: &RedisError) -> Option<&str> {
-    const INSIDE: [&str; 6] = ["OOM", "WRONGTYPE", "READONLY", "NOPERM", "NOREPLICAS", "MISCONF"];
+    const INSIDE: [&str; 7] =
+        ["OOM", "WRONGTYPE", "READONLY", "NOPERM", "NOREPLICAS", "MISCONF", "CLOCKAHEAD"];
     let detail = error.detail().unwrap_or_default();
     let says = |word: &&str| detail.split([' ', ':']).any(|part| part.trim_start_matches('-') == *word);
     INSIDE.into_iter().find(says).or(error.code())
@@ -216,6 +218,14 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("BUSY") => "the server is busy with a long script: end it with SCRIPT KILL",
         Some("LOADING") => "the server is loading its data: try again soon",
         Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
+        Some("CLOCKAHEAD") => {
+            "the last id of the stream leasehold:3:clock (in a cluster leasehold:3:clock:{N}) is beyond the year 2109, so no \
+             token can follow it: delete that key"
+        }
+        // The key of a lock and the clock of a single server are in different slots.
+        Some("CROSSSLOT") => {
+            "this server is a node of a cluster: write redis-cluster://host[:port],… with any of its nodes"
+        }
         Some("TRYAGAIN") => "the lock's hash slot is being moved to another node: try again soon",
         Some("CLUSTERDOWN") => "the cluster is down: some of its hash slots have no master",
         Some("MASTERDOWN") => "this replica has lost its master: name the master",

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Answer, Command, Failure, Resource, Token};
+use leasehold_core::{Answer, Command, Failure, Resource};
 use leasehold_redis_protocol::{
-    MAX_RENEWALS, STATE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
+    MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
     resource_of,
 };
 use redis::{RedisError, Value};
@@ -49,14 +49,14 @@ async fn run_several(
 ) -> Vec<Result<Answer, CallError>> {
     let sent = WireCommand::from_calls(options, calls);
     let values = send(&mut connection, options, &sent).await;
-    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(options, value));
+    let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(value));
     let mut answers: Vec<Option<Result<Answer, CallError>>> = read.collect();
     let alone: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
     if !alone.is_empty() {
         let sent: Vec<_> = alone.iter().map(|at| WireCommand::One(calls[*at])).collect();
         let values = send(&mut connection, options, &sent).await;
         for ((at, sent), value) in alone.into_iter().zip(&sent).zip(values) {
-            answers[at] = sent.read(options, value).pop().flatten();
+            answers[at] = sent.read(value).pop().flatten();
         }
     }
     answers
@@ -77,7 +77,7 @@ async fn run_one(
     if is_noscript(&value) {
         value = connection.send(&encode(true)).await;
     }
-    read(command, options.vote_args.floor, value)
+    read(command, value)
 }
 
 /// One command on the wire.
@@ -127,26 +127,21 @@ impl<'a> WireCommand<'a> {
     }
 
     /// Decodes one answer per call; `None` for a call that must be sent alone.
-    fn read(
-        &self,
-        options: CallOptions<'_>,
-        value: Result<Value, RedisError>,
-    ) -> Vec<Option<Result<Answer, CallError>>> {
-        let floor = options.vote_args.floor;
+    fn read(&self, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, CallError>>> {
         match self {
-            Self::One((_, command)) => vec![Some(read(command, floor, value))],
+            Self::One((_, command)) => vec![Some(read(command, value))],
             Self::Attempts(calls) => match value {
                 Ok(Value::Array(values)) if values.len() == calls.len() => {
                     let pairs = calls.iter().zip(values);
-                    pairs.map(|((_, command), value)| Some(read(command, floor, Ok(value)))).collect()
+                    pairs.map(|((_, command), value)| Some(read(command, Ok(value)))).collect()
                 }
                 // One reply for all: an error, or an unexpected reply.
-                value => calls.iter().map(|(_, command)| Some(read(command, floor, value.clone()))).collect(),
+                value => calls.iter().map(|(_, command)| Some(read(command, value.clone()))).collect(),
             },
             Self::Renewals(calls) => {
                 let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error));
                 let commands = calls.iter().map(|(_, command)| command);
-                match value.map(|value| decode_renewals(commands, floor, &value)) {
+                match value.map(|value| decode_renewals(commands, &value)) {
                     Ok(Ok(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One failed renewal must not fail the others.
                     Ok(Err(_)) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
@@ -188,13 +183,9 @@ pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
     value.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
 }
 
-pub(super) fn read(
-    command: &Command,
-    floor: Option<Token>,
-    value: Result<Value, RedisError>,
-) -> Result<Answer, CallError> {
+pub(super) fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, CallError> {
     let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error))?;
-    decode_answer(command, floor, &value).map_err(failed)
+    decode_answer(command, &value).map_err(failed)
 }
 
 fn failed(cause: impl std::fmt::Display) -> CallError {
@@ -229,7 +220,7 @@ pub(super) async fn inspect_all(
             found.extend(calls.into_iter().map(|(resource, _)| (*resource).clone()).zip(answers));
         } else {
             let read = |((resource, command), value): ((Arc<Resource>, Command), _)| {
-                ((*resource).clone(), read(&command, None, value))
+                ((*resource).clone(), read(&command, value))
             };
             found.extend(calls.into_iter().zip(values).map(read));
         }
@@ -259,7 +250,7 @@ const PAGE: usize = 1_000;
 
 fn scan(cursor: u64) -> redis::Cmd {
     let mut scan = redis::cmd("SCAN");
-    scan.arg(cursor).arg("MATCH").arg(STATE_PATTERN).arg("COUNT").arg(PAGE);
+    scan.arg(cursor).arg("MATCH").arg(RESOURCE_PATTERN).arg("COUNT").arg(PAGE);
     scan
 }
 

@@ -61,10 +61,7 @@ async fn one(
         values = pipeline(&mut connection, options, replicas, resource, &payload, true).await;
     }
     let reached = values.pop();
-    let mut told = payload
-        .iter()
-        .zip(values)
-        .map(|(command, value)| exec::read(command, options.vote_args.floor, value));
+    let mut told = payload.iter().zip(values).map(|(command, value)| exec::read(command, value));
     let mut answer = told.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
     match &mut answer.reply {
         Reply::Granted(grant) => {

@@ -9,7 +9,7 @@ use leasehold_core::{
     WaitFor,
 };
 use leasehold_redis_protocol::{
-    Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, keys_of, slot_of,
+    Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, resource_key, slot_of,
 };
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
@@ -191,30 +191,29 @@ fn parking_a_client_has_constant_cost() {
 }
 
 #[test]
-fn last_token_retention_is_extended_in_time() {
+fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
     with_scripts(|runner| {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-        let [state, _] = keys_of(&resource);
-        let start = StoreTime::ZERO + wall_clock();
-        let mut ms_left_after_use = |sequence, minutes: u64| {
-            let now = start + Duration::from_secs(60 * minutes);
-            let acquisition = Acquisition { client: client_id(0), sequence };
-            let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
-            assert!(matches!(runner.run(&resource, &acquire, Now::same(now)).reply, Reply::Granted(_)));
-            assert_eq!(
-                runner.run(&resource, &release_of(acquisition), Now::same(now)).reply,
-                Reply::Released
-            );
-            let left: i64 = redis::cmd("PTTL").arg(&state).query(runner.commands).unwrap();
-            // The server's clock seems to advance as far as the clock of the scripts.
-            let _: i64 = redis::cmd("PEXPIRE").arg(&state).arg(5_000_000).query(runner.commands).unwrap();
-            left
+        let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
+        let ttl = Duration::from_secs(3_000);
+        let holder = Acquisition { client: client_id(0), sequence: 1 };
+        let acquire = Command::from(Acquire::exclusive(holder, ttl));
+        assert!(matches!(runner.run(&resource, &acquire, Now::same(start)).reply, Reply::Granted(_)));
+        // In seconds after the end of the lease.
+        let mut margin_after_poll = |seconds: u64| {
+            let now = Now::same(start + Duration::from_secs(seconds));
+            let renew = Command::Renew(Renew { acquisition: holder, ttl, reserve: 0 });
+            assert!(matches!(runner.run(&resource, &renew, now).reply, Reply::Renewed { .. }));
+            let reply = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now).reply;
+            assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");
+            let key = resource_key(&resource);
+            let expiry: u64 = redis::cmd("PEXPIRETIME").arg(key).query(runner.commands).unwrap();
+            expiry / 1_000 - now.time.as_micros() / 1_000_000 - ttl.as_secs()
         };
-        let hour = 3_600_000;
-        assert!(ms_left_after_use(1, 0) > hour);
-        let left = ms_left_after_use(2, 30);
-        assert!((hour..=5_000_000).contains(&left), "extended without need: {left}");
-        assert!(ms_left_after_use(3, 65) > 5_000_000, "not extended in time");
+        for seconds in [0, 900, 1_800, 2_700] {
+            assert_eq!(margin_after_poll(seconds), 3_600 - seconds, "moved without need");
+        }
+        assert_eq!(margin_after_poll(3_600), 3_600, "not moved in time");
     });
 }
 
@@ -239,7 +238,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         let mut run = |command: &Command| {
             let call = codec::command(&variant.encode(&resource, command, VoteArgs::default()), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
-            decode_answer(command, None, &value).unwrap().reply
+            decode_answer(command, &value).unwrap().reply
         };
         let acquire = |client| {
             Command::from(Acquire {

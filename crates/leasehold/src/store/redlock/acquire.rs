@@ -10,6 +10,7 @@ use leasehold_core::{
     Acquire, Acquisition, Command, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token,
     Verdict, Vote, quorum_of,
 };
+use leasehold_redis_protocol::token_at;
 use tokio::time::sleep;
 
 use super::attempts::{NodeAttempt, NodeRequests};
@@ -32,7 +33,7 @@ const ABSTAIN_MARGIN: Duration = Duration::from_millis(5);
 /// How much longer a missing quorum counts as restart grace, because failed tries are released first.
 const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 
-/// A node does not vote if its clock is further ahead. A node remembers an unused lock for as long.
+/// A node does not vote if its clock is further ahead.
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
 /// One try of an attempt, after its vote.
@@ -227,11 +228,12 @@ impl Quorum {
         let clocks =
             self.nodes.iter().filter_map(|node| node.clock(now)).filter(|clock| *clock <= latest).max()?;
         let way = self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
-        Token::new((clocks + 2 * way + Duration::from_micros(500)).as_micros())
+        token_at(clocks + 2 * way + Duration::from_micros(500))
     }
 
     /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens
-    /// follow that clock, and each node that learns one would remember the lock until its own clock has reached it.
+    /// follow that clock, and the clock of tokens of each node that learns one would be ahead for as long: such a node reserves
+    /// no tokens for local hand-offs.
     fn is_far_ahead(&self, node: usize) -> bool {
         let now = self.now();
         let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {

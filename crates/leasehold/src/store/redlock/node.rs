@@ -98,7 +98,11 @@ impl Node {
         let (_unanswered, sent_at) = self.count_request()?;
         let answered = self.store.call_as_voter(resource, command, floor).await;
         if let Ok(answer) = &answered {
-            self.record_answer(sent_at, self.note_answer(), answer.at);
+            let received_at = self.note_answer();
+            // The usual answer to a release does not tell the time.
+            if answer.at != StoreTime::ZERO {
+                self.record_answer(sent_at, received_at, answer.at);
+            }
         }
         answered
     }

@@ -155,7 +155,7 @@ fn count_rows(connection: &Connection) -> i64 {
 fn says_the_same(connection: &Connection, is_shared: bool, steps: &[Joint]) {
     let start = StoreTime::from_micros(5_000_000);
     let wall = StoreTime::from_micros(1_700_000_000_000_000);
-    let now = Now { time: start, wall, floor: None };
+    let now = Now { wall, ..Now::same(start) };
     let resources = (0..RESOURCES).map(|number| (resource(&number.to_string()), Table::new())).collect();
     let mut twins =
         Twins { connection, resources, is_shared, now, stepped_back: Duration::ZERO, absent: Vec::new() };
@@ -464,7 +464,7 @@ const PAST: u64 = 1_000_000_000;
 
 fn at(base: u64, seconds: u64) -> Now {
     let of = |seconds| StoreTime::from_micros(0) + Duration::from_secs(seconds);
-    Now { time: of(seconds), wall: of(base + seconds), floor: None }
+    Now { wall: of(base + seconds), ..Now::same(of(seconds)) }
 }
 
 fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {

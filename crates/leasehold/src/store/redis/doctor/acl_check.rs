@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
-use leasehold_redis_protocol::{ScriptVariant, VoteArgs, inbox_of, slot_of, state_key};
+use leasehold_redis_protocol::{ScriptVariant, VoteArgs, inbox_of, resource_key, slot_of};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
 use super::super::exec::{self, CallOptions};
-use super::query::{ask, command, info_by, median};
+use super::query::{command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
@@ -47,11 +47,18 @@ const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Rig
 }
 
 /// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
-pub(super) const RIGHTS: [Right; 24] = [
+pub(super) const RIGHTS: [Right; 30] = [
     right("+get", "GET KEY", Purpose::Locks),
     right("+getex", "GETEX KEY", Purpose::Locks),
     right("+set", "SET KEY x XX", Purpose::Locks),
-    right("+setrange", "SETRANGE KEY 0 ", Purpose::Locks),
+    right("+mget", "MGET KEY", Purpose::Locks),
+    right("+exists", "EXISTS KEY", Purpose::Locks),
+    right("+append", "APPEND KEY ", Purpose::Locks),
+    right("+pttl", "PTTL KEY", Purpose::Locks),
+    right("+pexpire", "PEXPIRE KEY 1", Purpose::Locks),
+    // Without effect: the key is missing, and NOMKSTREAM.
+    right("+xadd", "XADD KEY NOMKSTREAM * t x", Purpose::Locks),
+    right("+xtrim", "XTRIM KEY MAXLEN 0", Purpose::Locks),
     right("+del", "DEL KEY", Purpose::Locks),
     right("+pexpireat", "PEXPIREAT KEY 1", Purpose::Locks),
     right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
@@ -97,7 +104,7 @@ impl MissingRight {
 pub(super) struct Probe {
     resource: Arc<Resource>,
     client: ClientId,
-    state: String,
+    key: String,
 }
 
 impl Probe {
@@ -114,8 +121,8 @@ impl Probe {
             let resource = Resource { kind: Kind::Mutex, name };
             let slot = slot_of(&resource);
             if slots.is_empty() || slots.iter().any(|(first, last)| (*first..=*last).contains(&slot)) {
-                let state = state_key(&resource);
-                return Ok(Self { resource: Arc::new(resource), client, state });
+                let key = resource_key(&resource);
+                return Ok(Self { resource: Arc::new(resource), client, key });
             }
             number += 1;
         }
@@ -147,7 +154,7 @@ pub(super) async fn missing_rights(
             continue;
         }
         let word = |word| match word {
-            "KEY" => probe.state.as_str(),
+            "KEY" => probe.key.as_str(),
             "CHANNEL" => channel.as_str(),
             other => other,
         };
@@ -197,19 +204,6 @@ pub(super) enum Source {
 }
 
 pub(super) async fn cost(
-    connection: &mut MultiplexedConnection,
-    variant: ScriptVariant,
-    probe: &Probe,
-    ping: Duration,
-) -> Result<Cost, String> {
-    let cost = measure(connection, variant, probe, ping).await;
-    // The server would keep it for an hour.
-    let forgotten: Result<Value, _> = ask(connection, &["DEL", &probe.state]).await;
-    forgotten.map_err(|error| error.to_string())?;
-    cost
-}
-
-async fn measure(
     connection: &mut MultiplexedConnection,
     variant: ScriptVariant,
     probe: &Probe,
@@ -268,7 +262,7 @@ async fn scripts_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64
 
 #[cfg(test)]
 mod tests {
-    use leasehold_redis_protocol::{CLOCK, SHARDED_CHANNELS, Script};
+    use leasehold_redis_protocol::{Channels, Script};
 
     use super::*;
 
@@ -306,7 +300,8 @@ mod tests {
     #[test]
     fn every_script_command_is_among_the_rights() {
         for script in Script::ALL {
-            let text = script.text(CLOCK, SHARDED_CHANNELS, script.voter_prelude());
+            let texts = [ScriptVariant::Voter, ScriptVariant::Cluster(Channels::Sharded)];
+            let text = texts.map(|variant| variant.text(script)).concat();
             // Some calls go through a function of the scripts' own.
             let text = text.replace("write('", "call('");
             let called = text.split("call('").skip(1).filter_map(|rest| rest.split('\'').next());
@@ -322,6 +317,6 @@ mod tests {
         let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
         let slot = slot_of(&probe.resource);
         assert!(slot == 5 || (9_000..=9_400).contains(&slot));
-        assert!(probe.state.starts_with("leasehold:2:{mutex:leasehold-doctor:"));
+        assert!(probe.key.starts_with("leasehold:3:{mutex:leasehold-doctor:"));
     }
 }

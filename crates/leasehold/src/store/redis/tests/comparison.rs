@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{CommandContext, Table, apply, apply_all};
+use leasehold_core::model::{CommandContext, Lease, Rows as _, Table, apply, apply_all};
 use leasehold_core::{
     Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, Renew, Reply, Resource, StoreTime, Token, View,
 };
 use leasehold_redis_protocol::{
-    PLAIN_CHANNELS, Script, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_push, decode_renewals,
-    inbox_of, inbox_prefix, keys_of,
+    Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key, decode_answer, decode_push,
+    decode_renewals, inbox_of, resource_key,
 };
 use redis::{Connection, ConnectionLike as _, PubSub};
 
@@ -19,24 +19,30 @@ use crate::store::histories::{CLIENTS, Step, client_id};
 /// The clock of the test starts this far ahead of the server's, so that no key expires during the test.
 const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);
 
+/// Tokens per millisecond, and how far the clock of tokens may be ahead for tokens to be reserved.
+const TOKENS_PER_MS: u64 = 2_048;
+const MAX_LEAD_MS: u64 = 100;
+
 /// Runs the scripts on a server, with a subscription to the inbox of each client.
 pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// SHA1 hashes of the loaded scripts.
-    scripts: HashMap<Script, String>,
+    scripts: HashMap<(Script, bool), String>,
 }
 
 impl<'c> ScriptRunner<'c> {
     pub(super) fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
         let mut runner = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
         for script in Script::ALL {
-            // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
-            let channels = format!("{}local INBOX = '{}'\n", PLAIN_CHANNELS, inbox_prefix(None));
-            let clock = "local now, floor = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])\n";
-            let source = script.text(clock, &channels, "");
-            let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
-            runner.scripts.insert(script, sha);
+            for variant in [ScriptVariant::Server, ScriptVariant::Voter] {
+                // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
+                let clock = "local virtual = tonumber(table.remove(ARGV))\n";
+                let source = [clock, VIRTUAL_TIME, &variant.text(script)].concat();
+                let sha: String =
+                    redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
+                runner.scripts.insert((script, variant.is_voter()), sha);
+            }
         }
         for client in 0..CLIENTS {
             runner.subscribe(client_id(client));
@@ -54,23 +60,46 @@ impl<'c> ScriptRunner<'c> {
     }
 
     pub(super) fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
-        let Now { time: now, floor, .. } = now;
-        let encoded = ScriptVariant::Server.encode(resource, command, VoteArgs::default());
-        let mut call = self.begin(&encoded);
-        call.arg(now.as_micros()).arg(floor.map_or(0, Token::get));
+        let (variant, vote_args) = variant_for(now);
+        let encoded = variant.encode(resource, command, vote_args);
+        let call = self.call(variant, &encoded, now);
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        decode_answer(command, floor, &value)
+        decode_answer(command, &value)
             .unwrap_or_else(|error| panic!("{command:?} returned {value:?}: {error}"))
     }
 
-    /// The call of a script. The time and the floor of the test's clock follow as arguments.
-    fn begin(&self, call: &ScriptCall) -> redis::Cmd {
+    /// The call of a script, with the time of the test's clock.
+    fn call(&self, variant: ScriptVariant, call: &ScriptCall, now: Now) -> redis::Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.scripts[&call.script()]).arg(call.keys().len());
+        command.arg(&self.scripts[&(call.script(), variant.is_voter())]).arg(call.keys().len());
         call.keys().chain(call.args()).for_each(|part| {
             command.arg(part);
         });
+        command.arg(now.time.as_micros());
         command
+    }
+
+    /// What the model's clocks are at this time: its tokens follow the ids of the server's clock.
+    fn model_clocks(&mut self, now: Now) -> Now {
+        let ms = now.time.as_micros() / 1_000;
+        let key = clock_key(None);
+        let exists: bool = redis::cmd("EXISTS").arg(&key).query(self.commands).unwrap();
+        let last = if exists {
+            let stream: HashMap<String, redis::Value> =
+                redis::cmd("XINFO").arg("STREAM").arg(&key).query(self.commands).unwrap();
+            let id: String = redis::from_redis_value(stream["last-generated-id"].clone()).unwrap();
+            let (ms, sequence) = id.split_once('-').unwrap();
+            ms.parse::<u64>().unwrap() * TOKENS_PER_MS + sequence.parse::<u64>().unwrap()
+        } else {
+            0
+        };
+        let next = (last + 1).max(ms * TOKENS_PER_MS);
+        let first = next.max(now.floor.map_or(0, Token::get));
+        Now {
+            wall: StoreTime::from_micros(next),
+            may_reserve: first <= (ms + MAX_LEAD_MS) * TOKENS_PER_MS,
+            ..now
+        }
     }
 
     pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
@@ -78,12 +107,11 @@ impl<'c> ScriptRunner<'c> {
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
         let resources = attempts.iter().map(|(resource, _)| *resource);
         let encoded = ScriptVariant::Server.encode_acquire_all(resources.zip(&commands));
-        let mut call = self.begin(&encoded);
-        call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
+        let call = self.call(ScriptVariant::Server, &encoded, now);
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
-        let answer = |(command, value)| decode_answer(command, now.floor, value);
+        let answer = |(command, value)| decode_answer(command, value);
         commands.iter().zip(&values).map(|pair| answer(pair).expect("an answer")).collect()
     }
 
@@ -94,12 +122,20 @@ impl<'c> ScriptRunner<'c> {
             other => panic!("not a renewal: {other:?}"),
         });
         let renewals: Vec<_> = renewals.collect();
-        let mut call = self.begin(&ScriptVariant::Server.encode_renewals(&renewals, VoteArgs::default()));
-        call.arg(now.time.as_micros()).arg(now.floor.map_or(0, Token::get));
+        let (variant, vote_args) = variant_for(now);
+        let call = self.call(variant, &variant.encode_renewals(&renewals, vote_args), now);
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
-        decode_renewals(commands, now.floor, &value)
-            .unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
+        decode_renewals(commands, &value).unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
+    }
+
+    /// Whether the key is a plain lease.
+    pub(super) fn is_plain(&mut self, resource: &Resource) -> bool {
+        self.key_type(resource) == "string"
+    }
+
+    pub(super) fn key_type(&mut self, resource: &Resource) -> String {
+        redis::cmd("TYPE").arg(resource_key(resource)).query(self.commands).unwrap()
     }
 
     /// Asserts that no key expires before the leases and waiters that it stores.
@@ -107,11 +143,15 @@ impl<'c> ScriptRunner<'c> {
         let leases = view.holders.iter().map(|holder| holder.expires_at);
         let last = leases.chain(view.waiters.iter().map(|waiter| waiter.deadline)).max();
         let Some(last) = last else { return };
-        for key in keys_of(resource) {
-            let ms: i64 = redis::cmd("PEXPIRETIME").arg(&key).query(self.commands).unwrap();
-            let min_lifetime = u64::try_from(ms).is_ok_and(|ms| ms * 1_000 > last.as_micros());
-            assert!(ms == -2 || min_lifetime, "{key} expires at {ms}, before {last:?}");
-        }
+        let is_plain = self.is_plain(resource);
+        let ms: i64 = redis::cmd("PEXPIRETIME").arg(resource_key(resource)).query(self.commands).unwrap();
+        let margin = if is_plain { 0 } else { 1 };
+        let min_lifetime = u64::try_from(ms).is_ok_and(|ms| ms * 1_000 >= last.as_micros() + margin);
+        assert!(min_lifetime, "{resource} expires at {ms}, before {last:?}");
+        // The key has the form that tells what is left, and not more.
+        let [holder] = &view.holders[..] else { return assert!(!is_plain, "{resource}: {view:?}") };
+        let may_be_plain = holder.owner.is_none() && !holder.retained && view.waiters.is_empty();
+        assert!(may_be_plain || !is_plain, "{resource}: {view:?}");
     }
 
     /// The next push and its channel.
@@ -142,7 +182,8 @@ impl<'l, 'c> Comparison<'l, 'c> {
             // The server sweeps without a command.
             Step::Sweep => {}
             Step::Raise(ms) => {
-                self.now.floor = Token::new((self.now.time + Duration::from_millis(*ms)).as_micros());
+                let ms = self.now.time.as_micros() / 1_000 + ms;
+                self.now.floor = Token::new(ms * TOKENS_PER_MS);
             }
             Step::Pass(ms) => {
                 let later = Now::same(self.now.time + Duration::from_millis(*ms));
@@ -171,10 +212,17 @@ impl<'l, 'c> Comparison<'l, 'c> {
     pub(super) fn run(&mut self, at: usize, command: &Command) -> Reply {
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
-        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let now = self.runner.model_clocks(self.now);
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
         let (resource, table) = &mut self.resources[at];
-        let Ok(expected) = apply(table, context, command);
+        let Ok(mut expected) = apply(table, context, command);
         let found = self.runner.run(resource, command, self.now);
+        expect_differences(&mut expected, &found);
+        if let (Reply::View(expected), Reply::View(found)) = (&mut expected.reply, &found.reply)
+            && self.runner.is_plain(resource)
+        {
+            expect_plain(table, expected, found);
+        }
         assert_eq!(found, expected, "after {command:?}");
         self.expect_pushes(&pushes, command);
         found.reply
@@ -183,13 +231,15 @@ impl<'l, 'c> Comparison<'l, 'c> {
     pub(super) fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
-        let context = CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let now = self.runner.model_clocks(Now { floor: None, ..self.now });
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
         let tables = self.resources.iter_mut().map(|(_, table)| table);
         let mut steps: Vec<_> = tables.zip(attempts).collect();
-        let Ok(expected) = apply_all(context, &mut steps);
+        let Ok(mut expected) = apply_all(context, &mut steps);
         let resources = self.resources.iter().map(|(resource, _)| resource);
         let calls: Vec<_> = resources.zip(attempts).collect();
-        let found = self.runner.run_all(&calls, self.now);
+        let found = self.runner.run_all(&calls, Now { floor: None, ..self.now });
+        expected.iter_mut().zip(&found).for_each(|(expected, found)| expect_differences(expected, found));
         assert_eq!(found, expected, "after {attempts:?}");
         self.expect_pushes(&pushes, &attempts);
         (0..attempts.len()).for_each(|at| self.inspect(at));
@@ -206,8 +256,8 @@ impl<'l, 'c> Comparison<'l, 'c> {
             let Some(found) = found else { continue };
             let mut pushes = Vec::new();
             let mut is_reachable = |client| !self.absent.contains(&client);
-            let context =
-                CommandContext { now: self.now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+            let now = self.runner.model_clocks(self.now);
+            let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
             let Ok(expected) = apply(&mut self.resources[*at].1, context, command);
             assert_eq!(*found, expected, "after {command:?} of {payload:?}");
             assert_eq!(pushes, [], "a plain renewal pushes nothing: {command:?} of {payload:?}");
@@ -254,18 +304,57 @@ impl<'l, 'c> Comparison<'l, 'c> {
     }
 }
 
-/// Asserts that every key has an expiry, and that all are swept long after the last use.
+/// What the scripts answer differently from the model.
+fn expect_differences(expected: &mut Answer, found: &Answer) {
+    match (&mut expected.reply, &found.reply) {
+        // The usual answer does not tell the time.
+        (Reply::Released, Reply::Released) if found.at == StoreTime::ZERO => expected.at = found.at,
+        // The time of a plain grant is that of its token, which is later while the clock of tokens is ahead.
+        (Reply::Granted(_), Reply::Granted(grant)) if found.at > expected.at => {
+            assert_eq!(found.at, time_of(grant.tokens.first));
+            expected.at = found.at;
+        }
+        // A released lock is forgotten.
+        (Reply::View(expected), Reply::View(found)) if expected.holders.is_empty() => {
+            expected.last_token = found.last_token;
+            if expected.waiters.is_empty() {
+                expected.capacity = found.capacity;
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A plain lease was granted at the time of its token, which is later than the grant while the clock of tokens is ahead. It
+/// also keeps the time of its grant when it is renewed after the clock was set back. The model continues with that time.
+fn expect_plain(table: &mut Table, expected: &mut View, found: &View) {
+    let ([expected], [found]) = (&mut expected.holders[..], &found.holders[..]) else { return };
+    if found.granted_at > expected.granted_at {
+        expected.granted_at = found.granted_at;
+        let Ok(lease) = table.lease(found.acquisition);
+        let Some(lease) = lease else { panic!("{found:?}") };
+        let Ok(()) = table.put_lease(Lease { granted_at: found.granted_at, ..lease });
+    }
+}
+
+fn time_of(token: Token) -> StoreTime {
+    StoreTime::from_micros(token.get() / TOKENS_PER_MS * 1_000)
+}
+
+/// A quorum node if there is a floor.
+fn variant_for(now: Now) -> (ScriptVariant, VoteArgs<'static>) {
+    let variant = if now.floor.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
+    (variant, VoteArgs { floor: now.floor, ..VoteArgs::default() })
+}
+
+/// Asserts that the key has an expiry, and that it is swept long after the last use.
 fn check_swept(runner: &mut ScriptRunner<'_>, resource: &Resource, now: StoreTime) {
-    for key in keys_of(resource) {
-        let left: i64 = redis::cmd("PTTL").arg(&key).query(runner.commands).unwrap();
-        assert!(left == -2 || left > 0, "{key} has no expiry");
-    }
+    let key = resource_key(resource);
+    let left: i64 = redis::cmd("PTTL").arg(&key).query(runner.commands).unwrap();
+    assert!(left == -2 || left > 0, "{key} has no expiry");
     runner.run(resource, &Command::Inspect, Now::same(now + Duration::from_secs(3_600)));
-    runner.run(resource, &Command::Inspect, Now::same(now + Duration::from_secs(3 * 3_600)));
-    for key in keys_of(resource) {
-        let found: bool = redis::cmd("EXISTS").arg(&key).query(runner.commands).unwrap();
-        assert!(!found, "{key} was not swept");
-    }
+    let found: bool = redis::cmd("EXISTS").arg(&key).query(runner.commands).unwrap();
+    assert!(!found, "{key} was not swept");
 }
 
 /// Runs a test with the scripts on a server of its own.
@@ -285,6 +374,8 @@ pub(super) fn compare_mutex(test: impl FnOnce(&mut Comparison<'_, '_>)) {
     });
 }
 
+/// In whole milliseconds, like the expiry of keys.
 pub(super) fn wall_clock() -> Duration {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    Duration::from_millis(u64::try_from(since.as_millis()).unwrap())
 }

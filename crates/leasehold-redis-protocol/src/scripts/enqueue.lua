@@ -1,0 +1,42 @@
+-- Before the rules in acquire.lua: a new attempt goes to the end of the queue of an exclusive lock. Does what the rules would
+-- do, at a third of their price, which is mostly that of their definitions.
+--
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, nobody is skipped or
+-- was released before, and memory is not full, since an id was drawn.
+
+local row = drawn and not raw and first_row('h')
+if row then
+  local _, capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
+    struct.unpack(HEADER, row)
+  local id, flags, wanted, weight, ttl, reserve, said_at = struct.unpack(ACQUIRE, ARGV[1])
+  if flags == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and wanted == capacity
+    and weight > 0 and weight <= capacity and weight > capacity - in_use then
+    local entry_ttl, longest_queue, said_at = struct.unpack('>I8I4', ARGV[1], said_at)
+    local _, holder, _, token, _, ends = struct.unpack(LEASE, row, at)
+    local client, sequence = struct.unpack('c16c8', id)
+    local deadline = now + entry_ttl
+    local others = count_rows('q' .. client)
+    -- A holder with reserved tokens has to be told of the first waiter.
+    if holder ~= id and waiters < longest_queue and stays > deadline + 1000000 and (waiters > 0 or token == last)
+      and (others == 0 or count_rows('w' .. id) == 0) then
+      local place, metadata = BEHIND_HOLDERS + next_place, string.sub(ARGV[1], said_at)
+      if waiters == 0 then head = place end
+      local changed = struct.pack(HEADER, 'h', capacity, in_use, last, next_place + 1, head, leases, waiters + 1, 0, 0,
+        math.min(next_expiry, deadline), stays) .. string.sub(row, at)
+      local rows = {
+        '0', changed,
+        '0', struct.pack(WAITER, 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, '', #metadata, metadata, 0, ''),
+        '0', struct.pack('>c1ddc24', 'd', deadline, place, id),
+        '0', struct.pack(BY_CLIENT, 'q', client, place, sequence),
+      }
+      -- The first of its client's waiters stands for the others.
+      if others == 0 then rows[9], rows[10] = '0', struct.pack(BY_TIME, 'r', place, id) end
+      redis.call('ZADD', KEYS[1], unpack(rows))
+      redis.call('ZREM', KEYS[1], row)
+      if waiters == 0 then return { now, 2, 1, ends } end
+      if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
+      ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
+      return { now, 2, 0, math.max(ends, now + LOOKS_APART * count_rows('r') * (others + 1)) }
+    end
+  end
+end

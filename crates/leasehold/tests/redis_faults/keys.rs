@@ -1,0 +1,182 @@
+//! The keys of a lock: their forms, values of other programs in them, and the clock of tokens.
+
+use std::time::Duration;
+
+use leasehold::{Client, Kind, Mutex};
+use leasehold_testkit::{Server, until};
+use tokio::time::timeout;
+
+use super::{SOON, client_of, until_waiting};
+
+const KEY: &str = "leasehold:3:{mutex:a}";
+const CLOCK: &str = "leasehold:3:clock";
+
+fn key_type(server: &Server) -> String {
+    server.query(&["TYPE", KEY]).unwrap()
+}
+
+fn keys(server: &Server) -> Vec<String> {
+    let mut keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap();
+    keys.sort_unstable();
+    keys
+}
+
+/// Moves the clock of tokens to this id.
+fn set_clock(server: &Server, id: &str) {
+    server.run(&["XADD", CLOCK, "MAXLEN", "0", id, "t", ""]);
+}
+
+/// The server's time in milliseconds.
+fn time_ms(server: &Server) -> u64 {
+    let (seconds, micros): (u64, u64) = server.query(&["TIME"]).unwrap();
+    seconds * 1_000 + micros / 1_000
+}
+
+async fn token(mutex: &Mutex) -> u64 {
+    let guard = timeout(SOON, mutex.lock()).await.unwrap().unwrap();
+    let token = guard.token().get();
+    guard.release().await.unwrap();
+    token
+}
+
+#[tokio::test]
+async fn released_locks_leave_only_the_clock() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let sixty_four = client.semaphore("s", 64);
+    for _ in 0..3 {
+        token(&client.mutex("a")).await;
+        let permits = [sixty_four.acquire(2).await.unwrap(), sixty_four.acquire(3).await.unwrap()];
+        for permit in permits {
+            permit.release().await.unwrap();
+        }
+        client.reentrant_mutex("r", "me").lock().await.unwrap().release().await.unwrap();
+        client.rw_lock("w").read().await.unwrap().release().await.unwrap();
+    }
+    until(async || keys(&server) == [CLOCK, "leasehold:layout"]).await;
+}
+
+#[tokio::test]
+async fn key_has_the_form_of_what_it_holds() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mutex = client.mutex("a").global_fifo();
+    assert_eq!(key_type(&server), "none");
+    let guard = mutex.lock().await.unwrap();
+    assert_eq!(key_type(&server), "string");
+    let gives_up = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    until_waiting(&client, 1).await;
+    assert_eq!(key_type(&server), "zset");
+    gives_up.abort();
+    until(async || key_type(&server) == "string").await;
+    let waiting = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await.unwrap() }
+    });
+    until_waiting(&client, 1).await;
+    guard.release().await.unwrap();
+    let guard = timeout(SOON, waiting).await.unwrap().unwrap();
+    // A claimed lease alone is plain again.
+    guard.renew().await.unwrap();
+    assert_eq!(key_type(&server), "string");
+    guard.release().await.unwrap();
+    assert_eq!(key_type(&server), "none");
+    let held = client.mutex("a").min_hold(Duration::from_secs(600)).lock().await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(key_type(&server), "zset", "a retained lease is no plain one");
+    client.mutex("a").force_release().await.unwrap();
+    assert_eq!(key_type(&server), "none");
+}
+
+#[tokio::test]
+async fn value_of_another_program_keeps_locks_out_and_is_left_alone() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mutex = client.mutex("a");
+    server.run(&["SET", KEY, "mine"]);
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    let info = mutex.inspect().await.unwrap();
+    assert!(info.foreign.is_some_and(|foreign| foreign.expires_in.is_none()), "{info:?}");
+    let listed = client.list().await.unwrap();
+    assert!(listed.iter().any(|info| info.name == "a" && info.foreign.is_some()), "{listed:?}");
+    let error = mutex.force_release().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("another program"), "{error}");
+    assert!(mutex.lock_timeout(Duration::from_millis(100)).await.unwrap().is_none());
+    assert_eq!(server.query::<String>(&["GET", KEY]).unwrap(), "mine");
+    let waiting = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { token(&mutex).await }
+    });
+    server.run(&["SET", KEY, "mine", "XX", "PX", "400"]);
+    let info = client.inspect(Kind::Mutex, "a").await.unwrap();
+    assert!(info.foreign.is_none_or(|foreign| foreign.expires_in.is_some()), "{info:?}");
+    timeout(SOON, waiting).await.unwrap().unwrap();
+    // Also after a plain DEL, of which nobody is told.
+    server.run(&["SET", KEY, "mine"]);
+    let waiting = tokio::spawn(async move { token(&mutex).await });
+    server.run(&["DEL", KEY]);
+    timeout(SOON, waiting).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn tokens_rise_after_the_clock_is_deleted() {
+    let server = Server::on_socket();
+    let mutex = client_of(&server).await.mutex("a");
+    let mut last = 0;
+    for _ in 0..20 {
+        let next = token(&mutex).await;
+        assert!(next > last);
+        last = next;
+        server.run(&["DEL", CLOCK]);
+        // Within one millisecond the same id may come again.
+        until(async || time_ms(&server) > last / 2_048).await;
+    }
+    // Those of layout 2 were microseconds.
+    assert!(last > 1_000 * time_ms(&server));
+}
+
+#[tokio::test]
+async fn tokens_rise_over_the_end_of_a_millisecond() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    // As if the server's clock had been set back by an hour.
+    let ahead = time_ms(&server) + 3_600_000;
+    for start in [990, 2_040] {
+        set_clock(&server, &format!("{}-{start}", ahead + start));
+        let mut last = (ahead + start) * 2_048 + start;
+        for _ in 0..20 {
+            let next = token(&client.mutex("a")).await;
+            assert_eq!(next, last + 1);
+            last = next;
+        }
+    }
+}
+
+#[tokio::test]
+async fn clock_of_another_age_is_an_error_that_names_it() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    set_clock(&server, "5000000000000-0");
+    for mutex in [client.mutex("a"), client.mutex("a").global_fifo()] {
+        let error = mutex.try_lock().await.unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains(CLOCK), "{error}");
+    }
+    assert!(client.mutex("a").inspect().await.unwrap().holders.is_empty());
+    server.run(&["DEL", CLOCK]);
+    server.run(&["SET", CLOCK, "mine"]);
+    let error = client.mutex("a").try_lock().await.unwrap_err();
+    assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
+    server.run(&["DEL", CLOCK]);
+    token(&client.mutex("a")).await;
+}
+
+#[tokio::test]
+async fn layout_2_is_refused() {
+    let server = Server::on_socket();
+    server.run(&["SET", "leasehold:layout", "2"]);
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(error.to_string().contains("layout"), "{error}");
+}
