@@ -183,7 +183,7 @@ async fn missing_right_is_reported() {
             let diagnosis = client.diagnose().await.unwrap();
             let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
             // A server that does not vote works without it.
-            let says = if left_out == "+info" { "may not ask for INFO" } else { "lacks rights" };
+            let says = if left_out == "+info" { "right to run INFO" } else { "lacks rights" };
             let found = findings.find(|finding| finding.what.contains(says));
             let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {diagnosis:?}"));
             let is_for_some = ["+scan", "+wait", "+info"].contains(&left_out);

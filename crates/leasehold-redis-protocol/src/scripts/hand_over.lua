@@ -2,7 +2,7 @@
 -- at a third of their price, which is mostly that of their definitions.
 --
 -- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. Nothing has expired, nobody is skipped, and
--- the waiter is subscribed, is its client's only one, has no owner and reserves no tokens.
+-- the waiter is subscribed, is its client's only one and has no owner.
 
 local row = floor == 0 and not raw and first_row('h')
 if row then
@@ -18,22 +18,27 @@ if row then
     local waiter = first_row('w' .. id)
     local _, _, _, weight, ttl, reserve, _, deadline, has_owner, _, metadata, replaces = struct.unpack(WAITER, waiter)
     local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
-    if weight == capacity and reserve + has_owner == 0 and replaces == '' and count_rows('q' .. client) == 1
+    if weight == capacity and has_owner == 0 and replaces == '' and count_rows('q' .. client) == 1
       and redis.call('PUBSUB', NUMSUB, inbox)[2] > 0 then
       -- Should memory be full, the rules know what to do.
       local drawn_id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
       local ms, number = string.match(drawn_id.err and '' or drawn_id, '(%d+)%-(%d+)')
       local token = ms and ms * TOKENS_PER_MS + number
       if token and token > last and token <= NEVER and tonumber(number) < TOKENS_PER_MS then
+        local last_token = token
+        if reserve > 0 and token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then
+          last_token = token + reserve
+          redis.call('XADD', KEYS[2], 'MAXLEN', '0', id_of(last_token), 't', '')
+        end
         local lasts = math.min(ttl, CLAIM_WINDOW)
         local ends, next_head, next_id, _ = now + lasts, 0, nil, nil
         if ready[2] then _, next_head, next_id = struct.unpack(BY_TIME, ready[2]) end
-        redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', capacity, capacity, token, next_place, next_head, 1,
+        redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', capacity, capacity, last_token, next_place, next_head, 1,
           waiters - 1, 0, 0, math.min(next_expiry, ends), stays) .. struct.pack(LEASE, 'l', id, weight, token, now, ends, 0, 0,
           0, 0, '', #metadata, metadata))
         redis.call('ZREM', KEYS[1], row, waiter, ready[1], struct.pack('>c1ddc24', 'd', deadline, place, id),
           struct.pack(BY_CLIENT, 'q', client, place, sequence))
-        redis.call(PUBLISH, inbox, struct.pack('>Bc24dddd', 1, id, now, token, token, lasts))
+        redis.call(PUBLISH, inbox, struct.pack('>Bc24dddd', 1, id, now, token, last_token, lasts))
         if next_id and next_head ~= head then
           local next_inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', next_id))
           redis.call(PUBLISH, next_inbox, struct.pack('>Bc24dddd', 2, next_id, now, ends, 0, 0))

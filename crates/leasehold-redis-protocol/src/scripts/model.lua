@@ -10,7 +10,6 @@
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 
-local MAX_LEAD = 100 -- milliseconds
 
 local asker = nil
 local asker_parked = 0 -- its client was found absent in this step

@@ -34,6 +34,7 @@ local CLAIM_WINDOW = 3000000
 local FOLLOWERS_APART = 1500000
 local LOOKS_APART = 25000
 local BEHIND_HOLDERS = 1099511627776
+local MAX_LEAD = 100 -- milliseconds
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
 local ACQUIRE = '>c24BI4I4I8I4'
@@ -45,6 +46,11 @@ local BY_CLIENT = '>c1c16dc8'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
+
+-- The stream id that is this token.
+local function id_of(token)
+  return string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS)
+end
 
 local function first_row(prefix)
   return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
@@ -223,11 +229,6 @@ local function load()
     first = unpack_lease(string.sub(header, at))
     first.rows = rows_of_lease(first)
   end
-end
-
--- The stream id that is this token.
-local function id_of(token)
-  return string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS)
 end
 
 -- Of the only lease, if that tells all.
