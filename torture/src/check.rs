@@ -24,7 +24,7 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
         figures(&mut verdict, fault_at(history, section.begin)).sections += 1;
     }
     safety::overlaps(history, terms, &mut verdict);
-    safety::token_order(history, &mut verdict);
+    safety::token_order(history, terms, &mut verdict);
     safety::stale_writes(history, &mut verdict);
     liveness::stalls(history, terms, &mut verdict);
     liveness::lost_waiters(history, &mut verdict);

@@ -87,6 +87,8 @@ pub struct Exemption {
     pub window: fn(Duration) -> Duration,
     /// The sentence of `docs/guarantees.md`.
     pub sentence: &'static str,
+    /// Whether two servers grant at once, so that a holder may begin after another one with a higher token has left.
+    pub is_split: bool,
 }
 
 /// A delay that the guarantees add to the bound of a takeover.
@@ -138,22 +140,26 @@ const FLUSHED: Exemption = Exemption {
     window: next_renewal,
     sentence: "The lease is gone at once, and another client may acquire the lock; tokens keep rising. … Without that notification …, \
                the next renewal reports the loss, at a third of the ttl.",
+    is_split: false,
 };
 
 const EMPTY: Exemption = Exemption {
     window: reconnected,
     sentence: "The loss is reported when the client has reconnected. Another client may acquire the lock before.",
+    is_split: false,
 };
 
 const FAILED_OVER: Exemption = Exemption {
     window: whole_ttl,
     sentence: "Replication is asynchronous. After a failover one lock can have two holders, and only their tokens distinguish them.",
+    is_split: true,
 };
 
 const STEPPED: Exemption = Exemption {
     window: next_renewal,
     sentence: "If the clock is set forward, or if the clock of a promoted replica is ahead, leases expire early. Their holders detect \
                this at the next renewal.",
+    is_split: false,
 };
 
 /// What the guarantees say of tokens after a loss of all data.

@@ -25,6 +25,8 @@ const WRITE: Duration = Duration::from_millis(4);
 const STEP: Duration = Duration::from_millis(20);
 /// How many of a hundred sections are longer than the ttl, where leases are renewed.
 const LONG_PERCENT: u64 = 1;
+/// A peer's task that waits for so long while the lock is free is lost.
+const PEER_LIMIT: Duration = Duration::from_secs(60);
 /// So long before the last attempts the file descriptors are counted, in nanoseconds.
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
@@ -221,7 +223,9 @@ impl Controller<'_> {
         sleep(left_until(end - END));
         self.note_descriptors();
         let fault = self.faults.last().map_or(Fault::None, |injected| injected.fault);
-        let limit = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
+        // A peer promises no bound, so that only a much longer time shows that a waiter is lost.
+        let bound = bound(fault, self.options.store, self.options.ttl) + Duration::from_secs(1);
+        let limit = if self.options.target.has_bound() { bound } else { PEER_LIMIT };
         let latest = end + u64::try_from(limit.as_nanos()).unwrap_or(0) * 4;
         loop {
             let sections = self.resource.sections();

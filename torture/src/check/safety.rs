@@ -1,7 +1,7 @@
 //! Two holders, tokens that do not rise, stale writes.
 
 use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
-use crate::faults::{CLOCK_STEP, Fault, TOKENS_REPEAT};
+use crate::faults::{CLOCK_STEP, Exemption, Fault, TOKENS_REPEAT};
 use crate::history::{History, Ns, Section};
 
 /// Sections that both held the lock by their own belief.
@@ -35,15 +35,24 @@ pub(super) fn overlaps(history: &History, terms: &Terms, verdict: &mut Verdict) 
 
 /// The sentence of the guarantees that allows two holders for all of this time.
 fn exemption(history: &History, terms: &Terms, from: Ns, to: Ns) -> Option<&'static str> {
-    history.faults.iter().find_map(|injected| {
+    exemptions(history, terms, from, to).next().map(|exemption| exemption.sentence)
+}
+
+fn exemptions<'a>(
+    history: &'a History,
+    terms: &'a Terms,
+    from: Ns,
+    to: Ns,
+) -> impl Iterator<Item = Exemption> + 'a {
+    history.faults.iter().filter_map(move |injected| {
         let exemption = injected.fault.rule(terms.store)?.exemption?;
         let end = injected.healed + nanos((exemption.window)(terms.ttl));
-        (injected.start <= from && to <= end).then_some(exemption.sentence)
+        (injected.start <= from && to <= end).then_some(exemption)
     })
 }
 
 /// A grant that follows another one has a higher token. Sections that overlap have no order.
-pub(super) fn token_order(history: &History, verdict: &mut Verdict) {
+pub(super) fn token_order(history: &History, terms: &Terms, verdict: &mut Verdict) {
     let mut by_begin: Vec<&Section> = history.sections.iter().filter(|section| section.token > 0).collect();
     let mut by_end = by_begin.clone();
     by_begin.sort_by_key(|section| section.begin);
@@ -61,10 +70,13 @@ pub(super) fn token_order(history: &History, verdict: &mut Verdict) {
         );
         let fault = fault_at(history, section.begin);
         let (from, to) = (section.begin, section.begin);
-        let is_exempt = may_tokens_repeat(history, from);
+        let split = exemptions(history, terms, before.begin, from).find(|exemption| exemption.is_split);
+        let sentence = split.map(|exemption| exemption.sentence);
+        let sentence = sentence.or_else(|| may_tokens_repeat(history, from).then_some(TOKENS_REPEAT));
+        let is_exempt = sentence.is_some();
         let figures = figures(verdict, fault);
         *(if is_exempt { &mut figures.exempt_tokens } else { &mut figures.token_falls }) += 1;
-        let text = if is_exempt { format!("{text}; exempt: {TOKENS_REPEAT}") } else { text };
+        let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
         verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt });
     }
 }

@@ -79,6 +79,18 @@ fn token_may_repeat_only_after_a_loss_of_data_soon_after_a_step_back_of_the_cloc
     assert_eq!(violations(&falling), [Check::TokenOrder]);
 }
 
+#[test]
+fn late_holder_of_a_failover_may_have_the_lower_token() {
+    let mut late = history(vec![section(0, 1, 7, 110, 120), section(1, 2, 6, 121, 130)]);
+    late.faults = vec![fault(Fault::MasterFreeze, 100, 1_200)];
+    let replicated = |history: &History| check(history, &Terms { store: StoreKind::Sentinel, ..terms() });
+    assert!(!replicated(&late).is_violated());
+    assert_eq!(replicated(&late).figures[&Fault::MasterFreeze].exempt_tokens, 1);
+    // From before the failover it may not.
+    late.sections[0] = section(0, 1, 7, 10, 20);
+    assert!(replicated(&late).is_violated());
+}
+
 fn written(mut section: Section, checked_ms: Ns, order: u64, is_accepted: bool) -> Section {
     section.write =
         Some(Write { checked: checked_ms * MS, arrived: (checked_ms + 50) * MS, order, is_accepted });
