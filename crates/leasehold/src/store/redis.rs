@@ -34,6 +34,7 @@ use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
+#[cfg(feature = "redlock")]
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Command, Resource, Token};
@@ -49,6 +50,7 @@ pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
+#[cfg(feature = "redlock")]
 pub(crate) use nodes::Voting;
 pub(crate) use wire::SharedConnection;
 
