@@ -18,7 +18,7 @@ use crate::timeline;
 /// What was left at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// Holders and waiters for leasehold, keys for a peer. None: nobody could tell.
+    /// Holders and waiters for leasehold, keys for a peer. None: unknown.
     pub keys: Option<u64>,
     /// The largest growth of a worker's open file descriptors.
     pub descriptors: i64,

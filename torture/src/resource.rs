@@ -78,7 +78,7 @@ impl Resource {
         lock(&self.shared).history.sections.len()
     }
 
-    /// Whether nobody works and nobody waits.
+    /// Whether no task works and no task waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let record = lock(&self.shared);

@@ -169,8 +169,9 @@ pub(crate) async fn release(
 fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
-    let nobody = if lock.foreign.is_some() { "another program" } else { "-" };
-    let shown = holder.map_or_else(|| nobody.to_owned(), |holder| identity(&holder.metadata, &holder.client));
+    let without_holder = if lock.foreign.is_some() { "another program" } else { "-" };
+    let shown =
+        holder.map_or_else(|| without_holder.to_owned(), |holder| identity(&holder.metadata, &holder.client));
     let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
     [
         printable(&lock.name),

@@ -5,8 +5,8 @@ use crate::token::Token;
 
 /// The store's clocks when it runs a command.
 ///
-/// On Redis tokens have a clock of their own, the ids of a stream. The embedded stores use the boot clock for leases, because it cannot be set, and the
-/// wall clock for tokens, because it continues after a reboot.
+/// On Redis tokens have a clock of their own, the ids of a stream. The embedded stores use the boot clock for leases, because
+/// it cannot be set, and the wall clock for tokens, because it continues after a reboot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Time for expiries.

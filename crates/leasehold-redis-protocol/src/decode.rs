@@ -112,7 +112,7 @@ fn short_answer(command: &Command, number: u64) -> Option<Answer> {
     }
 }
 
-/// How often a waiter looks whether another program still holds the key, since nobody will tell it.
+/// How often a waiter checks whether another program still holds the key, because no push reports its release.
 const FOREIGN_POLL: Duration = Duration::from_secs(1);
 
 /// The answer where another program holds the key, for so many milliseconds, or for ever.

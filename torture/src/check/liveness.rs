@@ -81,7 +81,7 @@ fn stall(history: &History, terms: &Terms, verdict: &mut Verdict, from: Ns, to: 
     }
 }
 
-/// The run ends only when nobody waits any more, or nothing has happened for longer than the bound.
+/// The run ends only when no task waits any more, or nothing has happened for longer than the bound.
 pub(super) fn lost_waiters(history: &History, verdict: &mut Verdict) {
     for waiting in history.waiting.iter().filter(|waiting| waiting.to.is_none()) {
         let fault = history.faults.last().map_or(Fault::None, |injected| injected.fault);

@@ -78,7 +78,7 @@ pub enum Check {
     Stall,
     /// A task that waits at the end of the run, though the lock is free.
     LostWaiter,
-    /// Holders and waiters in the store after everybody has left.
+    /// Holders and waiters in the store after all tasks have ended.
     Left,
     /// File descriptors that a worker did not close.
     Descriptors,

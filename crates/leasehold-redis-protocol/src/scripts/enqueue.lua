@@ -1,8 +1,8 @@
 -- Before the rules in acquire.lua: a new attempt goes to the end of the queue of an exclusive lock. Does what the rules would
 -- do, at a third of their price, which is mostly that of their definitions.
 --
--- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, nobody is skipped or
--- was released before, and memory is not full, since an id was drawn.
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, no client is parked,
+-- the attempt was not released before, and memory is not full, since an id was drawn.
 
 local row = drawn and not raw and first_row('h')
 if row and #row >= struct.size(HEADER) then

@@ -1,7 +1,7 @@
 -- Before the rules in release.lua: an exclusive lease without an owner goes to the first waiter. Does what the rules would do,
 -- at a third of their price, which is mostly that of their definitions.
 --
--- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. Nothing has expired, nobody is skipped, and
+-- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. Nothing has expired, no client is parked, and
 -- the waiter is subscribed, is its client's only one and has no owner.
 
 local row = floor == 0 and not raw and first_row('h')

@@ -5,7 +5,7 @@
 -- Returns nothing: it defines the functions that the commands use.
 --
 -- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. No token below
--- `floor` is granted. `raw` is the string in the key, if it is one; `drawn` is an id of the clock that is nobody's token yet.
+-- `floor` is granted. `raw` is the string in the key, if it is one; `drawn` is an id of the clock that is not a token yet.
 --
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.

@@ -114,7 +114,7 @@ async fn value_of_another_program_keeps_locks_out_and_is_left_alone() {
     let info = client.inspect(Kind::Mutex, "a").await.unwrap();
     assert!(info.foreign.is_none_or(|foreign| foreign.expires_in.is_some()), "{info:?}");
     timeout(SOON, waiting).await.unwrap().unwrap();
-    // Also after a plain DEL, of which nobody is told.
+    // Also after a plain DEL, which no push reports.
     server.run(&["SET", KEY, "mine"]);
     let waiting = tokio::spawn(async move { token(&mutex).await });
     server.run(&["DEL", KEY]);
