@@ -9,10 +9,12 @@
 //! waiters re-check and all leases are renewed, because pushes may have been missed.
 
 mod caller_conn;
+mod client_record;
 mod cluster;
 mod codec;
 mod connect;
 mod connections;
+mod deletes;
 mod dispatch;
 mod doctor;
 mod endpoint;
@@ -23,10 +25,12 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod records;
 mod replicas;
 mod sentinel;
 mod shared_keeper;
 mod slot_map;
+mod subscriptions;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -66,6 +70,8 @@ pub(crate) struct Redis {
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Refreshes a cluster's slot map.
     refresher: Option<tokio::task::AbortHandle>,
+    /// Keeps the client's record.
+    record_keeper: tokio::task::AbortHandle,
 }
 
 /// The runtime in which the client was created.
@@ -168,6 +174,11 @@ impl Store for Redis {
         Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
     }
 
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.nodes.record().publish(metadata);
+        true
+    }
+
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
         let nodes = self.nodes.clone();
         let work = async move { only(nodes.run(&[(resource, command)], replicas, None).await) };
@@ -226,6 +237,7 @@ impl Store for Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
+        self.record_keeper.abort();
         for task in [&self.refresher, &self.watch].into_iter().flatten() {
             task.abort();
         }
