@@ -10,7 +10,9 @@ use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::caller_conn::CallerRuntime;
+use super::Redis;
+use super::call_pool::CallPool;
+use super::caller_conn::{Caller, CallerRuntime};
 use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::doctor::Address;
@@ -19,7 +21,6 @@ use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::wire::{self, SharedConnection, Wire};
-use super::{Caller, Redis};
 use crate::error::{Error, ErrorKind};
 use crate::store::{Inbox, StoreError};
 use crate::url::{Place, RedisUrl};
@@ -192,8 +193,10 @@ impl Opening {
         };
         let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
         let caller = self.caller.map(|caller| Caller { id: caller.id(), runtime: self.callers });
+        let nodes = Arc::new(nodes);
         Arc::new(Redis {
-            nodes: Arc::new(nodes),
+            calls: Arc::new(CallPool::new(nodes.clone())),
+            nodes,
             address: Arc::new(address),
             runtime: Handle::current(),
             caller,
