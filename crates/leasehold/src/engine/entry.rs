@@ -1,5 +1,6 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod holder;
 mod state;
 
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine,
-    LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
@@ -369,42 +370,5 @@ impl Entry {
         self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
         self.is_failure_logged = false;
         self.is_changed = true;
-    }
-
-    // --- What its owner asks of a lease ----------------------------------------------------------
-
-    pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
-        self.end_attempt(now);
-        self.outcome
-    }
-
-    pub(super) fn limit_hold(&mut self, ends_at: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.end_by(ends_at);
-        }
-    }
-
-    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
-    pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage
-            && machine.is_renewing()
-        {
-            machine.handle_failure(now);
-        }
-    }
-
-    /// Decides whether the lease goes to the next task of the local queue.
-    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
-        match &mut self.stage {
-            // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
-            _ => HandoffDecision::Release,
-        }
-    }
-
-    pub(super) fn renew_now(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.handle_hint(now);
-        }
     }
 }
