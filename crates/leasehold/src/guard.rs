@@ -10,7 +10,7 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
-    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
+    End, EndedHold, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
@@ -349,10 +349,14 @@ impl Guard {
     }
 
     async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
-        if self.try_hand_off() {
-            return Ok(());
-        }
-        let (transmit, loss) = self.handle.session.begin_release(self.sequence, self.handle.now());
+        let queue = self.local_queue.take();
+        let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, self.handle.now()) {
+            EndedHold::HandedOff => {
+                self.is_over = true;
+                return Ok(());
+            }
+            EndedHold::Releasing { transmit, loss } => (transmit, loss),
+        };
         let given = self.send_release(transmit, deadline).await?;
         self.is_over = true;
         match (loss, given) {
@@ -378,6 +382,10 @@ impl Guard {
             let Response { end, error } = request.poll_response(context).unwrap_or_default();
             if let Some(End::Release(released)) = end {
                 return Poll::Ready(Ok(released));
+            }
+            if request.is_in_flight() {
+                // A store answers within a time limit. Until then nothing else needs to wake this task.
+                return Poll::Pending;
             }
             match (session.poll_released(&mut watch, context), error) {
                 (Poll::Ready(released), _) => Poll::Ready(Ok(released)),

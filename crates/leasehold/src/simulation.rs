@@ -2,12 +2,15 @@
 //! the simulation's. It is no part of the public API.
 //!
 //! The engine is the real one, with the real driver. Only what it stands on is replaced: [`set_clock`] is the clock of the
-//! thread, and [`Transport`] is the timer and the way to the store.
+//! thread, and [`Transport`] is the timer and the way to the store. [`instant_client`] has a store that answers at once, for
+//! measurements of what the engine itself costs.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+mod instant;
 
 use leasehold_core::{Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, Resource};
 
@@ -20,6 +23,8 @@ use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};
 use crate::metadata::HolderMetadata;
+pub use instant::instant_client;
+
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };

@@ -5,7 +5,17 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Owner, Resource, Token};
 
 use super::entry::Transmit;
+use super::local_queue::{LocalQueue, QueueState};
 use super::session::Session;
+use super::table::Effects;
+
+/// How a task's hold of a lease ended.
+pub(crate) enum EndedHold {
+    /// The local queue keeps the lease for its next task.
+    HandedOff,
+    /// The lease is released by this request. `loss`: it had been lost before.
+    Releasing { transmit: Option<Transmit>, loss: Option<Loss> },
+}
 
 impl Session {
     /// How much longer a held lease may be trusted, or why it was lost.
@@ -42,14 +52,27 @@ impl Session {
         self.step(sequence, now, |entry| entry.abandon_renewal(now));
     }
 
-    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
-    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Transmit>, Option<Loss>) {
-        let began = self.step(sequence, now, |entry| {
-            let loss = entry.remaining(now).err();
-            entry.abandon(now);
-            (entry.poll_transmit(sequence, now), loss)
-        });
-        began.unwrap_or((None, Some(Loss::Closed)))
+    /// Ends a task's hold of a lease: hands the lease off to the next task of its local queue, or begins to release it.
+    pub(crate) fn end_hold(&self, queue: Option<u64>, lease: u64, now: LocalTime) -> EndedHold {
+        let mut effects = Effects::default();
+        let ended = {
+            let mut table = self.table();
+            let has_lease =
+                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
+            let queue = queue.filter(|queue| table.local_queues.by_id.get(queue).is_some_and(has_lease));
+            if queue.is_some_and(|queue| table.hand_off(queue, lease, now, &mut effects)) {
+                table.reconcile(lease, now, &mut effects);
+                EndedHold::HandedOff
+            } else {
+                let began = table.step(lease, now, &mut effects, |entry| {
+                    let loss = entry.end_hold(now);
+                    EndedHold::Releasing { transmit: entry.poll_transmit(lease, now), loss }
+                });
+                began.unwrap_or(EndedHold::Releasing { transmit: None, loss: Some(Loss::Closed) })
+            }
+        };
+        self.apply_effects(effects);
+        ended
     }
 
     /// When the maximum hold of this lease ends; `NEVER` without one.

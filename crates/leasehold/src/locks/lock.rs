@@ -10,6 +10,7 @@ use leasehold_core::{
     HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
+use crate::engine::ResourceHash;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle, resource_of};
@@ -22,6 +23,7 @@ pub use crate::options::{MAX_TTL, MIN_TTL};
 pub(crate) struct Lock {
     pub(crate) handle: Arc<Handle>,
     resource: Result<Arc<Resource>, NameError>,
+    pub(crate) resource_hash: ResourceHash,
     /// The total weight of the resource's holders.
     pub(crate) capacity: u32,
     pub(crate) owner: Option<Owner>,
@@ -69,9 +71,13 @@ impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let metadata = handle.encoded_metadata.clone();
         let ClientOptions { ttl, max_waiters, replicas, .. } = handle.options;
+        let resource = resource_of(kind, name).map(Arc::new);
         Self {
             handle,
-            resource: resource_of(kind, name).map(Arc::new),
+            resource_hash: resource
+                .as_ref()
+                .map_or(ResourceHash::default(), |resource| ResourceHash::of(resource)),
+            resource,
             capacity,
             owner: None,
             terms: LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas },
@@ -87,7 +93,7 @@ impl Lock {
         let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
         metadata.label = Some(label);
-        self.metadata = metadata.encode();
+        self.metadata = self.handle.encode_metadata(&metadata);
     }
 
     /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller

@@ -350,6 +350,10 @@ impl Store for Redlock {
         }
     }
 
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
+    }
+
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
         self.node_on_caller()

@@ -72,7 +72,7 @@ impl QuorumClient {
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
-        let release = Release { acquisition: self.attempt(sequence), min_hold: Duration::ZERO, tombstone };
+        let release = Release { tombstone, ..Release::now(self.attempt(sequence)) };
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
