@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Resource,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource,
 };
 
 use super::log_event::LogEvent;
@@ -170,8 +170,12 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
                 machine.handle_reply(now, transmit.sent_at, &answer.reply);
