@@ -173,8 +173,12 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
             (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
