@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use etcetera::BaseStrategy as _;
-use leasehold_serve::{Config, Listen, Server, StartError, Tls, Tokens, raise_open_files};
+use leasehold_serve::{Config, Listen, Server, Tls, Tokens, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
@@ -40,7 +40,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     }
     let store = find()?;
     let client = store.connect().await?;
-    let server = Server::bind(config, client).await.map_err(stop)?;
+    let server = Server::bind(config, client).await.map_err(|error| Stop::usage(error.to_string()))?;
     let mut announced = String::new();
     for address in server.addresses() {
         let _ = writeln!(announced, "listening on {address}");
@@ -63,10 +63,6 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
         ));
     }
     Ok(Exit::Success)
-}
-
-fn stop(error: StartError) -> Stop {
-    Stop::usage(error.to_string())
 }
 
 fn config(args: ServeArgs) -> Result<Config, Stop> {
