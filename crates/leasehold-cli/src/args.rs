@@ -4,6 +4,8 @@ mod help;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+#[cfg(feature = "serve")]
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -15,6 +17,8 @@ use leasehold::{FINDING_IDS, Kind};
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
 use crate::text::printable;
+#[cfg(feature = "serve")]
+use help::SERVE;
 use help::{DOCTOR, ELECT, EXAMPLES, RUN, SHOW};
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
@@ -63,6 +67,10 @@ pub(crate) enum Action {
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
+    /// Serve locks over HTTP, with a dashboard and metrics
+    #[cfg(feature = "serve")]
+    #[command(after_long_help = after(SERVE))]
+    Serve(ServeArgs),
     /// Kill a command's process group if leasehold is killed; leasehold starts this itself
     #[command(name = crate::watchdog::COMMAND, hide = true)]
     Watchdog,
@@ -222,6 +230,30 @@ pub(crate) struct ReleaseArgs {
     pub(crate) kind: Option<Kind>,
     /// The lock's name
     pub(crate) name: OsString,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Debug, Arguments)]
+pub(crate) struct ServeArgs {
+    /// An address: unix:PATH (mode 0600, without tokens), or HOST:PORT (with tokens). Repeatable
+    /// [default: unix:$XDG_RUNTIME_DIR/leasehold.sock]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<leasehold_serve::Listen>,
+    /// File with the tokens for TCP: lines `read TOKEN` and `write TOKEN`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Certificate for TLS over TCP, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Maximum number of open connections, each with at most one request
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    pub(crate) max_connections: usize,
+    /// After TERM: how long callers can release what they hold, before the server exits
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) drain: Duration,
 }
 
 /// The words that stand for kinds of lock.

@@ -18,6 +18,8 @@ mod output;
 mod process;
 mod progress;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod signals;
 mod store;
 mod supervise;
@@ -39,8 +41,13 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return usage(&error),
     };
-    // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = match &args.action {
+        #[cfg(feature = "serve")]
+        Action::Serve(_) => tokio::runtime::Builder::new_multi_thread(),
+        // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
@@ -59,6 +66,8 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Show(args) => inspect::show(&store()?, args).await,
         Action::Release(args) => inspect::release(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
+        #[cfg(feature = "serve")]
+        Action::Serve(args) => serve::serve(store, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),

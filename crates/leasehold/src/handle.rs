@@ -48,8 +48,10 @@ pub(crate) struct Handle {
     /// The store's address without secrets.
     pub(crate) url: String,
     pub(crate) options: ClientOptions,
-    /// The stored form of the metadata among the options.
+    /// What an attempt stores of the metadata among the options.
     pub(crate) encoded_metadata: Arc<str>,
+    /// The store keeps the client's part of the metadata once, and not with each attempt.
+    keeps_client: bool,
 }
 
 impl Drop for Handle {
@@ -65,9 +67,15 @@ impl Handle {
         url: String,
         options: ClientOptions,
     ) -> Self {
-        let encoded_metadata = options.metadata.encode();
+        let keeps_client = store.publish_client(options.metadata.encode_client());
+        let encoded_metadata = encode_metadata(&options.metadata, keeps_client);
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, options, encoded_metadata }
+        Self { session, store, capabilities, url, options, encoded_metadata, keeps_client }
+    }
+
+    /// What an attempt with this metadata stores.
+    pub(crate) fn encode_metadata(&self, metadata: &HolderMetadata) -> Arc<str> {
+        encode_metadata(metadata, self.keeps_client)
     }
 
     /// The time by the client's clock.
@@ -149,6 +157,10 @@ impl Handle {
     pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
         self.unavailable(resource, &format!("the store sent an unexpected reply: {reply:?}"))
     }
+}
+
+fn encode_metadata(metadata: &HolderMetadata, keeps_client: bool) -> Arc<str> {
+    if keeps_client { metadata.encode_label() } else { metadata.encode() }
 }
 
 /// The resource of this kind and name, if the name is valid.

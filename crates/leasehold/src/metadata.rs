@@ -82,6 +82,33 @@ impl HolderMetadata {
         serde_json::to_string(&stored).unwrap_or_default().into()
     }
 
+    /// What all holders and waiters of a client have in common; empty if that is nothing.
+    pub(crate) fn encode_client(&self) -> Arc<str> {
+        Self { label: None, ..self.clone() }.encode_if_any()
+    }
+
+    /// The rest, for a store that keeps the client's part elsewhere.
+    pub(crate) fn encode_label(&self) -> Arc<str> {
+        Self { label: self.label.clone(), ..Self::default() }.encode_if_any()
+    }
+
+    fn encode_if_any(&self) -> Arc<str> {
+        if *self == Self::default() { Arc::from("") } else { self.encode() }
+    }
+
+    /// Adds to what a holder or a waiter has stored what its client has stored.
+    #[cfg(feature = "redis")]
+    pub(crate) fn add_client(stored: &str, client: &str) -> Arc<str> {
+        let (own, client) = (Self::decode(stored), Self::decode(client));
+        let both = Self {
+            host: own.host.or(client.host),
+            pid: own.pid.or(client.pid),
+            program: own.program.or(client.program),
+            label: own.label,
+        };
+        both.encode()
+    }
+
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
     pub(crate) fn decode(stored: &str) -> Self {
         let Ok(Stored { host, pid, program, note }) = serde_json::from_str(stored) else {
@@ -113,5 +140,21 @@ mod tests {
         assert_eq!(HolderMetadata::decode(&metadata.encode()), metadata);
         assert_eq!(HolderMetadata::decode("from elsewhere").label.as_deref(), Some("from elsewhere"));
         assert_eq!(HolderMetadata::decode(""), HolderMetadata::default());
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn metadata_of_the_client_and_of_the_lock_are_put_together() {
+        let mut metadata = HolderMetadata::this_process();
+        assert_eq!(&*metadata.encode_label(), "");
+        metadata.label = Some("nightly".to_owned());
+        let both = HolderMetadata::add_client(&metadata.encode_label(), &metadata.encode_client());
+        assert_eq!(HolderMetadata::decode(&both), metadata);
+        // A client that stores everything with its leases.
+        let other = HolderMetadata { host: Some("elsewhere".to_owned()), ..HolderMetadata::default() };
+        let both =
+            HolderMetadata::decode(&HolderMetadata::add_client(&other.encode(), &metadata.encode_client()));
+        assert_eq!((both.host, both.pid, both.label), (other.host, metadata.pid, None));
+        assert_eq!(&*HolderMetadata::default().encode_client(), "");
     }
 }

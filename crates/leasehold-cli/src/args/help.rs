@@ -15,6 +15,7 @@ Examples:
   leasehold show deploy
   leasehold release --force deploy
   leasehold doctor                               check the store for unsafe settings
+  leasehold serve --listen unix:/tmp/locks.sock  locks over HTTP, and a dashboard
 
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
@@ -178,3 +179,21 @@ With --json the output is one value with these keys. Later versions may add keys
                         what      what was found
                         why       why it matters for locks
                         remedy    the fix, or null";
+
+#[cfg(feature = "serve")]
+pub(super) const SERVE: &str = "\
+The addresses are printed on stdout when the server is ready:
+  leasehold serve --listen unix:/tmp/locks.sock
+  curl --unix-socket /tmp/locks.sock -X POST localhost/v1/locks/mutex/a/acquire
+
+Only the user of the server can use its Unix socket, and needs no token. Over TCP
+every request needs a token, from the file of --tokens or the environment:
+  LEASEHOLD_SERVE_TOKEN       may acquire, release and read
+  LEASEHOLD_SERVE_READ_TOKEN  may only read
+A token has 16 to 1024 characters; openssl rand -hex 16 prints one. The page at /
+is a dashboard, /metrics is for Prometheus, and /v1/openapi.json describes the
+API. The dashboard of a socket on another host, at http://localhost:8430/:
+  ssh -N -L 8430:/run/leasehold/serve.sock HOST
+
+On TERM or INT the server drains: it grants nothing new, and callers can release
+what they hold. Leases that remain expire within their ttl.";

@@ -8,8 +8,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms, LocalTime,
-    Loss, Outcome, Owner, Push, PushKind, Release, Resource,
+    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
@@ -77,6 +77,8 @@ enum Stage {
         tombstone: Duration,
         /// The tombstone once the `Acquire` in flight is answered.
         tombstone_once_answered: Duration,
+        /// See [`Release::as_granted`].
+        as_granted: Option<(Arc<Acquire>, Token)>,
     },
     /// The store may still keep the lease or the waiter.
     Releasing(Releasing),
@@ -171,10 +173,17 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
-            (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
+            (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
+                if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
+                    *as_granted = None;
+                }
                 machine.handle_reply(now, transmit.sent_at, &answer.reply);
                 if matches!(machine.state(now), LeaseState::Held)
                     && std::mem::take(&mut self.is_failure_logged)
@@ -212,7 +221,10 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
+            Stage::Lease { machine, as_granted, .. } if push.kind == PushKind::Contended => {
+                *as_granted = None;
+                machine.handle_contended(now);
+            }
             // The response was faster than the push, or the lease is being released.
             Stage::Lease { .. } | Stage::Releasing(_) | Stage::Ended(_) => {}
         }
@@ -249,10 +261,11 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
-            Stage::Lease { machine, tombstone, .. } => {
+            Stage::Lease { machine, tombstone, as_granted, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
-                let release = Release { acquisition, min_hold: self.min_hold, tombstone };
+                let as_granted = as_granted.take();
+                let release = Release { acquisition, min_hold: self.min_hold, tombstone, as_granted };
                 self.begin_release(release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
@@ -318,6 +331,7 @@ impl Entry {
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
             let acquisition = machine.acquisition();
+            let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
@@ -332,7 +346,7 @@ impl Entry {
             if machine.recheck_pending() {
                 lease.handle_hint(now);
             }
-            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
+            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
             let place = machine.queue_entry_ttl();
             self.begin_release(release, place, Duration::ZERO, now);

@@ -93,7 +93,7 @@ impl Lock {
         let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
         metadata.label = Some(label);
-        self.metadata = metadata.encode();
+        self.metadata = self.handle.encode_metadata(&metadata);
     }
 
     /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller

@@ -105,6 +105,12 @@ pub(crate) trait Store: Send + Sync {
     /// What sets this store apart from the others. It never changes.
     fn capabilities(&self) -> Capabilities;
 
+    /// Takes what all holders and waiters of the client have in common. Returns whether the store keeps it: the attempts then only
+    /// carry their own part, and the answers have both.
+    fn publish_client(&self, _metadata: Arc<str>) -> bool {
+        false
+    }
+
     /// Runs one command inline; `None` if that might block.
     fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None

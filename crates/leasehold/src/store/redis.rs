@@ -10,10 +10,12 @@
 
 mod call_pool;
 mod caller_conn;
+mod client_record;
 mod cluster;
 mod codec;
 mod connect;
 mod connections;
+mod deletes;
 mod dispatch;
 mod doctor;
 mod endpoint;
@@ -24,11 +26,13 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod records;
 mod replicas;
 mod sentinel;
 mod shared_keeper;
 mod single_call;
 mod slot_map;
+mod subscriptions;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -70,6 +74,8 @@ pub(crate) struct Redis {
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Refreshes a cluster's slot map.
     refresher: Option<tokio::task::AbortHandle>,
+    /// Keeps the client's record.
+    record_keeper: tokio::task::AbortHandle,
 }
 
 impl Redis {
@@ -157,6 +163,11 @@ impl Store for Redis {
         Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
     }
 
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.nodes.record().publish(metadata);
+        true
+    }
+
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
         if let Some(caller) = self.caller.as_ref().filter(|caller| caller.is_here()) {
             return Box::pin(self.calls.call(caller, (resource, command), replicas));
@@ -218,6 +229,7 @@ impl Store for Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
+        self.record_keeper.abort();
         for task in [&self.refresher, &self.watch].into_iter().flatten() {
             task.abort();
         }

@@ -304,7 +304,10 @@ impl Inbox for NodeInbox {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
         if !Attempts::is_node_attempt(push.acquisition) {
-            return inbox.deliver(push);
+            if let Some(acquisition) = quorum.admission_attempt(self.node, push.acquisition) {
+                inbox.deliver(Push { acquisition, ..push });
+            }
+            return;
         }
         match push.kind {
             PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
@@ -319,9 +322,8 @@ impl Inbox for NodeInbox {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        let is_elsewhere = |resource: &Resource| {
-            is_admission_queue(resource) && quorum.admission_node(resource) != self.node
-        };
+        let is_elsewhere =
+            |resource: &Resource| is_admission_queue(resource) && !quorum.admits_at(self.node, resource);
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 
@@ -348,6 +350,10 @@ impl Store for Redlock {
             max_ttl: self.quorum.max_ttl,
             ..Capabilities::new(POLL_INTERVALS)
         }
+    }
+
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {

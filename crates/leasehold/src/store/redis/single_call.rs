@@ -1,6 +1,6 @@
 //! One command of a caller to one server, which is the usual case. Nothing here needs a list of commands or of answers. Everything
-//! else goes the way of a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, and a server without a
-//! connection.
+//! else goes the way of a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, look-ups, a command that
+//! needs the client's record, and a server without a connection.
 
 use std::slice;
 use std::sync::Arc;
@@ -22,7 +22,11 @@ type Answered = Result<Answer, CallError>;
 impl Nodes {
     /// Runs one command.
     pub(super) async fn run_single(&self, call: &Call, replicas: u32) -> CallResult {
-        if let (Self::Server { endpoint, voting: None }, 0) = (self, replicas)
+        let batch = slice::from_ref(call);
+        // An answer to these needs the records of the clients in it.
+        let is_lookup = matches!(call.1, Command::Inspect | Command::ForceRelease);
+        if let (Self::Server { endpoint, voting: None, record }, 0, false) = (self, replicas, is_lookup)
+            && record.covers(batch)
             && let Some(connections) = endpoint.current()
         {
             // Dropped before the rare path, so that it does not make this future larger.
@@ -35,13 +39,14 @@ impl Nodes {
                 failed => Box::pin(settled(endpoint, &connections, call, failed)).await,
             };
         }
-        only(Box::pin(self.run(slice::from_ref(call), replicas, None)).await)
+        only(Box::pin(self.run(batch, replicas, None)).await)
     }
 }
 
 fn options_of(connections: &Connections) -> CallOptions<'_> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    CallOptions { variant: ScriptVariant::Server, vote_args, is_asking: false, is_atomic: false }
+    let deletes = connections.deletes();
+    CallOptions { variant: ScriptVariant::Server, vote_args, is_asking: false, deletes, is_atomic: false }
 }
 
 /// What follows a failure, as for a batch.

@@ -86,7 +86,7 @@ impl Quorum {
         // A concurrent renewal may have rejoined a node that had released already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
-            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE_TTL };
+            let release = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
             self.call_all(&resource, Command::Release(release)).await?;
         }
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
@@ -244,6 +244,8 @@ pub(super) fn merge_holder(mut same: Vec<Holder>, silent: usize, quorum: usize) 
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
     tokens.truncate(quorum);
     lease.token = *tokens.last()?;
+    // A node may have lost the record of its client.
+    lease.metadata = same.iter().map(|holder| &holder.metadata).max_by_key(|text| text.len())?.clone();
     lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
     Some(lease)
 }

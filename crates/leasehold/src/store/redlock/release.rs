@@ -64,7 +64,7 @@ impl Quorum {
         may_have_nothing: bool,
     ) -> impl Future<Output = NodeReply> + Send + use<> {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
-        let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
+        let release = Release { min_hold, ..Release::now(known.acquisition) };
         // No earlier acquire can leave anything that lasts longer.
         let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
