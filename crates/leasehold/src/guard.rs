@@ -10,11 +10,13 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
-    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
+    End, QueuedGrant, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped,
+    with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
+use crate::telemetry::Hold;
 
 /// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
 /// the guard.
@@ -42,6 +44,10 @@ pub struct Guard {
     local_queue: Option<u64>,
     /// The lease was released, replaced or handed off.
     is_over: bool,
+    /// Counts the hold.
+    hold: Hold,
+    /// The attempt waited before it reached the store.
+    was_admitted: bool,
 }
 
 impl Guard {
@@ -52,16 +58,47 @@ impl Guard {
         token: Token,
         local_queue: Option<u64>,
     ) -> Self {
-        Self { handle, sequence, resource, token, local_queue, is_over: false }
+        Self {
+            handle,
+            sequence,
+            resource,
+            token,
+            local_queue,
+            is_over: false,
+            hold: Hold::default(),
+            was_admitted: false,
+        }
     }
 
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
     fn try_hand_off(&mut self) -> bool {
-        let queue = self.local_queue.take();
-        let is_handed_off =
-            queue.is_some_and(|queue| self.handle.session.hand_off(queue, self.sequence, self.handle.now()));
+        let Some(queue) = self.local_queue.take() else {
+            self.hold.end(|| self.handle.now());
+            return false;
+        };
+        let now = self.handle.now();
+        let is_handed_off = self.handle.session.hand_off(queue, self.sequence, now);
+        if is_handed_off {
+            self.hold.handed_off();
+        }
+        self.hold.end(|| now);
         self.is_over |= is_handed_off;
         is_handed_off
+    }
+
+    /// The grant, if the attempt waited for it.
+    pub(crate) fn queued_grant(&self) -> Option<QueuedGrant> {
+        let queued = self.handle.session.queued_grant(self.sequence, self.token);
+        queued.or(self.was_admitted.then_some(QueuedGrant { granted_at: None }))
+    }
+
+    /// The attempt waited in an admission queue before it reached the store.
+    pub(crate) fn set_admitted(&mut self) {
+        self.was_admitted = true;
+    }
+
+    pub(crate) fn begin_hold(&mut self, hold: Hold) {
+        self.hold = hold;
     }
 
     #[cfg(feature = "_simulation")]
@@ -75,7 +112,9 @@ impl Guard {
 
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
-        self.handle.session.mark_replaced(self.sequence, self.handle.now());
+        let now = self.handle.now();
+        self.hold.end(|| now);
+        self.handle.session.mark_replaced(self.sequence, now);
         self.is_over = true;
     }
 

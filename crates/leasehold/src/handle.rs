@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind};
 use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
 use crate::store::{Capabilities, Store, StoreError};
+use crate::telemetry::ClientTelemetry;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
@@ -50,6 +51,7 @@ pub(crate) struct Handle {
     pub(crate) options: ClientOptions,
     /// The stored form of the metadata among the options.
     pub(crate) encoded_metadata: Arc<str>,
+    pub(crate) telemetry: ClientTelemetry,
 }
 
 impl Drop for Handle {
@@ -64,10 +66,11 @@ impl Handle {
         store: Arc<dyn Store>,
         url: String,
         options: ClientOptions,
+        telemetry: ClientTelemetry,
     ) -> Self {
         let encoded_metadata = options.metadata.encode();
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, options, encoded_metadata }
+        Self { session, store, capabilities, url, options, encoded_metadata, telemetry }
     }
 
     /// The time by the client's clock.

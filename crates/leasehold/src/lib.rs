@@ -54,6 +54,7 @@
 //! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
 //! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
 //! | [Redlock](guide::redlock) | a quorum of independent servers |
+//! | [Metrics](guide::metrics) | the metrics, their labels, and alerts |
 //! | [Testing](guide::testing) | how to test code that uses locks |
 //!
 //! # Features
@@ -66,6 +67,7 @@
 //! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
 //! | `blocking` | the module `blocking` | |
+//! | `metrics` | [metrics](guide::metrics) for the `metrics` facade | |
 //! | `serde` | `Serialize` for [`LockInfo`] and [`Diagnosis`] with their parts, and for [`ErrorKind`] | |
 //!
 //! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
@@ -96,6 +98,7 @@ mod redlock;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
+mod telemetry;
 pub mod testing;
 #[cfg(test)]
 mod tests;

@@ -2,12 +2,31 @@
 
 use std::time::Duration;
 
-use leasehold_core::{LocalTime, Loss, Owner, Resource, Token};
+use leasehold_core::{LocalTime, Loss, Outcome, Owner, Resource, Token};
 
 use super::entry::Transmit;
 use super::session::Session;
 
+/// The grant of a lease that was waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueuedGrant {
+    /// When the store granted the lease; none after a hand-off within the client.
+    pub(crate) granted_at: Option<LocalTime>,
+}
+
 impl Session {
+    /// The grant that gave a lease this token; none if the lease was granted without a wait.
+    pub(crate) fn queued_grant(&self, sequence: u64, token: Token) -> Option<QueuedGrant> {
+        let table = self.table();
+        let entry = table.entries.get(&sequence)?;
+        match entry.outcome {
+            Some(Outcome::Granted { grant, since, .. }) if grant.tokens.first == token => {
+                entry.has_waited.then_some(QueuedGrant { granted_at: Some(since) })
+            }
+            _ => Some(QueuedGrant { granted_at: None }),
+        }
+    }
+
     /// How much longer a held lease may be trusted, or why it was lost.
     pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
         self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))

@@ -42,19 +42,29 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        self.observe(wait, self.acquire_checked(resource, weight, replaces, wait).instrument(span)).await
+    }
+
+    async fn acquire_checked(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: WaitMode,
+    ) -> Result<Option<Guard>, Error> {
         if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
-            return self.acquire_with_admission(weight, wait).instrument(span).await;
+            return self.acquire_with_admission(weight, wait).await;
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
             let key = self.acquire_key(resource, hand_off);
             if let Some(deadline) = wait.deadline(self.handle.now()) {
-                return self.acquire_queued(resource, key, deadline).instrument(span).await;
+                return self.acquire_queued(resource, key, deadline).await;
             }
             if self.handle.session.holds_lease(&key) {
                 return Ok(None);
             }
         }
-        self.attempt(resource, weight, replaces, wait).instrument(span).await
+        self.attempt(resource, weight, replaces, wait).await
     }
 
     /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.

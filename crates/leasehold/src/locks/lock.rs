@@ -16,6 +16,7 @@ use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
 use crate::metadata::MAX_LABEL_BYTES;
 pub use crate::options::{MAX_TTL, MIN_TTL};
+use crate::telemetry::LockTelemetry;
 
 /// A resource, and the options of its leases.
 #[derive(Clone)]
@@ -32,6 +33,7 @@ pub(crate) struct Lock {
     pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
+    pub(crate) telemetry: LockTelemetry,
 }
 
 impl fmt::Debug for Lock {
@@ -68,6 +70,7 @@ impl WaitMode {
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let metadata = handle.encoded_metadata.clone();
+        let telemetry = handle.telemetry.lock(kind);
         let ClientOptions { ttl, max_waiters, replicas, .. } = handle.options;
         Self {
             handle,
@@ -80,6 +83,7 @@ impl Lock {
             hand_off: None,
             metadata,
             label_bytes: 0,
+            telemetry,
         }
     }
 
@@ -88,6 +92,12 @@ impl Lock {
         self.label_bytes = label.len();
         metadata.label = Some(label);
         self.metadata = metadata.encode();
+    }
+
+    pub(crate) fn set_metrics_label(&mut self, label: &str) {
+        if let Ok(resource) = &self.resource {
+            self.telemetry = self.handle.telemetry.labelled_lock(resource.kind, label);
+        }
     }
 
     /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller
