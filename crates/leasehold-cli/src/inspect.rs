@@ -232,6 +232,9 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
     if let Some(what) = metadata.label.as_ref().or(metadata.program.as_ref()) {
         let _ = write!(who, " ({})", printable(what));
     }
+    if let Some(trace_id) = &metadata.trace_id {
+        let _ = write!(who, " in trace {}", printable(trace_id));
+    }
     who
 }
 
@@ -322,7 +325,8 @@ fn mode_json(mode: Option<Mode>) -> Option<&'static str> {
 }
 
 fn metadata_json(metadata: &HolderMetadata) -> Value {
-    json!({ "host": metadata.host, "pid": metadata.pid, "program": metadata.program, "label": metadata.label })
+    json!({ "host": metadata.host, "pid": metadata.pid, "program": metadata.program, "label": metadata.label,
+            "trace_id": metadata.trace_id })
 }
 
 fn millis(span: std::time::Duration) -> u64 {

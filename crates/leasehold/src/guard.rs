@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use tracing::{Instrument as _, Span};
+
 use leasehold_core::{LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
@@ -16,7 +18,7 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
-use crate::telemetry::Hold;
+use crate::telemetry::{Hold, spans};
 
 /// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
 /// the guard.
@@ -46,6 +48,8 @@ pub struct Guard {
     is_over: bool,
     /// Counts the hold.
     hold: Hold,
+    /// Lasts as long as the hold.
+    span: Span,
     /// The attempt waited before it reached the store.
     was_admitted: bool,
 }
@@ -66,6 +70,7 @@ impl Guard {
             local_queue,
             is_over: false,
             hold: Hold::default(),
+            span: Span::none(),
             was_admitted: false,
         }
     }
@@ -73,7 +78,7 @@ impl Guard {
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
     fn try_hand_off(&mut self) -> bool {
         let Some(queue) = self.local_queue.take() else {
-            self.hold.end(|| self.handle.now());
+            self.end_hold("released", None);
             return false;
         };
         let now = self.handle.now();
@@ -81,7 +86,7 @@ impl Guard {
         if is_handed_off {
             self.hold.handed_off();
         }
-        self.hold.end(|| now);
+        self.end_hold(if is_handed_off { "handed off" } else { "released" }, Some(now));
         self.is_over |= is_handed_off;
         is_handed_off
     }
@@ -97,8 +102,17 @@ impl Guard {
         self.was_admitted = true;
     }
 
-    pub(crate) fn begin_hold(&mut self, hold: Hold) {
+    /// Begins the hold, after the attempt with this span.
+    pub(crate) fn begin_hold(&mut self, hold: Hold, acquire: &Span) {
         self.hold = hold;
+        self.span = spans::hold(&self.resource, &self.handle.url, self.token, acquire);
+    }
+
+    /// Ends the hold, once.
+    fn end_hold(&mut self, outcome: &'static str, now: Option<LocalTime>) {
+        let handle = &self.handle;
+        self.hold.end(|| now.unwrap_or_else(|| handle.now()));
+        std::mem::replace(&mut self.span, Span::none()).record("outcome", outcome);
     }
 
     #[cfg(feature = "_simulation")]
@@ -113,7 +127,7 @@ impl Guard {
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
         let now = self.handle.now();
-        self.hold.end(|| now);
+        self.end_hold("replaced", Some(now));
         self.handle.session.mark_replaced(self.sequence, now);
         self.is_over = true;
     }
@@ -360,7 +374,7 @@ impl Guard {
     ///
     /// If the future is dropped, the client releases the lease in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.release_until(None).await
+        self.release_traced(None).await
     }
 
     /// As [`Self::release`], but retries for up to `limit`.
@@ -384,7 +398,19 @@ impl Guard {
     /// As [`Self::release`].
     pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
         let deadline = self.handle.now() + limit;
-        self.release_until(Some(deadline)).await
+        self.release_traced(Some(deadline)).await
+    }
+
+    async fn release_traced(self, deadline: Option<LocalTime>) -> Result<(), Error> {
+        let span = spans::release(&self.resource, &self.handle.url, self.token);
+        let released = self.release_until(deadline).instrument(span.clone()).await;
+        let outcome = match &released {
+            Ok(()) => "released",
+            Err(error) if error.is_lost() => "lost",
+            Err(_) => "unconfirmed",
+        };
+        span.record("outcome", outcome);
+        released
     }
 
     async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {

@@ -7,10 +7,14 @@
 mod metered;
 #[cfg(feature = "metrics")]
 mod names;
+pub(crate) mod spans;
 #[cfg_attr(feature = "metrics", path = "telemetry/on.rs")]
 #[cfg_attr(not(feature = "metrics"), path = "telemetry/off.rs")]
 mod switch;
 
+use leasehold_core::Reply;
+
+use crate::store::CallResult;
 pub(crate) use switch::{ClientTelemetry, Hold, LockTelemetry};
 
 /// How an attempt ended: the values of the label `outcome` of `leasehold_acquisitions_total`.
@@ -30,4 +34,28 @@ pub(crate) enum AttemptOutcome {
     Failed,
     /// The future was dropped.
     Cancelled,
+}
+
+impl AttemptOutcome {
+    /// Its name in metrics and spans.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Immediate => "immediate",
+            Self::Waited => "waited",
+            Self::Busy => "busy",
+            Self::TimedOut => "timeout",
+            Self::Unavailable => "unavailable",
+            Self::Failed => "error",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A renewal's outcome: the values of the label `outcome` of `leasehold_renewals_total`, and of the field in the events.
+pub(crate) fn renewal_outcome(answered: &CallResult) -> &'static str {
+    match answered.as_ref().map(|answer| &answer.reply) {
+        Ok(Reply::Renewed { .. }) => "ok",
+        Ok(Reply::NotHeld) => "lost",
+        _ => "failed",
+    }
 }

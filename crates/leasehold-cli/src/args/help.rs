@@ -124,7 +124,7 @@ With --json the output is one value with these keys. Later versions may add keys
                     remembers, otherwise null
   last_token        the last fencing token that was granted, or null
   holders           a list, empty if the lock is free; each has
-                    client         the random id of the holder's client
+                    client         a name for the holder's client
                     token          its fencing token
                     weight         its share of the capacity
                     mode           read, upgradable or write for a rw lock,
@@ -135,8 +135,8 @@ With --json the output is one value with these keys. Later versions may add keys
                                    is renewed
                     retained       true: the lock was released, but is
                                    retained until it expires (run --min-hold)
-                    metadata       host, pid, program and label, each of them
-                                   a value or null
+                    metadata       host, pid, program, label and trace_id, each
+                                   of them a value or null
   waiters           a list in queue order; each has client, weight, mode,
                     metadata and
                     position       1 for the next waiter

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource};
-use tracing::Instrument as _;
 
 use crate::engine::{
     AcquireKey, CancelledWait, EnqueueError, Request, Ticket, WaitOutcome, release_dropped, with_deadline,
@@ -19,6 +18,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::{Lock, WaitMode};
+use crate::telemetry::spans;
 
 impl Lock {
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
@@ -41,8 +41,8 @@ impl Lock {
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
-        let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
-        self.observe(wait, self.acquire_checked(resource, weight, replaces, wait).instrument(span)).await
+        let span = spans::acquire(resource, &self.handle.url);
+        self.observe(wait, span, self.acquire_checked(resource, weight, replaces, wait)).await
     }
 
     async fn acquire_checked(

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::metadata::MAX_LABEL_BYTES;
+use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use crate::options::{MAX_TTL, MIN_TTL};
 use crate::telemetry::LockTelemetry;
 
@@ -88,9 +88,19 @@ impl Lock {
     }
 
     pub(crate) fn set_label(&mut self, label: String) {
-        let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
-        metadata.label = Some(label);
+        self.change_metadata(|metadata| metadata.label = Some(label));
+    }
+
+    pub(crate) fn set_trace_id(&mut self, trace_id: String) {
+        // A longer one is no id of a trace.
+        let trace_id = Some(trace_id).filter(|trace_id| trace_id.len() <= MAX_LABEL_BYTES);
+        self.change_metadata(|metadata| metadata.trace_id = trace_id);
+    }
+
+    fn change_metadata(&mut self, change: impl FnOnce(&mut HolderMetadata)) {
+        let mut metadata = HolderMetadata::decode(&self.metadata);
+        change(&mut metadata);
         self.metadata = metadata.encode();
     }
 

@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{Command, Kind, LocalTime, Loss, Reply};
+use leasehold_core::{Command, Kind, LocalTime, Loss};
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::metered::Metered;
-use super::{AttemptOutcome, names};
+use super::{AttemptOutcome, names, renewal_outcome};
 use crate::store::{CallResult, Store};
 
 /// The maximum number of labels per client. Further labels count as [`OTHER`], because every recorder keeps each of them for ever.
@@ -90,20 +90,20 @@ impl ClientTelemetry {
             Label::from_static_parts("kind", kind.as_str()),
             Label::new("label", label.to_owned()),
         ];
-        let outcome = |outcome: &'static str| {
-            let labels = labels.iter().cloned().chain([Label::from_static_parts("outcome", outcome)]);
-            counter!(names::ACQUISITIONS, labels.collect::<Vec<_>>())
+        let outcome = |outcome: AttemptOutcome| {
+            let outcome = Label::from_static_parts("outcome", outcome.as_str());
+            counter!(names::ACQUISITIONS, labels.iter().cloned().chain([outcome]).collect::<Vec<_>>())
         };
         let labels = || labels.to_vec();
         LockTelemetry(Some(Arc::new(LockHandles {
             outcomes: Outcomes {
-                immediate: outcome("immediate"),
-                waited: outcome("waited"),
-                busy: outcome("busy"),
-                timed_out: outcome("timeout"),
-                unavailable: outcome("unavailable"),
-                failed: outcome("error"),
-                cancelled: outcome("cancelled"),
+                immediate: outcome(AttemptOutcome::Immediate),
+                waited: outcome(AttemptOutcome::Waited),
+                busy: outcome(AttemptOutcome::Busy),
+                timed_out: outcome(AttemptOutcome::TimedOut),
+                unavailable: outcome(AttemptOutcome::Unavailable),
+                failed: outcome(AttemptOutcome::Failed),
+                cancelled: outcome(AttemptOutcome::Cancelled),
             },
             wait: histogram!(names::WAIT, labels()),
             hold: histogram!(names::HOLD, labels()),
@@ -120,9 +120,9 @@ impl ClientTelemetry {
             return;
         }
         let renewals = &self.0.renewals;
-        match answered.as_ref().map(|answer| &answer.reply) {
-            Ok(Reply::Renewed { .. }) => renewals.ok.increment(1),
-            Ok(Reply::NotHeld) => renewals.lost.increment(1),
+        match renewal_outcome(answered) {
+            "ok" => renewals.ok.increment(1),
+            "lost" => renewals.lost.increment(1),
             _ => renewals.failed.increment(1),
         }
         renewals.latency.record(took);
