@@ -15,7 +15,7 @@ use leasehold::{FINDING_IDS, Kind};
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
 use crate::text::printable;
-use help::{DOCTOR, ELECT, EXAMPLES, RUN, SHOW};
+use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW};
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
@@ -58,7 +58,14 @@ pub(crate) enum Action {
     /// Show the holders and waiters of a lock
     #[command(after_long_help = after(SHOW))]
     Show(ShowArgs),
-    /// Release a lock by force
+    /// Acquire a lock for a script: print the id of the lease, and exit
+    #[command(after_long_help = after(ACQUIRE))]
+    Acquire(AcquireArgs),
+    /// Renew a lease by its id
+    Renew(RenewArgs),
+    /// Show a lease by its id
+    Status(LeaseArgs),
+    /// Release a lease by its id, or a lock by force
     Release(ReleaseArgs),
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
@@ -94,6 +101,10 @@ pub(crate) struct RunArgs {
     pub(crate) lost_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
+    /// Start the command on one host per period, for example 1h; the others exit with 1 at once
+    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
+          conflicts_with_all = ["no_wait", "wait", "min_hold", "KindArgs"])]
+    pub(crate) once_per: Option<Duration>,
     /// With --once-per: if the host crashes, another one starts the command again. The others wait until the command has
     /// ended, and then exit with 1
     #[arg(long, requires = "once_per")]
@@ -132,10 +143,6 @@ pub(crate) struct KindArgs {
     /// Allow up to N holders; all runs must pass the same N
     #[arg(long, value_name = "N")]
     pub(crate) semaphore: Option<u32>,
-    /// Start the command on one host per period, for example 1h; the others exit with 1 at once
-    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
-          conflicts_with_all = ["no_wait", "wait", "min_hold"])]
-    pub(crate) once_per: Option<Duration>,
     /// Acquire the lock at once if this owner already holds it, on any host
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
@@ -210,17 +217,66 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Debug, Arguments)]
+pub(crate) struct AcquireArgs {
+    /// Don't wait: exit with 1 if the lock is held. Connecting to the store may take up to 1 s
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// Wait at most this long, then exit with 1. This includes the time to connect, which may take up to 1 s in any case
+    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// Exit code if the lock was not acquired
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    pub(crate) conflict_exit_code: u8,
+    /// Lifetime of the lease, from now and from each `leasehold renew`
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) kind: KindArgs,
+    /// Text that is published with the lease
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Print JSON: the id, the token, and the time left in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Report progress, even if stderr is not a terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The lock's name
+    pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct RenewArgs {
+    /// Print JSON, as `leasehold status --json` does
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The id that `leasehold acquire` printed
+    pub(crate) id: String,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct LeaseArgs {
+    /// Print JSON; times are in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The id that `leasehold acquire` printed
+    pub(crate) id: String,
+}
+
+#[derive(Debug, Arguments)]
 pub(crate) struct ReleaseArgs {
-    /// Confirm the release. The holder may still be working, and only tokens distinguish it from the next holder
+    /// Release the lock of this name, whoever holds it. The holder may still be working, and only tokens distinguish it from
+    /// the next holder
     #[arg(long)]
     pub(crate) force: bool,
     /// Print JSON: {"released": [...]}
     #[arg(long)]
     pub(crate) json: bool,
-    /// The kind of lock, if several locks have this name
+    /// With --force: the kind of lock, if several locks have this name
     #[arg(long, value_name = "KIND", value_parser = kinds())]
     pub(crate) kind: Option<Kind>,
-    /// The lock's name
+    /// The id that `leasehold acquire` printed; with --force the lock's name
+    #[arg(value_name = "ID|NAME")]
     pub(crate) name: OsString,
 }
 

@@ -82,7 +82,7 @@ enum Term {
 }
 
 async fn campaign(lock: &Lock, job: &Job<'_>, signals: &mut Signals) -> Result<Term, Stop> {
-    let guard = match acquire(lock, Duration::MAX, job.work, signals).await? {
+    let guard = match acquire(lock, Duration::MAX, job.work.verbose, signals).await? {
         Acquired::Granted(guard) => guard,
         Acquired::NotGranted => return Err(Stop::failure("the election ended without a leader")),
         Acquired::Interrupted(signal) => return Ok(Term::Interrupted(Exit::Signal(signal as i32))),

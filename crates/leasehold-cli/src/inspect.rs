@@ -129,14 +129,12 @@ fn foreign_line(foreign: &ForeignInfo) -> String {
     }
 }
 
+/// Releases a lock by force.
 pub(crate) async fn release(
     find: impl FnOnce() -> Result<Store, Stop>,
     args: ReleaseArgs,
 ) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
-    if !args.force {
-        return Err(Stop::usage("the holder may still be working: pass --force to release the lock anyway"));
-    }
     let store = find()?;
     let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
@@ -184,7 +182,7 @@ fn row(lock: &LockInfo) -> [String; COLUMNS] {
     ]
 }
 
-fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
+pub(crate) fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
     let what = match (holder.mode, &holder.owner) {
         _ if kind == Kind::Barrier => "here is".to_owned(),
         _ if kind == Kind::Latch => "counted down by".to_owned(),
@@ -290,7 +288,7 @@ fn lock_json(lock: &LockInfo) -> Value {
     })
 }
 
-fn holder_json(holder: &HolderInfo) -> Value {
+pub(crate) fn holder_json(holder: &HolderInfo) -> Value {
     json!({
         "client": holder.client,
         "token": holder.token.get(),

@@ -1,12 +1,13 @@
 //! The lock that a command runs under, and its acquisition.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use leasehold::{
     Client, Election, Error, Guard, Kind, LockInfo, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore,
 };
 
-use crate::args::{RunArgs, WorkArgs, name};
+use crate::args::{KindArgs, RunArgs, WorkArgs, name};
 use crate::exit::Stop;
 use crate::text::printable;
 
@@ -17,6 +18,13 @@ pub(crate) struct Lock {
     owner: Option<String>,
     waits: bool,
     variant: Variant,
+}
+
+/// What a lock's lease is given.
+pub(crate) struct LeaseOptions<'a> {
+    pub(crate) ttl: Duration,
+    pub(crate) min_hold: Duration,
+    pub(crate) label: &'a str,
 }
 
 enum Variant {
@@ -30,26 +38,35 @@ enum Variant {
 }
 
 impl Lock {
-    /// The lock that the arguments name. Inspection shows the label.
+    /// The lock that the arguments of `run` name. Inspection shows the label.
     pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
+        let WorkArgs { ttl, name: typed, .. } = &args.work;
+        if let Some(period) = args.once_per {
+            let name = name(typed)?.to_owned();
+            let once = client.once_per(&name, period).ttl(*ttl).label(label);
+            let once = if args.at_least_once { once.at_least_once() } else { once };
+            let (waits, variant) = (args.at_least_once, Variant::Once(once));
+            return Ok(Self { client: client.clone(), name, owner: None, waits, variant });
+        }
+        let waits = !args.no_wait && args.wait != Some(Duration::ZERO);
+        let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label };
+        Self::of_kind(client, typed, &args.kind, &options, waits)
+    }
+
+    /// A lock of the kind that the arguments name.
+    pub(crate) fn of_kind(
+        client: &Client,
+        typed: &OsString,
+        kind: &KindArgs,
+        options: &LeaseOptions<'_>,
+        waits: bool,
+    ) -> Result<Self, Stop> {
         macro_rules! set {
             ($lock:expr) => {
-                $lock.ttl(args.work.ttl).min_hold(args.min_hold).label(label)
+                $lock.ttl(options.ttl).min_hold(options.min_hold).label(options.label)
             };
         }
-        let (name, kind) = (name(&args.work.name)?.to_owned(), &args.kind);
-        if let Some(period) = kind.once_per {
-            let once = client.once_per(&name, period).ttl(args.work.ttl).label(label);
-            let once = if args.at_least_once { once.at_least_once() } else { once };
-            let waits = args.at_least_once;
-            return Ok(Self {
-                client: client.clone(),
-                name,
-                owner: None,
-                waits,
-                variant: Variant::Once(once),
-            });
-        }
+        let name = name(typed)?.to_owned();
         let variant = match (&kind.owner, kind.semaphore) {
             (Some(owner), _) => Variant::Owner(set!(client.reentrant_mutex(&name, owner))),
             (_, Some(permits)) => Variant::Permit(set!(client.semaphore(&name, permits))),
@@ -57,8 +74,7 @@ impl Lock {
             _ if kind.exclusive => Variant::Exclusive(set!(client.rw_lock(&name))),
             _ => Variant::Mutex(set!(client.mutex(&name))),
         };
-        let (owner, waits) = (kind.owner.clone(), !args.no_wait && args.wait != Some(Duration::ZERO));
-        Ok(Self { client: client.clone(), name, owner, waits, variant })
+        Ok(Self { client: client.clone(), name, owner: kind.owner.clone(), waits, variant })
     }
 
     /// The election of `elect`.

@@ -12,6 +12,7 @@ mod duration;
 mod elect;
 mod exit;
 mod inspect;
+mod lease;
 mod lock;
 mod nested;
 mod output;
@@ -27,7 +28,7 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-use args::{Action, Args};
+use args::{Action, Args, ReleaseArgs, name};
 use clap::Parser as _;
 use clap::error::ErrorKind;
 use exit::{Exit, Stop};
@@ -57,12 +58,28 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Elect(args) => elect::elect(store, args).await,
         Action::Ls(args) => inspect::ls(&store()?, args).await,
         Action::Show(args) => inspect::show(&store()?, args).await,
-        Action::Release(args) => inspect::release(store, args).await,
+        Action::Acquire(args) => lease::acquire(store, args).await,
+        Action::Renew(args) => lease::renew(store, args).await,
+        Action::Status(args) => lease::status(store, args).await,
+        Action::Release(args) => release(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }
+}
+
+/// By force the lock of a name, otherwise the lease with an id.
+async fn release(store: impl FnOnce() -> Result<Store, Stop>, args: ReleaseArgs) -> Result<Exit, Stop> {
+    if args.force {
+        return inspect::release(store, args).await;
+    }
+    let Ok(id) = name(&args.name)?.parse() else {
+        let what =
+            "pass the id of a lease; or --force with the lock's name, while the holder may still be working";
+        return Err(Stop::usage(what));
+    };
+    lease::release(store, &id, args.json).await
 }
 
 /// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.

@@ -28,13 +28,13 @@ const GRACE: Duration = Duration::from_secs(5);
 const MIN_TTL: Duration = Duration::from_millis(500);
 
 /// How long a release is retried before the lease is left to expire.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the program waits for the client to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
-const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
@@ -52,7 +52,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     let lock = Lock::new(&client, &args, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let left = limit.saturating_sub(began.elapsed());
-    let exit = match acquire(&lock, left, work, &mut signals).await {
+    let exit = match acquire(&lock, left, work.verbose, &mut signals).await {
         Ok(Acquired::Granted(guard)) => job.run_and_release(guard, &mut signals).await,
         Ok(Acquired::NotGranted) => {
             progress::explain_conflict(&lock, work.verbose).await;
@@ -150,7 +150,7 @@ pub(crate) enum Acquired {
 pub(crate) async fn acquire(
     lock: &Lock,
     limit: Duration,
-    work: &WorkArgs,
+    is_verbose: bool,
     signals: &mut Signals,
 ) -> Result<Acquired, Stop> {
     let began = Instant::now();
@@ -159,10 +159,10 @@ pub(crate) async fn acquire(
         acquired = lock.acquire(limit) => acquired?.map_or(Acquired::NotGranted, Acquired::Granted),
         signal = signals.next_end() => Acquired::Interrupted(signal),
         stop = nested::until_self_deadlock(lock) => return Err(stop),
-        never = progress::show(lock, work.verbose) => match never {},
+        never = progress::show(lock, is_verbose) => match never {},
     };
     if let Acquired::Granted(guard) = &acquired
-        && work.verbose
+        && is_verbose
     {
         let (name, waited) = (printable(guard.name()), duration::show(began.elapsed()));
         message(format_args!("acquired \"{name}\" after {waited}, token {}", guard.token()));

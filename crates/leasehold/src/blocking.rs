@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use leasehold_core::Kind;
 
+use crate::detached::LeaseId;
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::inspect::{HolderInfo, LockInfo};
@@ -177,6 +178,8 @@ calls! { Client:
     inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockInfo;
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;
     list(&self) -> Vec<LockInfo>;
+    attach(&self, id: &LeaseId) -> Guard;
+    inspect_lease(&self, id: &LeaseId) -> Option<HolderInfo>;
     diagnose(&self) -> Diagnosis;
 }
 

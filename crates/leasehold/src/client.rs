@@ -12,6 +12,7 @@ use leasehold_core::Kind;
 use tokio::runtime;
 
 use crate::diagnostics::Diagnosis;
+use crate::digest::client_name;
 use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
@@ -400,6 +401,6 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
+        write!(f, "Client({} on {})", client_name(self.handle.session.id), self.handle.url)
     }
 }

@@ -19,7 +19,7 @@ mod timer;
 mod watch;
 
 pub(crate) use entry::{AttemptEnd, RenewalError, Transmit};
-pub(crate) use leases::QueuedGrant;
+pub(crate) use leases::{AttachedLease, DetachedLease, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;
 pub(crate) use request::{End, Request, Response, release_dropped};

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use tracing::{Instrument as _, Span};
 
-use leasehold_core::{LocalTime, Loss, Resource, Token};
+use leasehold_core::{Acquisition, LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
-    End, QueuedGrant, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped,
-    with_deadline,
+    DetachedLease, End, QueuedGrant, ReleaseOutcome, RenewalError, Request, Response, Transmit,
+    release_dropped, with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
@@ -122,6 +122,20 @@ impl Guard {
 
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    pub(crate) fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// Lets the client forget the lease, which stays in the store. Returns its terms, and the attempt that the store knows.
+    pub(crate) fn forget_lease(&mut self) -> Result<(DetachedLease, Acquisition), Loss> {
+        let now = self.handle.now();
+        let lease = self.handle.session.detach(self.sequence, self.local_queue, now)?;
+        self.end_hold("detached", Some(now));
+        self.is_over = true;
+        let stored = self.handle.store.detach(lease.acquisition);
+        Ok((lease, stored))
     }
 
     /// Another lease has replaced this one.

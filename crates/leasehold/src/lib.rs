@@ -39,6 +39,7 @@
 //! | [`OncePer`] | one start per period among many candidates |
 //! | [`Latch`], [`Barrier`] | wait for a number of counts; wait for all parties |
 //! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
+//! | [`LeaseId`] | a lease that outlives its guard and its process |
 //! | [`fence`] | resources that refuse the token of a former holder |
 //! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the result of checking a store |
 //!
@@ -81,7 +82,9 @@
 pub mod blocking;
 mod builder;
 mod client;
+mod detached;
 mod diagnostics;
+mod digest;
 mod engine;
 mod error;
 pub mod fence;
@@ -106,6 +109,7 @@ mod url;
 
 pub use builder::{ClientBuilder, Store};
 pub use client::Client;
+pub use detached::LeaseId;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::{Error, ErrorKind};
 pub use guard::Guard;

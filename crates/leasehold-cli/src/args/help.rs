@@ -11,6 +11,8 @@ Examples:
   leasehold run -s site -- ./crawl               shared with other runs with -s
   leasehold run -x site -- ./publish             exclusive
   leasehold elect scheduler -- ./scheduler       on one of many hosts
+  id=$(leasehold acquire --ttl 5m deploy)        a lease for several commands
+  leasehold renew \"$id\"; leasehold release \"$id\"
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
@@ -25,6 +27,32 @@ For locks that several users share, create a directory for their group once:
 Then name the file in each job, also in crontabs:
   LEASEHOLD_STORE=sqlite:/var/lib/leasehold/locks.db leasehold run ...
 leasehold ls, show and doctor print the address of their store.";
+
+pub(super) const ACQUIRE: &str = "\
+The lease belongs to no process. It expires after --ttl unless it is renewed:
+  id=$(leasehold acquire --ttl 5m deploy) || exit
+  ./build.sh
+  leasehold renew \"$id\" || exit      it lasts for another 5 minutes from now
+  ./deploy.sh
+  leasehold release \"$id\"
+If a command finds that the lease has ended, it exits with 1. leasehold status
+shows the lease without renewing it. All of them work on every host that reaches
+the store.
+
+Whoever has the id can renew and release the lease, so keep it as a password is
+kept: it is not shown by ls and show, and it can't be guessed. Without the id,
+leasehold release --force releases the lock.
+
+To run one command under a lock, use leasehold run: it renews the lease, and
+stops the command if the lease is lost.
+
+With --json the output is one object:
+  id             the id of the lease
+  token          the fencing token: higher than that of every earlier grant of
+                 this lock
+  kind, name     the lock
+  store          the store's address, without its password
+  expires_in_ms  the time left";
 
 pub(super) const RUN: &str = "\
 The command gets

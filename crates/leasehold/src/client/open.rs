@@ -8,6 +8,7 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 
 use super::Client;
+use crate::digest::client_name;
 use crate::engine::clock::Clock;
 use crate::engine::manual::ManualClock;
 use crate::engine::{Session, driver};
@@ -79,7 +80,7 @@ impl Client {
         let store = told.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
-        tracing::debug!(store = %url, client = %session.id, "connected");
+        tracing::debug!(store = %url, client = client_name(session.id), "connected");
         Ok(Self { handle: Arc::new(Handle::new(session, store, url, options, telemetry)) })
     }
 }

@@ -1,5 +1,6 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod detach;
 mod state;
 
 use std::sync::Arc;

@@ -316,7 +316,7 @@ impl Table {
         cancelled
     }
 
-    fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
+    pub(super) fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
         self.entries.insert(sequence, entry);
         self.unsettled += 1;
         self.reconcile(sequence, now, effects);

@@ -29,7 +29,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
+    Acquire, Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
+    Token, quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -365,6 +366,14 @@ impl Store for Redlock {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.quorum.attempts.release(acquisition, None).map_or(acquisition, |known| known.acquisition)
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        self.quorum.attempts.attach(resource, request, token);
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {

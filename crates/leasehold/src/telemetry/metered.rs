@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold_core::{Acquire, Answer, Command, Resource, StoreTime};
+use leasehold_core::{Acquire, Acquisition, Answer, Command, Resource, StoreTime, Token};
 use metrics::{Gauge, Histogram, gauge, histogram};
 
 use super::names;
@@ -138,6 +138,14 @@ impl Store for Metered {
             in_flight.answered(&in_flight.handles.acquire, answers.iter().flatten());
             answers
         }))
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.store.detach(acquisition)
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        self.store.attach(resource, request, token);
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {
