@@ -67,6 +67,10 @@ pub(crate) enum Action {
     Status(LeaseArgs),
     /// Release a lease by its id, or a lock by force
     Release(ReleaseArgs),
+    /// Wait until a lock is free, without acquiring it
+    Wait(WaitArgs),
+    /// Exit with 0 if the store can grant a lock, for probes: acquires and releases one
+    Health(HealthArgs),
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
@@ -246,6 +250,28 @@ pub(crate) struct AcquireArgs {
 }
 
 #[derive(Debug, Arguments)]
+pub(crate) struct WaitArgs {
+    /// Wait at most this long, then exit with 1
+    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// The kind of lock; otherwise all locks of this name must be free
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    pub(crate) kind: Option<Kind>,
+    /// The lock's name
+    pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct HealthArgs {
+    /// The maximum duration, with the time to connect
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) timeout: Duration,
+    /// Print JSON: the store, the time to connect, and the time of the lock and its release, in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Arguments)]
 pub(crate) struct RenewArgs {
     /// Print JSON, as `leasehold status --json` does
     #[arg(long)]
@@ -269,6 +295,9 @@ pub(crate) struct ReleaseArgs {
     /// the next holder
     #[arg(long)]
     pub(crate) force: bool,
+    /// With --force: release only the holder with this token. It notices at its next renewal
+    #[arg(long, value_name = "TOKEN", requires = "force")]
+    pub(crate) token: Option<u64>,
     /// Print JSON: {"released": [...]}
     #[arg(long)]
     pub(crate) json: bool,

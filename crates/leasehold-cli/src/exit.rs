@@ -38,6 +38,8 @@ Exit codes:
            another code
            ls, show, release: there is no such lock
            renew, status, release: the lease with this id has ended
+           wait: the lock was not free in time
+           health: no lock was granted in time
            doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
   124      the lease was lost, whatever the exit code of the command.

@@ -52,7 +52,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
 }
 
 /// The locks of this name that are in use, and of those of this kind; a free one where there is none.
-async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockInfo>, Stop> {
+pub(crate) async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockInfo>, Stop> {
     if let Some(kind) = kind {
         return Ok(vec![client.inspect(kind, name).await?]);
     }
@@ -70,7 +70,7 @@ async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<Lo
     Ok(locks)
 }
 
-fn is_in_use(lock: &LockInfo) -> bool {
+pub(crate) fn is_in_use(lock: &LockInfo) -> bool {
     !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.foreign.is_some()
 }
 
@@ -138,7 +138,11 @@ pub(crate) async fn release(
     let store = find()?;
     let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
-    let taken = client.force_release(only(&locks)?.kind, shown).await?;
+    let kind = only(&locks)?.kind;
+    let taken = match args.token {
+        None => client.force_release(kind, shown).await?,
+        Some(token) => release_token(&client, kind, shown, token).await?,
+    };
     if args.json {
         let released: Vec<Value> = taken.iter().map(holder_json).collect();
         print_json(&json!({ "released": released }))?;
@@ -146,7 +150,10 @@ pub(crate) async fn release(
     if taken.is_empty() {
         return Err(Stop::new(
             Exit::Conflict(1),
-            format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
+            match args.token {
+                None => format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
+                Some(token) => format!("no holder of {} has the token {token}", printable(shown)),
+            },
         ));
     }
     if !args.json {
@@ -160,6 +167,15 @@ pub(crate) async fn release(
         }
     }
     Ok(Exit::Success)
+}
+
+/// The holder with this token, if there is one.
+async fn release_token(client: &Client, kind: Kind, name: &str, token: u64) -> Result<Vec<HolderInfo>, Stop> {
+    let holders = client.inspect(kind, name).await?.holders;
+    let Some(holder) = holders.iter().find(|holder| holder.token.get() == token) else {
+        return Ok(Vec::new());
+    };
+    Ok(client.force_release_token(kind, name, holder.token).await?.into_iter().collect())
 }
 
 // --- As text -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ mod lease;
 mod lock;
 mod nested;
 mod output;
+mod probe;
 mod process;
 mod progress;
 mod run;
@@ -62,6 +63,8 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Renew(args) => lease::renew(store, args).await,
         Action::Status(args) => lease::status(store, args).await,
         Action::Release(args) => release(store, args).await,
+        Action::Wait(args) => probe::wait(store, args).await,
+        Action::Health(args) => probe::health(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),

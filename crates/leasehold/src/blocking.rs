@@ -177,6 +177,7 @@ impl Client {
 calls! { Client:
     inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockInfo;
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;
+    force_release_token(&self, kind: Kind, name: impl AsRef<str>, token: Token) -> Option<HolderInfo>;
     list(&self) -> Vec<LockInfo>;
     attach(&self, id: &LeaseId) -> Guard;
     inspect_lease(&self, id: &LeaseId) -> Option<HolderInfo>;

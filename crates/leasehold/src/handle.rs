@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource, View};
+use leasehold_core::{
+    Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
+};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
@@ -119,6 +121,30 @@ impl Handle {
                 let what = "its key has a value of another program, which only that program may remove";
                 Err(self.error(ErrorKind::Invalid, &resource, what))
             }
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    /// Releases the holder with this token, if there is one.
+    pub(crate) async fn force_release_token(
+        &self,
+        resource: Resource,
+        token: Token,
+    ) -> Result<Option<HolderInfo>, Error> {
+        let info = self.inspect(resource.clone()).await?;
+        let Some(holder) = info.holders.into_iter().find(|holder| holder.token == token) else {
+            return Ok(None);
+        };
+        let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
+        self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+        let release = Command::Release(Release::now(holder.acquisition));
+        match self.ask(resource.clone(), release).await?.reply {
+            Reply::Released => {
+                tracing::warn!(%resource, %token, "lease released by force");
+                Ok(Some(holder))
+            }
+            // It ended in the meantime.
+            Reply::NotHeld => Ok(None),
             reply => Err(self.unexpected(&resource, &reply)),
         }
     }

@@ -16,6 +16,7 @@ Examples:
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
+  leasehold wait deploy                          until it is free
   leasehold doctor                               check the store for unsafe settings
 
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:

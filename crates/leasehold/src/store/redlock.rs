@@ -340,15 +340,20 @@ impl Redlock {
     }
 }
 
+/// What sets a quorum apart, whether it is open or not.
+pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
+    Capabilities {
+        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
+        is_exclusive_only: true,
+        needs_admission_queue: true,
+        max_ttl,
+        ..Capabilities::new(POLL_INTERVALS)
+    }
+}
+
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
-            is_exclusive_only: true,
-            needs_admission_queue: true,
-            max_ttl: self.quorum.max_ttl,
-            ..Capabilities::new(POLL_INTERVALS)
-        }
+        capabilities(self.quorum.max_ttl)
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
