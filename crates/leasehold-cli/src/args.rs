@@ -41,8 +41,19 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     pub(crate) store: Option<String>,
+    /// The form of leasehold's own messages on stderr
+    #[arg(long, global = true, env = "LEASEHOLD_LOG", value_name = "FORMAT", default_value = "text")]
+    pub(crate) log: LogFormat,
     #[command(subcommand)]
     pub(crate) action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    Text,
+    /// An object on each line, with time_ms (since 1970), pid and message
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -118,8 +129,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) min_hold: Duration,
+    /// The names of the locks. Several mutexes are acquired together: all of them or none
+    #[arg(value_name = "NAME", required = true, num_args = 1..)]
+    pub(crate) names: Vec<OsString>,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
+}
+
+impl RunArgs {
+    /// Whether a kind is requested that only a single lock can have.
+    pub(crate) fn is_special(&self) -> bool {
+        let KindArgs { shared, exclusive, semaphore, owner } = &self.kind;
+        *shared || *exclusive || semaphore.is_some() || owner.is_some() || self.once_per.is_some()
+    }
 }
 
 #[derive(Debug, Arguments)]
@@ -130,6 +152,8 @@ pub(crate) struct ElectArgs {
     /// The maximum pause
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff_max: Duration,
+    /// The lock's name
+    pub(crate) name: OsString,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
@@ -156,14 +180,18 @@ pub(crate) struct KindArgs {
 #[derive(Debug, Arguments)]
 pub(crate) struct WorkArgs {
     /// Lifetime of the lease without renewal. It is renewed at a third of this
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    #[arg(long, env = "LEASEHOLD_TTL", value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) ttl: Duration,
     /// Action on the command when the lease is lost
-    #[arg(long, value_name = "ACTION", default_value = "kill")]
+    #[arg(long, env = "LEASEHOLD_ON_LOST", value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
+    /// Shell command to start when the lease is lost, or can't be renewed, for example to send an alert. It gets LEASEHOLD_NAME,
+    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason), and is not waited for
+    #[arg(long, value_name = "SCRIPT", env = "LEASEHOLD_RUN_ON_LOST")]
+    pub(crate) run_on_lost: Option<OsString>,
     /// If the lease can't be renewed: time from TERM to the end of the lease
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
+    #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// Text that is published instead of the command line
     #[arg(long, value_name = "TEXT")]
@@ -174,8 +202,6 @@ pub(crate) struct WorkArgs {
     /// Shell command to run, instead of a program and its arguments
     #[arg(short = 'c', value_name = "SCRIPT", conflicts_with = "command")]
     pub(crate) script: Option<OsString>,
-    /// The lock's name
-    pub(crate) name: OsString,
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "script")]
     pub(crate) command: Vec<OsString>,

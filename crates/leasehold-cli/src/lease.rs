@@ -38,7 +38,10 @@ pub(crate) async fn acquire(
     let lock = Lock::of_kind(&client, &args.name, &args.kind, &options, !limit.is_zero())?;
     let left = limit.saturating_sub(began.elapsed());
     let exit = match wait_for(&lock, left, args.verbose, &mut signals).await {
-        Ok(Acquired::Granted(guard)) => detach(&store, guard, args.json).await,
+        Ok(Acquired::Granted(held)) => match held.into_only() {
+            Some(guard) => detach(&store, guard, args.json).await,
+            None => Err(Stop::failure("several leases have no id")),
+        },
         Ok(Acquired::NotGranted) => {
             progress::explain_conflict(&lock, args.verbose).await;
             Ok(Exit::Conflict(args.conflict_exit_code))

@@ -7,14 +7,17 @@
 mod args;
 mod child;
 mod command;
+mod config;
 mod doctor;
 mod duration;
 mod elect;
 mod exit;
+mod held;
 mod inspect;
 mod lease;
 mod lock;
 mod nested;
+mod notify;
 mod output;
 mod probe;
 mod process;
@@ -29,18 +32,22 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-use args::{Action, Args, ReleaseArgs, name};
-use clap::Parser as _;
+use args::{Action, Args, LogFormat, ReleaseArgs, name};
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, FromArgMatches as _};
 use exit::{Exit, Stop};
 use output::message;
 use store::Store;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match parse() {
         Ok(args) => args,
-        Err(error) => return usage(&error),
+        Err(Refused::Arguments(error)) => return usage(&error),
+        Err(Refused::Config(stop)) => return finish(&stop),
     };
+    if args.log == LogFormat::Json {
+        output::use_json();
+    }
     // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -50,6 +57,19 @@ fn main() -> ExitCode {
         Ok(exit) => exit.end(),
         Err(stop) => finish(&stop),
     }
+}
+
+/// Why no arguments could be made.
+enum Refused {
+    Arguments(clap::Error),
+    Config(Stop),
+}
+
+/// The arguments; what they leave out comes from the environment, then from the configuration file.
+fn parse() -> Result<Args, Refused> {
+    let command = config::apply(Args::command()).map_err(Refused::Config)?;
+    let matches = command.try_get_matches().map_err(Refused::Arguments)?;
+    Args::from_arg_matches(&matches).map_err(Refused::Arguments)
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {

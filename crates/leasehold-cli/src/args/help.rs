@@ -10,6 +10,7 @@ Examples:
   leasehold run --semaphore 3 encode -- ./encode three at a time
   leasehold run -s site -- ./crawl               shared with other runs with -s
   leasehold run -x site -- ./publish             exclusive
+  leasehold run a b -- ./move                    two locks, both or none
   leasehold elect scheduler -- ./scheduler       on one of many hosts
   id=$(leasehold acquire --ttl 5m deploy)        a lease for several commands
   leasehold renew \"$id\"; leasehold release \"$id\"
@@ -23,6 +24,14 @@ Without --store and LEASEHOLD_STORE, the store is a file of the current user:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
 ~/.local/state/leasehold/locks.db. Two users therefore have different stores and
 do not exclude each other, and neither do the jobs of root's cron and your shell.
+Defaults of options can be in the environment (see each option) and in a file:
+$XDG_CONFIG_HOME/leasehold/config.toml, or the file that LEASEHOLD_CONFIG names.
+Its keys are the long options: of every command at the top, and of one command
+in its table:
+  store = \"redis://cache.example\"
+  [run]
+  ttl = \"30s\"
+An option of the command line comes first, then the environment, then the file.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
@@ -57,11 +66,11 @@ With --json the output is one object:
 
 pub(super) const RUN: &str = "\
 The command gets
-  LEASEHOLD_NAME      the lock's name
+  LEASEHOLD_NAME      the lock's name; of several locks one name per line
   LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
                       grant of this lock. Pass it to the protected resource,
                       which must refuse tokens lower than the highest it has
-                      seen
+                      seen. Of several locks one token per line
   LEASEHOLD_DEADLINE  when the lease would expire, as known when the command
                       started: seconds since 1970 with three decimals. While
                       the command runs, the lease is renewed at a third of
@@ -71,6 +80,13 @@ The command gets
   LEASEHOLD_TOKENS    the tokens of this run and of the enclosing runs. If a
                       nested run would wait for an enclosing one, it exits at
                       once with 2
+
+With several names, their mutexes are acquired together: all of them or none, in
+an order that can't deadlock. If one of their leases is lost, the command is
+stopped as if all were.
+
+If systemd runs leasehold as a service with Type=notify, the service counts as
+started once the lock is held and the command runs.
 
 The command runs in its own process group. On a terminal it behaves as if it were
 in leasehold's group. If leasehold is in the foreground, and neither its input
