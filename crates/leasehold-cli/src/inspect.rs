@@ -297,7 +297,7 @@ fn lock_json(lock: &LockInfo) -> Value {
         "capacity": lock.capacity,
         "in_use": lock.in_use,
         "last_token": lock.last_token.map(leasehold::Token::get),
-        "rounds": (lock.kind == Kind::Barrier).then_some(lock.rounds),
+        "rounds": lock.rounds,
         "holders": lock.holders.iter().map(holder_json).collect::<Vec<_>>(),
         "waiters": lock.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
         "foreign": lock.foreign.map(|foreign| json!({ "expires_in_ms": foreign.expires_in.map(millis) })),

@@ -96,7 +96,7 @@ use calls;
 
 /// As [`crate::Client`]. Its calls block the thread.
 #[derive(Clone, Debug)]
-pub struct Client(crate::Client);
+pub struct Client(pub(crate) crate::Client);
 
 impl Client {
     /// As [`crate::Client::connect`], but the client's thread sends all commands.

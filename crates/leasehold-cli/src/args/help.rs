@@ -166,7 +166,7 @@ With --json the output is one value with these keys. Later versions may add keys
                     uses the whole capacity. For a barrier, its parties and
                     the arrived ones. 0 if the lock is unused
   rounds            the number of recent rounds of a barrier that the store
-                    remembers, otherwise null
+                    remembers; 0 for other kinds
   last_token        the last fencing token that was granted, or null
   holders           a list, empty if the lock is free; each has
                     client         a name for the holder's client
