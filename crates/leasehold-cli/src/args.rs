@@ -15,7 +15,7 @@ use leasehold::{FINDING_IDS, Kind};
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
 use crate::text::printable;
-use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW};
+use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW, WATCH};
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
@@ -78,6 +78,9 @@ pub(crate) enum Action {
     Status(LeaseArgs),
     /// Release a lease by its id, or a lock by force
     Release(ReleaseArgs),
+    /// Watch locks as they change: a live view, or lines
+    #[command(after_long_help = after(WATCH))]
+    Watch(WatchArgs),
     /// Wait until a lock is free, without acquiring it
     Wait(WaitArgs),
     /// Exit with 0 if the store can grant a lock, for probes: acquires and releases one
@@ -273,6 +276,21 @@ pub(crate) struct AcquireArgs {
     pub(crate) verbose: bool,
     /// The lock's name
     pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct WatchArgs {
+    /// Print each change as a line; the default if stdout is not a terminal
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) plain: bool,
+    /// Print each change as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The time between two looks. Each of them reads all locks in use
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// Only the locks of this name
+    pub(crate) name: Option<OsString>,
 }
 
 #[derive(Debug, Arguments)]

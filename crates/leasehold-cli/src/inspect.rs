@@ -24,8 +24,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
         message(format_args!("no lock is in use on {}", printable(&store.public_url())));
         return Ok(Exit::Success);
     }
-    let mut rows =
-        vec![["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
+    let mut rows = vec![HEAD.map(str::to_owned)];
     for lock in &locks {
         rows.push(row(lock));
     }
@@ -88,7 +87,7 @@ fn only(locks: &[LockInfo]) -> Result<&LockInfo, Stop> {
     }
 }
 
-fn lock_text(lock: &LockInfo) -> String {
+pub(crate) fn lock_text(lock: &LockInfo) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
     if is_in_use(lock) {
@@ -180,7 +179,7 @@ async fn release_token(client: &Client, kind: Kind, name: &str, token: u64) -> R
 
 // --- As text -------------------------------------------------------------------------------------
 
-fn row(lock: &LockInfo) -> [String; COLUMNS] {
+pub(crate) fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
     let without_holder = if lock.foreign.is_some() { "another program" } else { "-" };
@@ -256,6 +255,10 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
 const HOLDER: usize = 2;
 
 const COLUMNS: usize = 7;
+
+/// The names of the columns.
+pub(crate) const HEAD: [&str; COLUMNS] =
+    ["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"];
 
 /// What a cut column keeps at least.
 const NARROWEST: usize = 20;

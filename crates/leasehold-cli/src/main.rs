@@ -28,6 +28,7 @@ mod store;
 mod supervise;
 mod terminal;
 mod text;
+mod watch;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -83,6 +84,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Renew(args) => lease::renew(store, args).await,
         Action::Status(args) => lease::status(store, args).await,
         Action::Release(args) => release(store, args).await,
+        Action::Watch(args) => watch::watch(store, args).await,
         Action::Wait(args) => probe::wait(store, args).await,
         Action::Health(args) => probe::health(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,

@@ -17,6 +17,7 @@ Examples:
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
+  leasehold watch                                holders and queues as they change
   leasehold wait deploy                          until it is free
   leasehold doctor                               check the store for unsafe settings
 
@@ -155,6 +156,24 @@ forwarded too, but leasehold continues: if the command ends, it is restarted as
 usual. While no command runs, these signals have no effect. If leasehold's input
 is a terminal, HUP and QUIT also end leasehold. --label is the text that
 leasehold show --kind election NAME prints for the leader.";
+
+pub(super) const WATCH: &str = "\
+Keys of the live view:
+  Up, Down, j, k  select a lock; Enter opens it, Esc goes back
+  /               filter by a text in any column; Esc clears the filter
+  s               sort by name, by the time held, or by the number of waiters
+  r               release the first holder by force, after a question; it notices
+                  at its next renewal
+  q               quit
+
+With --plain or --json each change is a line: a grant, the end of a lease, and a
+new number of waiters. A lease that begins and ends between two looks is not
+seen. The objects of --json have
+  time_ms     when it was seen, since 1970
+  event       granted, ended or waiting
+  kind, name  the lock
+  waiting     the number of waiters
+  holder      as `show --json` prints it, or null";
 
 pub(super) const SHOW: &str = "\
 With --json the output is one value with these keys. Later versions may add keys:
