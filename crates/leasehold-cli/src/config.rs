@@ -62,7 +62,9 @@ fn set(command: Command, key: &str, value: Value) -> Result<Command, String> {
 fn set_option(command: Command, key: &str, value: &Value) -> Result<Command, String> {
     let text = match value {
         Value::String(text) => text.clone(),
-        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
+        Value::Integer(number) => number.to_string(),
+        Value::Float(number) => number.to_string(),
+        Value::Boolean(is_on) => is_on.to_string(),
         _ => return Err(format!("{key} is a text, a number, true or false")),
     };
     let is_meant = |arg: &&Arg| arg.get_long() == Some(key);

@@ -151,7 +151,7 @@ impl Lock {
 
     /// Waits at most `limit` for the lock.
     pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Held>, Stop> {
-        let one = |acquired: Result<Option<Guard>, Error>| Ok(acquired?.map(Held::from));
+        let one = |acquired: Result<Option<Guard>, Error>| acquired.map(|guard| guard.map(Held::from));
         let acquired = match &self.variant {
             Variant::Several(set) => {
                 Ok(set.lock_timeout(limit).await?.map(|set| Held::several(set.into_guards())))
@@ -164,7 +164,7 @@ impl Lock {
             Variant::Once(once) => one(once.start().await),
             Variant::Leadership(lock) => one(lock.campaign_timeout(limit).await),
         };
-        let held: Option<Held> = acquired.map_err(|error: Error| Stop::from(error))?;
+        let held = acquired?;
         if let Some(held) = &held {
             // A refused command does not start.
             self.refuse_mixture().await.inspect_err(|_| held.forget_min_hold())?;

@@ -19,7 +19,7 @@ mod locks;
 
 use std::time::Duration;
 
-use leasehold_core::Kind;
+use leasehold_core::{Kind, Token};
 
 use crate::detached::LeaseId;
 use crate::diagnostics::Diagnosis;

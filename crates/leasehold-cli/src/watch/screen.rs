@@ -208,7 +208,9 @@ impl View {
     fn edit_filter(&mut self, code: KeyCode) {
         match code {
             KeyCode::Char(c) => self.filter.push(c),
-            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
             KeyCode::Enter => self.mode = Mode::List,
             KeyCode::Esc => {
                 self.filter.clear();

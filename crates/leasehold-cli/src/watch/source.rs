@@ -5,6 +5,7 @@ use leasehold::{Client, Error, Kind, LockInfo, Token};
 use crate::inspect::is_in_use;
 
 /// The locks to watch.
+#[cfg_attr(not(feature = "watch"), allow(dead_code))]
 pub(super) struct Source {
     pub(super) client: Client,
     pub(super) url: String,
