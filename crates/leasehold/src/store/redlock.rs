@@ -29,7 +29,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
+    Acquire, Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
+    Token, quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -341,15 +342,20 @@ impl Redlock {
     }
 }
 
+/// What sets a quorum apart, whether it is open or not.
+pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
+    Capabilities {
+        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
+        is_exclusive_only: true,
+        needs_admission_queue: true,
+        max_ttl,
+        ..Capabilities::new(POLL_INTERVALS)
+    }
+}
+
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
-            is_exclusive_only: true,
-            needs_admission_queue: true,
-            max_ttl: self.quorum.max_ttl,
-            ..Capabilities::new(POLL_INTERVALS)
-        }
+        capabilities(self.quorum.max_ttl)
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
@@ -371,6 +377,14 @@ impl Store for Redlock {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.quorum.attempts.release(acquisition, None).map_or(acquisition, |known| known.acquisition)
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        self.quorum.attempts.attach(resource, request, token);
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {
