@@ -3,7 +3,8 @@
 //! A resource has a capacity, holders and a queue. The total weight of the holders never exceeds the capacity. A mutex
 //! has capacity 1 and weights of 1. [`apply`] applies one command to one resource. [`apply_all`] applies one attempt to
 //! each of several resources. [`Table`] keeps a resource in memory; other stores implement [`Rows`]. The code that all
-//! commands share is in this file; the commands are in `acquire.rs`, `release.rs` and `inspect.rs`.
+//! commands share is in this file, and grants to waiters are in `grant.rs`; the commands are in `acquire.rs`, `release.rs` and
+//! `inspect.rs`.
 //!
 //! The rules are properties in `tests/model/`:
 //!
@@ -43,6 +44,7 @@
 
 mod acquire;
 mod acquire_all;
+mod grant;
 mod inspect;
 mod release;
 mod rows;
@@ -51,7 +53,7 @@ mod table;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::command::{Answer, Command, Grant, HeadHint, Push, PushKind};
+use crate::command::{Answer, Command, Push, PushKind};
 use crate::id::{Acquisition, ClientId, Owner};
 use crate::now::Now;
 use crate::time::StoreTime;
@@ -247,137 +249,6 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.set_parked(sender, false)?;
         }
         Ok(())
-    }
-
-    // --- Grants ----------------------------------------------------------------------------------
-
-    /// Grants to the head of the queue while it fits.
-    fn grant(&mut self) -> Result<(), R::Error> {
-        while let Some(waiter) = self.next_candidate()? {
-            let Some((fits, held)) = self.fits_waiter(&waiter)? else {
-                // The waiter re-checks and learns that the lease to replace is gone.
-                self.remove_waiter(&waiter)?;
-                self.push(waiter.acquisition, PushKind::Revoked);
-                continue;
-            };
-            if !fits {
-                break;
-            }
-            let client = waiter.acquisition.client;
-            if self.requester != Some(waiter.acquisition) && !(self.context.is_reachable)(client) {
-                self.set_parked(client, true)?;
-                continue;
-            }
-            self.remove_waiter(&waiter)?;
-            let grant = self.lease_to_waiter(&waiter, held.as_ref())?;
-            self.push(waiter.acquisition, PushKind::Granted(grant));
-        }
-        Ok(())
-    }
-
-    /// The next waiter: the first that is not parked, or the parked requester if it is earlier and fits.
-    fn next_candidate(&mut self) -> Result<Option<Waiter>, R::Error> {
-        let first = self.first_ready()?;
-        if let Some(requester) = self.requester.filter(|_| self.is_requester_parked)
-            && let Some(requester) = self.rows.waiter(requester)?
-            && first.as_ref().is_none_or(|first| requester.place < first.place)
-            && self.fits_waiter(&requester)?.is_none_or(|(fits, _)| fits)
-        {
-            return Ok(Some(requester));
-        }
-        Ok(first)
-    }
-
-    /// Whether the waiter's additional weight fits, and its current lease. None if the lease to replace is gone.
-    fn fits_waiter(&mut self, waiter: &Waiter) -> Result<Option<(bool, Option<Lease>)>, R::Error> {
-        let Some(held) = self.current_lease(waiter)? else { return Ok(None) };
-        let further = waiter.weight.saturating_sub(held.as_ref().map_or(0, |lease| lease.weight));
-        Ok(Some((self.fits(further), held)))
-    }
-
-    fn first_ready(&mut self) -> Result<Option<Waiter>, R::Error> {
-        if self.header.has_ready_waiter() { self.rows.first_ready_waiter() } else { Ok(None) }
-    }
-
-    /// The waiter's current lease of the resource, if any. None if the lease to replace is gone.
-    fn current_lease(&mut self, waiter: &Waiter) -> Result<Option<Option<Lease>>, R::Error> {
-        match waiter.replaces {
-            None => Ok(Some(self.held_by(waiter.owner.as_ref())?)),
-            Some(sequence) => Ok(self.replaceable(waiter.acquisition.client, sequence)?.map(Some)),
-        }
-    }
-
-    fn lease_to_waiter(&mut self, waiter: &Waiter, held: Option<&Lease>) -> Result<Grant, R::Error> {
-        let valid_for = waiter.ttl.min(CLAIM_WINDOW);
-        let mut granted_at = self.now();
-        let tokens = match held {
-            Some(held) if waiter.replaces.is_none() => TokenRange { first: held.token, last: held.token },
-            _ => self.next_tokens(waiter.reserve),
-        };
-        if let Some(held) = held.filter(|_| waiter.replaces.is_some()) {
-            self.remove_replaced(held)?;
-            granted_at = self.hold_start(held);
-        }
-        self.add_lease(Lease {
-            acquisition: waiter.acquisition,
-            owner: waiter.owner.clone(),
-            weight: waiter.weight,
-            token: tokens.first,
-            granted_at,
-            expires_at: self.now() + valid_for,
-            claimed: false,
-            retained: false,
-            metadata: waiter.metadata.clone(),
-        })?;
-        Ok(Grant { tokens, valid_for })
-    }
-
-    /// Removes a pending push of a grant that the answer reports.
-    fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
-        let index = self.context.pushes.iter().position(|push| push.acquisition == acquisition)?;
-        match self.context.pushes[index].kind {
-            PushKind::Granted(grant) => {
-                self.context.pushes.remove(index);
-                Some(grant)
-            }
-            PushKind::Next(_) | PushKind::Revoked | PushKind::Contended => None,
-        }
-    }
-
-    /// Removes a replaced lease, and its pending grant push.
-    fn remove_replaced(&mut self, held: &Lease) -> Result<(), R::Error> {
-        self.take_back_grant(held.acquisition);
-        self.remove_lease(held)
-    }
-
-    /// Pushes `Contended` to a sole holder that reserved tokens, since only such a holder hands off locally.
-    fn notify_holder(&mut self) -> Result<(), R::Error> {
-        if self.header.leases == 1
-            && let Some(lease) = self.rows.first_expiring_lease()?
-            && !lease.retained
-            && lease.token.get() < self.header.last_token
-        {
-            self.push(lease.acquisition, PushKind::Contended);
-        }
-        Ok(())
-    }
-
-    fn notify_head(&mut self) -> Result<(), R::Error> {
-        let Some(waiter) = self.first_ready()? else {
-            self.header.head = 0;
-            return Ok(());
-        };
-        if waiter.place != self.header.head {
-            self.header.head = waiter.place;
-            let hint = self.head_hint()?;
-            self.push(waiter.acquisition, PushKind::Next(hint));
-        }
-        Ok(())
-    }
-
-    fn head_hint(&mut self) -> Result<HeadHint, R::Error> {
-        let first = self.rows.first_expiring_lease()?;
-        Ok(HeadHint { repoll_at: first.map_or(self.now(), |lease| lease.expires_at) })
     }
 
     // --- Rows and header, changed together -------------------------------------------------------

@@ -2,12 +2,15 @@
 //! the simulation's. It is no part of the public API.
 //!
 //! The engine is the real one, with the real driver. Only what it stands on is replaced: [`set_clock`] is the clock of the
-//! thread, and [`Transport`] is the timer and the way to the store.
+//! thread, and [`Transport`] is the timer and the way to the store. [`instant_client`] has a store that answers at once, for
+//! measurements of what the engine itself costs.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+mod instant;
 
 use leasehold_core::{Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, Resource};
 
@@ -20,9 +23,12 @@ use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};
 use crate::metadata::HolderMetadata;
+pub use instant::instant_client;
+
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
+use crate::telemetry::ClientTelemetry;
 
 /// Why a command has no answer.
 #[derive(Clone, Debug)]
@@ -80,11 +86,12 @@ pub fn client(
     id: ClientId,
     transport: Arc<dyn Transport>,
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
-    let session = Arc::new(Session::new(id, Clock::System));
     let store: Arc<dyn Store> = Arc::new(SimulatedStore(transport.clone()));
     // The host and the process id would differ from run to run.
     let options = ClientOptions { metadata: HolderMetadata::default(), ..ClientOptions::default() };
-    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options);
+    let telemetry = ClientTelemetry::new("simulated:");
+    let session = Arc::new(Session::new(id, Clock::System, telemetry.clone()));
+    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options, telemetry);
     let client = Client { handle: Arc::new(handle) };
     let inbox = SimulatedInbox(session.clone());
     let driver = Box::pin(async move {

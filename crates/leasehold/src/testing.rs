@@ -113,8 +113,29 @@ impl TestStore {
         })
     }
 
+    /// A client of this store for code without async. A call that waits blocks its thread until another thread moves the clock
+    /// or releases the lock.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// let store = leasehold::testing::TestStore::new();
+    /// let guard = store.blocking_client()?.mutex("orders").ttl(Duration::from_secs(10)).lock()?;
+    /// store.suspend(Duration::from_secs(11));
+    /// assert!(!guard.is_held());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::client`].
+    #[cfg(feature = "blocking")]
+    pub fn blocking_client(&self) -> Result<crate::blocking::Client, Error> {
+        self.client().map(crate::blocking::Client)
+    }
+
     /// Moves the clock by this much. Renewals, expiries, timeouts and retries that become due happen at their time and in
-    /// their order.
+    /// their order. Several threads may call this: each moves the clock on by its own amount, one after the other.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -3,14 +3,17 @@
 //! If an answer is lost, the outcome is *unknown*. Such an attempt may still get the lease until the store has answered
 //! a `Release` with a tombstone.
 
+mod outcome;
+mod pushes;
+
 use alloc::sync::Arc;
 use core::time::Duration;
 
-use crate::command::{
-    Acquire, Answer, Command, Grant, HeadHint, Push, PushKind, Queued, Refusal, Release, Reply,
-};
+use crate::command::{Acquire, Answer, Command, Grant, HeadHint, Queued, Release, Reply};
 use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
+
+pub use outcome::{Failure, Outcome, WaitPolicy};
 
 /// Lifetime of a tombstone: longer than any delayed command can stay in flight.
 pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
@@ -23,61 +26,6 @@ const RETRY_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Min number of re-checks of a waiter within the lifetime of its queue entry.
 const REPOLLS_PER_ENTRY_TTL: u32 = 3;
-
-/// Deadline and polling of a waiter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitPolicy {
-    /// Time of the timeout; `NEVER` waits without a limit.
-    pub deadline: LocalTime,
-    /// Max time between two re-checks of the head of the queue without a push; the store may request an earlier re-check.
-    /// The other waiters re-check when the store requests it, and at least three times within the lifetime of their queue
-    /// entry.
-    pub repoll_interval: Duration,
-    /// Whether a pushed grant counts only after a re-check has confirmed it (needed to wait for replicas).
-    pub confirms_pushes: bool,
-}
-
-/// How an attempt ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The lease is held.
-    Granted {
-        /// What was granted.
-        grant: Grant,
-        /// Local time from which the grant is counted.
-        since: LocalTime,
-        /// Local time until which the grant may be trusted.
-        trusted_until: LocalTime,
-    },
-    /// Another client holds the lock.
-    NotGranted,
-    /// The deadline passed before the store granted it. The answer to the pending `Release` shows whether the store was
-    /// reachable at all.
-    TimedOut,
-    /// The queue is full.
-    QueueFull,
-    /// The parameters contradict the resource's current use.
-    Refused(Refusal),
-    /// The attempt was released by its caller, or by a `Release` that arrived before the `Acquire`.
-    Cancelled,
-    /// The store could not be reached. If the outcome is unknown, a release is pending.
-    Failed,
-}
-
-/// What is known about the effect of a failed command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// It never reached the store.
-    NotSent,
-    /// It never reached the store, because other clients blocked the store. A waiter retries.
-    Busy,
-    /// It may have taken effect.
-    Unknown,
-    /// It took effect, but on fewer replicas than requested.
-    NotDurable,
-    /// It never reached the store, and no later command will reach it, because the store's data is lost.
-    Gone,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -336,74 +284,6 @@ impl AcquireMachine {
             _ if failure == Failure::Unknown && self.failures == 1 => self.phase = Phase::SendAt { at: now },
             _ if self.may_be_in_flight => self.finish_and_release(Outcome::Failed),
             _ => self.finish(Outcome::Failed),
-        }
-    }
-
-    /// Handles a push. A finished attempt ignores it, because its release was sent or its lease is known.
-    pub fn handle_push(&mut self, now: LocalTime, push: &Push) {
-        if matches!(self.phase, Phase::Done(_)) {
-            return;
-        }
-        let Some((sent_at, answered_at)) = self.anchor.filter(|_| self.anchor_stale_since.is_none()) else {
-            match push.kind {
-                PushKind::Granted(grant) if self.anchor_stale_since.is_none() => {
-                    // The newest grant counts, of that its first push: an older grant may have lapsed unclaimed.
-                    if self.early_push.is_none_or(|early_push| early_push.at < push.at) {
-                        self.early_push = Some(PushedGrant { grant, at: push.at, received_at: now });
-                    }
-                }
-                PushKind::Next(head) if self.anchor_stale_since.is_none() => {
-                    self.early_next = Some((head, push.at));
-                }
-                // No anchor, and the answer in flight may be older than the push.
-                _ => self.recheck_pending = true,
-            }
-            return;
-        };
-        match push.kind {
-            PushKind::Granted(grant) => {
-                let pushed = PushedGrant { grant, at: push.at, received_at: now };
-                self.handle_pushed(now, pushed, (sent_at, answered_at));
-            }
-            PushKind::Next(head) => match self.phase {
-                Phase::Queued { .. } => {
-                    let repoll_at = self.next_repoll(now, sent_at, answered_at, head.into());
-                    self.phase = Phase::Queued { repoll_at };
-                }
-                // The answer in flight may be older than the push.
-                Phase::InFlight { .. } => self.early_next = Some((head, push.at)),
-                Phase::SendAt { .. } | Phase::Done(_) => {}
-            },
-            PushKind::Revoked => self.handle_hint(now),
-            // Sent to holders only, so the grant is in flight.
-            PushKind::Contended => self.handle_hint(now),
-        }
-    }
-
-    /// Computes the trust period of a pushed grant relative to the anchor.
-    fn handle_pushed(
-        &mut self,
-        now: LocalTime,
-        PushedGrant { grant, at, received_at }: PushedGrant,
-        (sent_at, answered_at): (LocalTime, StoreTime),
-    ) {
-        // Older than the answer, which no longer showed it: its age is unknown.
-        let is_older = at < answered_at;
-        if is_older || self.policy.is_some_and(|policy| policy.confirms_pushes) {
-            self.handle_hint(now);
-            return;
-        }
-        // The store's clock advanced by `elapsed` since the anchoring answer. A delayed push therefore cannot extend trust.
-        let elapsed = at.since(answered_at);
-        let since = received_at.min(sent_at + elapsed);
-        let margin = drift_margin(elapsed + grant.valid_for);
-        let trusted_until = since + grant.valid_for.saturating_sub(margin);
-        // The request that the push is measured from may have been delayed for seconds, if many were sent at once. The lease
-        // is new, but the trusted rest may be too short for its renewal. A re-check measures it again.
-        if trusted_until < now + grant.valid_for / 2 {
-            self.handle_hint(now);
-        } else {
-            self.finish_granted(now, grant, since, trusted_until);
         }
     }
 

@@ -197,6 +197,7 @@ kind!(OncePer);
 lease_settings!(OncePer);
 calls! { OncePer:
     start(&self) -> Option<Guard>;
+    start_timeout(&self, limit: Duration) -> Option<Guard>;
 }
 
 impl OncePer {

@@ -1,5 +1,7 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod detach;
+mod holder;
 mod state;
 
 use std::sync::Arc;
@@ -7,8 +9,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine,
-    LeaseState, LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
@@ -52,6 +54,8 @@ pub(super) struct Entry {
     pub(super) is_unsettled: bool,
     /// The tasks that wait for this entry must be woken.
     is_changed: bool,
+    /// The attempt was queued in the store.
+    pub(super) has_waited: bool,
     is_loss_logged: bool,
     /// A failure to renew or to release was logged, and its end was not.
     is_failure_logged: bool,
@@ -104,6 +108,7 @@ impl Entry {
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
+            has_waited: false,
             is_loss_logged: false,
             is_failure_logged: false,
             owner_was_granted: false,
@@ -172,8 +177,12 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
             (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
@@ -325,6 +334,7 @@ impl Entry {
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
+            self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
             let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
@@ -369,42 +379,5 @@ impl Entry {
         self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
         self.is_failure_logged = false;
         self.is_changed = true;
-    }
-
-    // --- What its owner asks of a lease ----------------------------------------------------------
-
-    pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
-        self.end_attempt(now);
-        self.outcome
-    }
-
-    pub(super) fn limit_hold(&mut self, ends_at: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.end_by(ends_at);
-        }
-    }
-
-    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
-    pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage
-            && machine.is_renewing()
-        {
-            machine.handle_failure(now);
-        }
-    }
-
-    /// Decides whether the lease goes to the next task of the local queue.
-    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
-        match &mut self.stage {
-            // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
-            _ => HandoffDecision::Release,
-        }
-    }
-
-    pub(super) fn renew_now(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.handle_hint(now);
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! wakes a driver: so everything that is due has been done when that call returns, and a test is deterministic.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use leasehold_core::LocalTime;
@@ -19,8 +19,8 @@ pub(crate) struct ManualClock {
     micros: AtomicU64,
     /// Each with the time at which it is due again.
     drivers: Mutex<Vec<(Arc<dyn Driven>, LocalTime)>>,
-    /// One task at a time runs the drivers.
-    is_running: AtomicBool,
+    /// Taken by the thread that runs the drivers.
+    running: Mutex<()>,
     /// A driver was woken since it was run.
     is_woken: AtomicBool,
     /// Taken by the task that moves the clock.
@@ -33,7 +33,7 @@ impl ManualClock {
         Self {
             micros: AtomicU64::new(3_600_000_000),
             drivers: Mutex::default(),
-            is_running: AtomicBool::new(false),
+            running: Mutex::default(),
             is_woken: AtomicBool::new(false),
             moving: Mutex::default(),
         }
@@ -58,15 +58,18 @@ impl ManualClock {
     pub(crate) fn advance(&self, by: Duration) {
         let _moving = lock(&self.moving);
         let target = self.after(by);
-        self.run_drivers();
         loop {
+            let at_rest = self.run_to_rest();
             let next = self.drivers().iter().map(|(_, due)| *due).min();
-            let Some(next) = next.filter(|next| *next <= target) else { break };
+            let Some(next) = next.filter(|next| *next <= target) else {
+                self.set(target);
+                break;
+            };
             self.set(next.max(self.now()));
+            drop(at_rest);
             self.run_drivers();
         }
-        self.set(target);
-        self.run_drivers();
+        drop(self.run_to_rest());
     }
 
     /// Moves the clock at once, as for a process that was suspended, and runs the drivers after that.
@@ -74,6 +77,7 @@ impl ManualClock {
         let _moving = lock(&self.moving);
         self.set(self.after(by));
         self.run_drivers();
+        drop(self.run_to_rest());
     }
 
     /// Never `NEVER`, when everything would be due for ever.
@@ -85,13 +89,30 @@ impl ManualClock {
     /// they are run again.
     pub(crate) fn run_drivers(&self) {
         self.is_woken.store(true, Ordering::SeqCst);
+        self.run_woken();
+    }
+
+    fn run_woken(&self) {
         while self.is_woken.load(Ordering::SeqCst) {
-            if self.is_running.swap(true, Ordering::SeqCst) {
-                return;
-            }
-            let _running = Running(&self.is_running);
+            let _running = match self.running.try_lock() {
+                Ok(running) => running,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
             if self.is_woken.swap(false, Ordering::SeqCst) {
                 self.run_once();
+            }
+        }
+    }
+
+    /// Waits until no driver runs, also on another thread, and none has anything to do. No driver runs until the result is
+    /// dropped.
+    fn run_to_rest(&self) -> MutexGuard<'_, ()> {
+        loop {
+            self.run_woken();
+            let at_rest = lock(&self.running);
+            if !self.is_woken.load(Ordering::SeqCst) {
+                return at_rest;
             }
         }
     }
@@ -118,15 +139,59 @@ impl ManualClock {
     }
 }
 
-/// The drivers run no longer when this is dropped, also by a panic.
-struct Running<'a>(&'a AtomicBool);
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+    use super::*;
+
+    const STEP: Duration = Duration::from_secs(5);
+
+    /// Due every five seconds. Its first run lasts until the test lets it end.
+    struct Slow {
+        begun: SyncSender<()>,
+        may_end: Mutex<Option<Receiver<()>>>,
+        ran_at: Mutex<Vec<LocalTime>>,
+    }
+
+    impl Driven for Slow {
+        fn run_due(&self, now: LocalTime) -> Option<LocalTime> {
+            if let Some(may_end) = lock(&self.may_end).take() {
+                self.begun.send(()).unwrap();
+                may_end.recv().unwrap();
+            }
+            lock(&self.ran_at).push(now);
+            Some(now + STEP)
+        }
+    }
+
+    #[test]
+    fn clock_waits_for_a_driver_that_another_thread_runs() {
+        let ((begun, has_begun), (let_end, may_end)) = (sync_channel(1), sync_channel(1));
+        let slow = Arc::new(Slow { begun, may_end: Mutex::new(Some(may_end)), ran_at: Mutex::default() });
+        let clock = ManualClock::new();
+        let start = clock.now();
+        std::thread::scope(|threads| {
+            threads.spawn(|| clock.add(slow.clone()));
+            has_begun.recv().unwrap();
+            let (end, ended) = sync_channel(1);
+            let clock = &clock;
+            threads.spawn(move || {
+                clock.advance(2 * STEP);
+                end.send(()).unwrap();
+            });
+            assert!(
+                ended.recv_timeout(Duration::from_millis(50)).is_err(),
+                "the clock was moved beside a driver"
+            );
+            let_end.send(()).unwrap();
+            ended.recv().unwrap();
+        });
+        assert!(lock(&slow.ran_at).contains(&(start + STEP)), "what was due in between ran at its time");
+        assert_eq!(clock.now(), start + 2 * STEP);
+    }
 }

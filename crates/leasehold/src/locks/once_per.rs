@@ -111,8 +111,46 @@ impl OncePer {
         if !self.0.terms.min_lifetime.is_zero() {
             return self.0.acquire(1, None, WaitMode::NoWait).await;
         }
-        let mut started = pin!(self.0.acquire(1, None, WaitMode::Forever));
-        let mut done = pin!(self.until_done());
+        self.start_or_see_done(WaitMode::Forever).await
+    }
+
+    /// As [`Self::start`], but waits at most `limit` for the current host. Without [`at_least_once`](Self::at_least_once)
+    /// `start` does not wait, and neither does this.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let backup = client.once_per("backup", Duration::from_secs(86_400)).at_least_once();
+    /// let working = backup.start().await?;
+    /// let error = backup.start_timeout(Duration::from_millis(5)).await.unwrap_err();
+    /// assert!(error.is_timeout()); // neither started nor done
+    /// # drop(working);
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`]; `is_timeout` if the work is neither done nor free to start when the limit has passed.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::start`]. A start that the store grants at the moment of the limit is given back, and does not count as done.
+    pub async fn start_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
+        self.check()?;
+        if !self.0.terms.min_lifetime.is_zero() {
+            return self.0.acquire(1, None, WaitMode::NoWait).await;
+        }
+        self.start_or_see_done(WaitMode::AtMost(limit)).await
+    }
+
+    async fn start_or_see_done(&self, wait: WaitMode) -> Result<Option<Guard>, Error> {
+        let started = async {
+            let guard = self.0.acquire(1, None, wait).await?;
+            let what = "the work was neither done nor free to start within the limit";
+            guard.map(Some).ok_or(self.0.handle.error(ErrorKind::Timeout, self.0.checked_resource()?, what))
+        };
+        let (mut started, mut done) = (pin!(started), pin!(self.until_done()));
         poll_fn(|context| match started.as_mut().poll(context) {
             Poll::Pending => done.as_mut().poll(context).map(|done| done.map(|()| None)),
             ready => ready,

@@ -8,6 +8,7 @@
 //! the client's thread sends them, and the caller's future only waits for the answer, on any executor. After a reconnect all
 //! waiters re-check and all leases are renewed, because pushes may have been missed.
 
+mod call_pool;
 mod caller_conn;
 mod client_record;
 mod cluster;
@@ -29,6 +30,7 @@ mod records;
 mod replicas;
 mod sentinel;
 mod shared_keeper;
+mod single_call;
 mod slot_map;
 mod subscriptions;
 mod wire;
@@ -43,12 +45,13 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Command, Resource, Token};
 pub(crate) use leasehold_redis_protocol::slot_of;
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
-use caller_conn::CallerRuntime;
+use call_pool::CallPool;
+use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
@@ -60,6 +63,7 @@ pub(crate) use wire::SharedConnection;
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
+    calls: Arc<CallPool>,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
     /// The runtime of the client's thread.
@@ -72,21 +76,6 @@ pub(crate) struct Redis {
     refresher: Option<tokio::task::AbortHandle>,
     /// Keeps the client's record.
     record_keeper: tokio::task::AbortHandle,
-}
-
-/// The runtime in which the client was created.
-#[derive(Clone)]
-struct Caller {
-    id: Id,
-    runtime: Arc<CallerRuntime>,
-}
-
-impl Caller {
-    /// Whether this runs in a task of that runtime, which may send commands.
-    fn is_here(&self) -> bool {
-        let here = Handle::try_current().ok().map(|handle| handle.id());
-        here == Some(self.id) && self.runtime.is_usable()
-    }
 }
 
 impl Redis {
@@ -169,9 +158,14 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
     doctor::diagnose_voters(&voters, abstains_for).await
 }
 
+/// What sets a Redis store apart, whether it is open or not.
+pub(crate) const fn capabilities() -> Capabilities {
+    Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+}
+
 impl Store for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+        capabilities()
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
@@ -180,8 +174,11 @@ impl Store for Redis {
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        if let Some(caller) = self.caller.as_ref().filter(|caller| caller.is_here()) {
+            return Box::pin(self.calls.call(caller, (resource, command), replicas));
+        }
         let nodes = self.nodes.clone();
-        let work = async move { only(nodes.run(&[(resource, command)], replicas, None).await) };
+        let work = async move { nodes.run_single(&(resource, command), replicas).await };
         self.run_on_runtime(work, || Err(runtime_ended()))
     }
 

@@ -217,3 +217,70 @@ fn time_moves_by_any_duration() {
     });
     told.recv_timeout(Duration::from_secs(20)).expect("the clock stops at its end");
 }
+
+#[test]
+fn several_threads_move_one_clock() {
+    let store = TestStore::new();
+    let guard = block_on(store.client().unwrap().mutex("a").ttl(TTL).lock()).unwrap();
+    let other = store.client().unwrap();
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| (0..200).for_each(|_| store.advance(Duration::from_secs(60))));
+        }
+        threads.spawn(|| {
+            for _ in 0..2_000 {
+                assert!(block_on(other.mutex("a").try_lock()).unwrap().is_none());
+                drop(block_on(other.mutex("b").lock()).unwrap());
+            }
+        });
+    });
+    assert!(guard.is_held(), "a renewal was late");
+    assert_eq!(store.elapsed(), Duration::from_secs(400 * 60));
+}
+
+#[cfg(feature = "blocking")]
+#[test]
+fn blocked_thread_continues_when_another_moves_the_clock() {
+    let store = TestStore::new();
+    let holder = store.blocking_client().unwrap();
+    let guard = holder.mutex("a").ttl(TTL).auto_renew(false).lock().unwrap();
+    let waiting = store.blocking_client().unwrap();
+    let waiter = std::thread::spawn(move || waiting.mutex("a").lock().map(|guard| guard.token()));
+    let is_queued = || holder.mutex("a").inspect().unwrap().waiters.len() == 1;
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while !is_queued() {
+        assert!(std::time::Instant::now() < until, "the waiter is not in the queue");
+        std::thread::yield_now();
+    }
+    store.advance(TTL * 2);
+    assert!(waiter.join().unwrap().unwrap() > guard.token());
+    assert!(!guard.is_held());
+}
+
+#[test]
+fn start_with_a_limit_sees_the_work_done_and_its_host_dead() {
+    let store = TestStore::new();
+    let hosts = [store.client().unwrap(), store.client().unwrap()];
+    let [here, there] = hosts.each_ref().map(|host| {
+        host.once_per("backup", Duration::from_secs(3_600)).at_least_once().ttl(TTL).auto_renew(false)
+    });
+    let working = block_on(here.start()).unwrap().expect("nothing was started");
+    {
+        let mut late = pin!(there.start_timeout(TTL / 2));
+        assert!(poll(late.as_mut()).is_pending());
+        store.advance(TTL / 2);
+        let Poll::Ready(Err(error)) = poll(late.as_mut()) else { panic!("the limit has passed") };
+        assert!(error.is_timeout(), "{error}");
+    }
+    {
+        let mut heir = pin!(there.start_timeout(TTL * 2));
+        assert!(poll(heir.as_mut()).is_pending());
+        store.advance(TTL);
+        let Poll::Ready(Ok(Some(guard))) = poll(heir.as_mut()) else {
+            panic!("the host's lease has expired")
+        };
+        assert!(guard.token() > working.token());
+        block_on(guard.release()).unwrap();
+    }
+    assert!(block_on(here.start_timeout(TTL)).unwrap().is_none(), "the work is done");
+}

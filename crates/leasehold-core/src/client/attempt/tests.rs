@@ -1,6 +1,7 @@
 //! One attempt to lock, step by step.
 
 use super::*;
+use crate::command::{Push, PushKind, Refusal};
 use crate::command::{Queued, WaitFor};
 use crate::id::ClientId;
 use crate::token::TokenRange;

@@ -44,20 +44,19 @@ impl ClientRecord {
         self.changed.notify_one();
     }
 
-    /// Whether the record must be written, because these commands store something for longer than before.
+    /// Whether the record must be written, because these commands store something for longer than before. True once for each.
     pub(super) fn must_cover(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
-        let span = |command: &Command| match command {
-            Command::Acquire(acquire) => acquire.ttl,
-            Command::Renew(renew) => renew.ttl,
-            Command::Release(release) => release.min_hold,
-            Command::Inspect | Command::ForceRelease => Duration::ZERO,
-        };
-        let longest = batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default();
-        if longest.is_zero() || longest.as_secs() < self.covered.load(Ordering::Relaxed) {
+        if self.covers(batch) {
             return false;
         }
-        let seconds = longest.max(MIN_COVERED).as_secs() + 1;
+        let seconds = longest(batch).max(MIN_COVERED).as_secs() + 1;
         self.covered.fetch_max(seconds, Ordering::Relaxed) < seconds
+    }
+
+    /// Whether the record lives as long as what these commands store.
+    pub(super) fn covers(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
+        let longest = longest(batch);
+        longest.is_zero() || longest.as_secs() < self.covered.load(Ordering::Relaxed)
     }
 
     /// Waits until the record has to be written again.
@@ -82,6 +81,17 @@ impl ClientRecord {
         set.arg(client_key(self.client)).arg(&**metadata).arg("EX").arg(ttl);
         Some(set)
     }
+}
+
+/// The longest time for which one of these commands stores something.
+fn longest(batch: &[(Arc<Resource>, Command)]) -> Duration {
+    let span = |command: &Command| match command {
+        Command::Acquire(acquire) => acquire.ttl,
+        Command::Renew(renew) => renew.ttl,
+        Command::Release(release) => release.min_hold,
+        Command::Inspect | Command::ForceRelease => Duration::ZERO,
+    };
+    batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -127,6 +127,18 @@ impl Connections {
         if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
     }
 
+    /// The caller connection if this runs on its runtime, otherwise the driver connection.
+    pub(super) fn preferred_conn(&self) -> Wire {
+        self.caller_conn().unwrap_or_else(|| self.driver_conn().into())
+    }
+
+    /// Drops the caller connection if this runs on its runtime, because it was lost or does not answer.
+    pub(super) fn drop_preferred_conn(&self) {
+        if self.caller_conn().is_some() {
+            self.drop_caller_conn();
+        }
+    }
+
     pub(super) fn set_caller_conn(&self, connection: Wire) {
         *self.caller_slot() = Some(connection);
     }

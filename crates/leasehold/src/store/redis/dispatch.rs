@@ -98,7 +98,7 @@ impl Nodes {
     }
 }
 
-fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
+pub(super) fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ReadOnly(_)))
 }
 
@@ -124,24 +124,38 @@ async fn run_on(
         None => run_over(&connections, options, replicas, calls).await,
         Some(client) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, client)).await,
     };
+    if connections.is_closed() || answers.iter().any(Result::is_err) {
+        Box::pin(settle(endpoint, &connections, options, replicas, calls, &mut answers)).await;
+    }
+    answers
+}
+
+/// Handles answers of closed connections and failed commands: repeats what was lost and may be repeated, and checks the connection.
+pub(super) async fn settle(
+    endpoint: &Endpoint,
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    replicas: u32,
+    calls: &[Call<'_>],
+    answers: &mut [Result<Answer, CallError>],
+) {
     if connections.is_closed() {
         // A reply may have been assigned to the wrong command.
-        for answer in &mut answers {
+        for answer in answers.iter_mut() {
             let cause = answer.as_ref().err().and_then(|error| StoreError::from(error.clone()).cause);
             *answer = Err(CallError::ConnectionLost(lost(cause)));
         }
     }
     if answers.iter().any(is_lost) {
         // So that an immediate retry does not use the lost connection.
-        Box::pin(endpoint.await_stable(&connections)).await;
+        endpoint.await_stable(connections).await;
         // A server that votes is one of several, and its reply would come late.
         if !options.variant.is_voter() {
-            Box::pin(repeat_lost(endpoint, options, replicas, calls, &mut answers)).await;
+            repeat_lost(endpoint, options, replicas, calls, answers).await;
         }
     } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
         endpoint.request_health_check();
     }
-    answers
 }
 
 /// The options with what is known of the connected server.

@@ -68,8 +68,8 @@ async fn run_several(
         .collect()
 }
 
-/// Fast path of [`run`] for a single command.
-async fn run_one(
+/// Runs a single command.
+pub(super) async fn run_one(
     connection: &mut Wire,
     options: CallOptions<'_>,
     (resource, command): Call<'_>,
@@ -79,11 +79,11 @@ async fn run_one(
     {
         return read(command, value);
     }
-    let encode =
-        |use_eval| codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval);
-    let mut value = connection.send(&encode(false)).await.and_then(Value::extract_error);
+    let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), false);
+    let value = connection.send(&sent).await.and_then(Value::extract_error);
     if is_noscript(&value) {
-        value = connection.send(&encode(true)).await;
+        let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), true);
+        return read(command, Box::pin(connection.send(&sent)).await);
     }
     read(command, value)
 }

@@ -10,7 +10,9 @@ use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::caller_conn::CallerRuntime;
+use super::Redis;
+use super::call_pool::CallPool;
+use super::caller_conn::{Caller, CallerRuntime};
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::connect::Credentials;
@@ -20,7 +22,6 @@ use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::wire::{self, SharedConnection, Wire};
-use super::{Caller, Redis};
 use crate::error::{Error, ErrorKind};
 use crate::store::{Inbox, StoreError};
 use crate::url::{Host, Place, RedisUrl};
@@ -225,6 +226,7 @@ impl Opening {
         let kept = nodes.clone();
         let record_keeper = tokio::spawn(async move { kept.keep_record().await }).abort_handle();
         Arc::new(Redis {
+            calls: Arc::new(CallPool::new(nodes.clone())),
             nodes,
             address: Arc::new(address),
             runtime: Handle::current(),

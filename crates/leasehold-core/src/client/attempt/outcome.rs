@@ -1,0 +1,61 @@
+//! What an attempt is told to do, and how it ends.
+
+use core::time::Duration;
+
+use crate::command::{Grant, Refusal};
+use crate::time::LocalTime;
+
+/// Deadline and polling of a waiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitPolicy {
+    /// Time of the timeout; `NEVER` waits without a limit.
+    pub deadline: LocalTime,
+    /// Max time between two re-checks of the head of the queue without a push; the store may request an earlier re-check.
+    /// The other waiters re-check when the store requests it, and at least three times within the lifetime of their queue
+    /// entry.
+    pub repoll_interval: Duration,
+    /// Whether a pushed grant counts only after a re-check has confirmed it (needed to wait for replicas).
+    pub confirms_pushes: bool,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The lease is held.
+    Granted {
+        /// What was granted.
+        grant: Grant,
+        /// Local time from which the grant is counted.
+        since: LocalTime,
+        /// Local time until which the grant may be trusted.
+        trusted_until: LocalTime,
+    },
+    /// Another client holds the lock.
+    NotGranted,
+    /// The deadline passed before the store granted it. The answer to the pending `Release` shows whether the store was
+    /// reachable at all.
+    TimedOut,
+    /// The queue is full.
+    QueueFull,
+    /// The parameters contradict the resource's current use.
+    Refused(Refusal),
+    /// The attempt was released by its caller, or by a `Release` that arrived before the `Acquire`.
+    Cancelled,
+    /// The store could not be reached. If the outcome is unknown, a release is pending.
+    Failed,
+}
+
+/// What is known about the effect of a failed command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It never reached the store.
+    NotSent,
+    /// It never reached the store, because other clients blocked the store. A waiter retries.
+    Busy,
+    /// It may have taken effect.
+    Unknown,
+    /// It took effect, but on fewer replicas than requested.
+    NotDurable,
+    /// It never reached the store, and no later command will reach it, because the store's data is lost.
+    Gone,
+}
