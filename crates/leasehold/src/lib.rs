@@ -83,6 +83,9 @@ mod diagnostics;
 mod engine;
 mod error;
 pub mod fence;
+#[cfg(all(feature = "_fuzzing", feature = "redlock", feature = "sqlite", unix))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 pub mod guide;
 mod handle;
