@@ -88,6 +88,9 @@ mod digest;
 mod engine;
 mod error;
 pub mod fence;
+#[cfg(all(feature = "_fuzzing", feature = "redlock", feature = "sqlite", unix))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 pub mod guide;
 mod handle;

@@ -26,6 +26,12 @@ pub(crate) use self::contract::{
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
+#[cfg(all(feature = "_fuzzing", feature = "redlock"))]
+pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
+#[cfg(feature = "redlock")]
+pub(crate) use self::redlock::Redlock;
+#[cfg(all(feature = "_fuzzing", feature = "sqlite", unix))]
+pub(crate) use self::sqlite::fuzz_pipe_record;
 use crate::engine::clock::Clock;
 use crate::error::Error;
 use crate::url::StoreUrl;
@@ -59,7 +65,7 @@ pub(crate) async fn open(
             Ok(store)
         }
         #[cfg(feature = "redlock")]
-        StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, clock, client, inbox, caller).await?),
+        StoreUrl::Redlock(url) => Ok(Redlock::open(url, clock, client, inbox, caller).await?),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
         #[cfg(all(feature = "sqlite", unix))]

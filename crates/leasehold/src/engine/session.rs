@@ -8,9 +8,16 @@
 //! expired in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(shuttle))]
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(shuttle)]
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+// The test of threads in `sim/` decides which thread runs next.
+#[cfg(shuttle)]
+use shuttle::sync::{Mutex, MutexGuard};
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, LeaseTerms, LocalTime, Outcome, Push, Resource,

@@ -59,7 +59,11 @@ use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS,
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
 pub(crate) use nodes::Voting;
+#[cfg(feature = "_fuzzing")]
+pub(crate) use slot_map::fuzz as fuzz_cluster_slots;
 pub(crate) use wire::SharedConnection;
+#[cfg(feature = "_fuzzing")]
+pub(crate) use wire::fuzz as fuzz_connection_info;
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,

@@ -80,7 +80,12 @@ impl QuorumClient {
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
+            let answers = node
+                .store
+                .redis()
+                .unwrap()
+                .call_batch(vec![(self.resource.clone(), Command::Inspect)], 0)
+                .await;
             let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
                 panic!("{answers:?}")
             };
@@ -214,8 +219,12 @@ async fn try_lock_retries_while_some_nodes_are_free() {
         client.quorum().acquire(client.resource.clone(), Arc::new(plain)).await.unwrap().reply
     };
     let at = async |node: usize, command| {
-        let answers =
-            client.quorum().nodes[node].store.call_batch(vec![(client.resource.clone(), command)], 0).await;
+        let answers = client.quorum().nodes[node]
+            .store
+            .redis()
+            .unwrap()
+            .call_batch(vec![(client.resource.clone(), command)], 0)
+            .await;
         answers.into_iter().next().unwrap().unwrap().reply
     };
     let tries = async || {
@@ -322,14 +331,26 @@ async fn inspect_includes_waiters_queued_at_another_node() {
         for (number, node) in (1..).zip(&client.quorum().nodes) {
             let request = client.request(10 * position + number);
             expected.push(request.acquisition);
-            let answers = node.store.call_batch(vec![(queue.clone(), Command::Acquire(request))], 0).await;
+            let answers = node
+                .store
+                .redis()
+                .unwrap()
+                .call_batch(vec![(queue.clone(), Command::Acquire(request))], 0)
+                .await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
             assert_eq!(is_first, position == 1, "{answers:?}");
         }
     }
     // An attempt may be queued at two nodes, until its release at the first one has arrived.
     let moved = client.request(expected[3].sequence);
-    drop(client.quorum().nodes[1].store.call_batch(vec![(queue, Command::Acquire(moved))], 0).await);
+    drop(
+        client.quorum().nodes[1]
+            .store
+            .redis()
+            .unwrap()
+            .call_batch(vec![(queue, Command::Acquire(moved))], 0)
+            .await,
+    );
     let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
     let waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();
@@ -361,7 +382,7 @@ async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
     };
     let clients_at = async |node: usize| {
         let inspect = vec![(queue.clone(), Command::Inspect)];
-        let answers = holder.quorum().nodes[node].store.call_batch(inspect, 0).await;
+        let answers = holder.quorum().nodes[node].store.redis().unwrap().call_batch(inspect, 0).await;
         let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
             return Vec::new();
         };

@@ -25,6 +25,24 @@ const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);
 const TOKENS_PER_MS: u64 = 2_048;
 const MAX_LEAD_MS: u64 = 100;
 
+/// A change of the scripts that the comparison must notice: `scripts/lua-mutants` sets it.
+struct Mutant {
+    lines: String,
+    instead: String,
+}
+
+impl Mutant {
+    fn from_env() -> Option<Self> {
+        let mutant = std::env::var("LEASEHOLD_LUA_MUTANT").ok()?;
+        let (lines, instead) = mutant.split_once('\u{1}').expect("lines, and those instead of them");
+        Some(Self { lines: lines.to_owned(), instead: instead.to_owned() })
+    }
+
+    fn apply(&self, text: &str) -> String {
+        text.replace(&self.lines, &self.instead)
+    }
+}
+
 /// Runs the scripts on a server, with a subscription to the inbox of each client.
 pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
@@ -51,16 +69,22 @@ impl<'c> ScriptRunner<'c> {
         };
         let info: String = redis::cmd("INFO").arg("server").query(runner.commands).unwrap();
         runner.has_delete = ConditionalDelete::of_server(&info) == Some(ConditionalDelete::DelIfEq);
+        let mutant = Mutant::from_env();
+        let mut is_mutated = mutant.is_none();
         for script in Script::ALL {
             for variant in [ScriptVariant::Server, ScriptVariant::Voter] {
                 // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
                 let clock = "local virtual = tonumber(table.remove(ARGV))\n";
-                let source = [clock, VIRTUAL_TIME, &variant.text(script)].concat();
+                let text = variant.text(script);
+                let mutated = mutant.as_ref().map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
+                is_mutated |= mutated != text;
+                let source = [clock, VIRTUAL_TIME, &mutated].concat();
                 let sha: String =
                     redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
                 runner.scripts.insert((script, variant.is_voter()), sha);
             }
         }
+        assert!(is_mutated, "LEASEHOLD_LUA_MUTANT names lines of no script");
         for client in 0..CLIENTS {
             runner.subscribe(client_id(client));
         }
