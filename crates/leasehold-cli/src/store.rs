@@ -58,12 +58,17 @@ impl Store {
             ))
         })??;
         print_warnings(&client);
-        if self.url.starts_with("memory:") {
+        if self.is_memory() {
             message(
                 "warning: memory: is the memory of this process: no other process sees its locks, so it excludes none",
             );
         }
         Ok(client)
+    }
+
+    /// Whether the locks end with this process.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.url.starts_with("memory:")
     }
 
     /// The address without secrets.

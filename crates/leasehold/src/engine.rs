@@ -22,7 +22,7 @@ mod waiting;
 mod watch;
 
 pub(crate) use entry::{AttemptEnd, RenewalError, Transmit};
-pub(crate) use leases::EndedHold;
+pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;
 pub(crate) use request::{End, Request, Response, release_dropped};

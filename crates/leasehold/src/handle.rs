@@ -4,13 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource, View};
+use leasehold_core::{
+    Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
+};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
 use crate::store::{Capabilities, Store, StoreError};
+use crate::telemetry::ClientTelemetry;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
@@ -52,6 +55,7 @@ pub(crate) struct Handle {
     pub(crate) encoded_metadata: Arc<str>,
     /// The store keeps the client's part of the metadata once, and not with each attempt.
     keeps_client: bool,
+    pub(crate) telemetry: ClientTelemetry,
 }
 
 impl Drop for Handle {
@@ -66,11 +70,12 @@ impl Handle {
         store: Arc<dyn Store>,
         url: String,
         options: ClientOptions,
+        telemetry: ClientTelemetry,
     ) -> Self {
         let keeps_client = store.publish_client(options.metadata.encode_client());
         let encoded_metadata = encode_metadata(&options.metadata, keeps_client);
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, options, encoded_metadata, keeps_client }
+        Self { session, store, capabilities, url, options, encoded_metadata, keeps_client, telemetry }
     }
 
     /// What an attempt with this metadata stores.
@@ -124,6 +129,30 @@ impl Handle {
                 let what = "its key has a value of another program, which only that program may remove";
                 Err(self.error(ErrorKind::Invalid, &resource, what))
             }
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
+    /// Releases the holder with this token, if there is one.
+    pub(crate) async fn force_release_token(
+        &self,
+        resource: Resource,
+        token: Token,
+    ) -> Result<Option<HolderInfo>, Error> {
+        let info = self.inspect(resource.clone()).await?;
+        let Some(holder) = info.holders.into_iter().find(|holder| holder.token == token) else {
+            return Ok(None);
+        };
+        let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
+        self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+        let release = Command::Release(Release::now(holder.acquisition));
+        match self.ask(resource.clone(), release).await?.reply {
+            Reply::Released => {
+                tracing::warn!(%resource, %token, "lease released by force");
+                Ok(Some(holder))
+            }
+            // It ended in the meantime.
+            Reply::NotHeld => Ok(None),
             reply => Err(self.unexpected(&resource, &reply)),
         }
     }

@@ -28,6 +28,7 @@ pub use instant::instant_client;
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
+use crate::telemetry::ClientTelemetry;
 
 /// Why a command has no answer.
 #[derive(Clone, Debug)]
@@ -85,11 +86,12 @@ pub fn client(
     id: ClientId,
     transport: Arc<dyn Transport>,
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
-    let session = Arc::new(Session::new(id, Clock::System));
     let store: Arc<dyn Store> = Arc::new(SimulatedStore(transport.clone()));
     // The host and the process id would differ from run to run.
     let options = ClientOptions { metadata: HolderMetadata::default(), ..ClientOptions::default() };
-    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options);
+    let telemetry = ClientTelemetry::new("simulated:");
+    let session = Arc::new(Session::new(id, Clock::System, telemetry.clone()));
+    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options, telemetry);
     let client = Client { handle: Arc::new(handle) };
     let inbox = SimulatedInbox(session.clone());
     let driver = Box::pin(async move {

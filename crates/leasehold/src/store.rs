@@ -3,6 +3,7 @@
 mod contract;
 #[cfg(test)]
 mod histories;
+mod lazy;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -22,6 +23,7 @@ pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
     PollIntervals, Store, StoreError, admission_queue_of, missing_response, only,
 };
+pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
 use crate::engine::clock::Clock;
@@ -64,5 +66,18 @@ pub(crate) async fn open(
         StoreUrl::Sqlite { path, is_durable } => {
             Ok(sqlite::Sqlite::open(path, *is_durable, clock, client, inbox)?)
         }
+    }
+}
+
+/// What sets the store at this address apart. It is known before the store is opened.
+pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
+    match url {
+        StoreUrl::Memory { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
+        #[cfg(feature = "redlock")]
+        StoreUrl::Redlock(url) => redlock::capabilities(url.max_ttl),
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(_) => redis::capabilities(),
+        #[cfg(all(feature = "sqlite", unix))]
+        StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }
 }

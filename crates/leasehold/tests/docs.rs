@@ -193,8 +193,17 @@ impl Item {
 }
 
 /// Folders and files of the library that have no public items.
-const PRIVATE: [&str; 8] =
-    ["engine", "engine.rs", "store", "store.rs", "tests", "tests.rs", "handle.rs", "simulation.rs"];
+const PRIVATE: [&str; 9] = [
+    "engine",
+    "engine.rs",
+    "store",
+    "store.rs",
+    "tests",
+    "tests.rs",
+    "handle.rs",
+    "simulation",
+    "simulation.rs",
+];
 
 fn public_items(folder: &Path, items: &mut Vec<Item>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -1,5 +1,6 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod detach;
 mod holder;
 mod state;
 
@@ -53,6 +54,8 @@ pub(super) struct Entry {
     pub(super) is_unsettled: bool,
     /// The tasks that wait for this entry must be woken.
     is_changed: bool,
+    /// The attempt was queued in the store.
+    pub(super) has_waited: bool,
     is_loss_logged: bool,
     /// A failure to renew or to release was logged, and its end was not.
     is_failure_logged: bool,
@@ -105,6 +108,7 @@ impl Entry {
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
+            has_waited: false,
             is_loss_logged: false,
             is_failure_logged: false,
             owner_was_granted: false,
@@ -173,8 +177,12 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
             (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
@@ -326,6 +334,7 @@ impl Entry {
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
+            self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
             let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
             let (tombstone, tombstone_once_answered) =

@@ -1,12 +1,13 @@
 //! What a guard does with its lease's entry.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{LocalTime, Loss, Owner, Resource, Token};
+use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token};
 
-use super::entry::Transmit;
+use super::entry::{Entry, Transmit};
 use super::local_queue::{LocalQueue, QueueState};
-use super::session::Session;
+use super::session::{Closed, Session};
 use super::table::Effects;
 
 /// How a task's hold of a lease ended.
@@ -17,7 +18,88 @@ pub(crate) enum EndedHold {
     Releasing { transmit: Option<Transmit>, loss: Option<Loss> },
 }
 
+/// The grant of a lease that was waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueuedGrant {
+    /// When the store granted the lease; none after a hand-off within the client.
+    pub(crate) granted_at: Option<LocalTime>,
+}
+
+/// A lease that its client has forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DetachedLease {
+    pub(crate) acquisition: Acquisition,
+    pub(crate) ttl: Duration,
+    pub(crate) min_hold: Duration,
+    /// How long a release must be remembered, because an `Acquire` may still be in flight.
+    pub(crate) tombstone: Duration,
+}
+
+/// A lease of another client that this client takes over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttachedLease {
+    pub(crate) detached: DetachedLease,
+    pub(crate) token: Token,
+    pub(crate) replicas: u32,
+}
+
 impl Session {
+    /// Takes a held lease out of the table, without a release. A local queue begins a new attempt for its other tasks.
+    pub(crate) fn detach(
+        &self,
+        sequence: u64,
+        queue: Option<u64>,
+        now: LocalTime,
+    ) -> Result<DetachedLease, Loss> {
+        let mut effects = Effects::default();
+        let detached = {
+            let mut table = self.table();
+            let entry = table.entries.get_mut(&sequence).ok_or(Loss::Closed)?;
+            let detached = entry.detach(now)?;
+            if let Some(queue) = queue {
+                table.hand_off(queue, sequence, now, &mut effects);
+            }
+            table.reconcile(sequence, now, &mut effects);
+            detached
+        };
+        self.apply_effects(effects);
+        Ok(detached)
+    }
+
+    /// Adds a lease that the store has. It was valid for this time when the store looked, which was not before `asked_at`.
+    pub(crate) fn attach(
+        &self,
+        resource: Arc<Resource>,
+        lease: AttachedLease,
+        asked_at: LocalTime,
+        valid_for: Duration,
+    ) -> Result<u64, Closed> {
+        let sequence = self.next_acquisition().sequence;
+        let entry = Box::new(Entry::attached(resource, lease, asked_at, valid_for));
+        let mut effects = Effects::default();
+        {
+            let mut table = self.table();
+            if table.is_closed {
+                return Err(Closed);
+            }
+            table.insert(sequence, entry, self.now(), &mut effects);
+        }
+        self.apply_effects(effects);
+        Ok(sequence)
+    }
+
+    /// The grant that gave a lease this token; none if the lease was granted without a wait.
+    pub(crate) fn queued_grant(&self, sequence: u64, token: Token) -> Option<QueuedGrant> {
+        let table = self.table();
+        let entry = table.entries.get(&sequence)?;
+        match entry.outcome {
+            Some(Outcome::Granted { grant, since, .. }) if grant.tokens.first == token => {
+                entry.has_waited.then_some(QueuedGrant { granted_at: Some(since) })
+            }
+            _ => Some(QueuedGrant { granted_at: None }),
+        }
+    }
+
     /// How much longer a held lease may be trusted, or why it was lost.
     pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
         self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))

@@ -24,9 +24,11 @@ use super::entry::{Entry, Transmit};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
 };
+use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
 use crate::store::{CallResult, Inbox};
+use crate::telemetry::ClientTelemetry;
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
@@ -34,6 +36,7 @@ pub(crate) struct Session {
     table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
     clock: Clock,
+    telemetry: ClientTelemetry,
     /// Wakes the driver's thread before its own timer does.
     pub(super) alarm: Notify,
 }
@@ -42,10 +45,10 @@ pub(crate) struct Session {
 pub(crate) struct Closed;
 
 impl Session {
-    pub(crate) fn new(id: ClientId, clock: Clock) -> Self {
+    pub(crate) fn new(id: ClientId, clock: Clock, telemetry: ClientTelemetry) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
         let table = Table::new(id, sequence.clone());
-        Self { id, table: Mutex::new(table), sequence, clock, alarm: Notify::new() }
+        Self { id, table: Mutex::new(table), sequence, clock, telemetry, alarm: Notify::new() }
     }
 
     /// The time by this client's clock.
@@ -95,6 +98,9 @@ impl Session {
             self.wake_driver();
         }
         for (resource, event) in effects.log_events {
+            if let LogEvent::Lost(loss) = event {
+                self.telemetry.lost(resource.kind, loss);
+            }
             event.log(&resource);
         }
     }
@@ -150,6 +156,7 @@ impl Session {
         now: LocalTime,
         answered: &CallResult,
     ) -> Option<Outcome> {
+        self.telemetry.answered(&transmit.command, now.since(transmit.sent_at), answered);
         let mut effects = Effects::default();
         let (outcome, waker) = {
             let mut table = self.table();
@@ -342,6 +349,7 @@ impl Session {
 
 impl Inbox for Session {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
+        self.telemetry.reconnected();
         let now = self.now();
         let mut entries: Vec<(u64, Arc<Resource>)> = self
             .table()

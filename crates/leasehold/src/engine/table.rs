@@ -247,7 +247,13 @@ impl Table {
         cancelled
     }
 
-    fn insert(&mut self, sequence: u64, mut entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
+    pub(super) fn insert(
+        &mut self,
+        sequence: u64,
+        mut entry: Box<Entry>,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) {
         if let Some(renewal) = entry.first_renewal(now) {
             // If the attempt is granted at once, the timer is already where the lease needs it.
             self.timers.insert((renewal, sequence));

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource};
-use tracing::Instrument as _;
 
 use crate::engine::{
     AcquireKey, CancelledWait, EnqueueError, Request, Ticket, WaitOutcome, release_dropped, with_deadline,
@@ -19,6 +18,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::{Lock, WaitMode};
+use crate::telemetry::spans;
 
 impl Lock {
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
@@ -42,21 +42,31 @@ impl Lock {
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
-        let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        let span = spans::acquire(resource, &self.handle.url);
+        self.observe(wait, span, self.acquire_checked(resource, weight, replaces, wait)).await
+    }
+
+    async fn acquire_checked(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: WaitMode,
+    ) -> Result<Option<Guard>, Error> {
         if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
-            return Box::pin(self.acquire_with_admission(weight, wait)).instrument(span).await;
+            return Box::pin(self.acquire_with_admission(weight, wait)).await;
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
             let key = self.acquire_key(resource, hand_off);
             let now = self.handle.now();
             if let Some(deadline) = wait.deadline(now) {
-                return self.acquire_queued(resource, key, deadline, now).instrument(span).await;
+                return self.acquire_queued(resource, key, deadline, now).await;
             }
             if self.handle.session.holds_lease(&key) {
                 return Ok(None);
             }
         }
-        Box::pin(self.attempt(resource, weight, replaces, wait)).instrument(span).await
+        Box::pin(self.attempt(resource, weight, replaces, wait)).await
     }
 
     /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.

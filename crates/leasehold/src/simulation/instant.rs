@@ -15,14 +15,16 @@ use crate::engine::Session;
 use crate::engine::clock::Clock;
 use crate::handle::{ClientOptions, Handle};
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError};
+use crate::telemetry::ClientTelemetry;
 
 /// A client of a store that grants every attempt at the second poll, as if its answer came over a connection. It has no driver, so
 /// it renews nothing.
 #[must_use]
 pub fn instant_client() -> Client {
-    let session = Arc::new(Session::new(ClientId::new(1), Clock::System));
+    let telemetry = ClientTelemetry::new("instant:");
+    let session = Arc::new(Session::new(ClientId::new(1), Clock::System, telemetry.clone()));
     let store: Arc<dyn Store> = Arc::new(InstantStore(Arc::new(AtomicU64::new(1))));
-    let handle = Handle::new(session, store, "instant:".to_owned(), ClientOptions::default());
+    let handle = Handle::new(session, store, "instant:".to_owned(), ClientOptions::default(), telemetry);
     Client { handle: Arc::new(handle) }
 }
 

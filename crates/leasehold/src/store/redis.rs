@@ -158,9 +158,14 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
     doctor::diagnose_voters(&voters, abstains_for).await
 }
 
+/// What sets a Redis store apart, whether it is open or not.
+pub(crate) const fn capabilities() -> Capabilities {
+    Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+}
+
 impl Store for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+        capabilities()
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {

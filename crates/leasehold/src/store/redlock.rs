@@ -29,7 +29,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
+    Acquire, Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
+    Token, quorum_of,
 };
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -304,7 +305,10 @@ impl Inbox for NodeInbox {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
         if !Attempts::is_node_attempt(push.acquisition) {
-            return inbox.deliver(push);
+            if let Some(acquisition) = quorum.admission_attempt(self.node, push.acquisition) {
+                inbox.deliver(Push { acquisition, ..push });
+            }
+            return;
         }
         match push.kind {
             PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
@@ -319,9 +323,8 @@ impl Inbox for NodeInbox {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        let is_elsewhere = |resource: &Resource| {
-            is_admission_queue(resource) && quorum.admission_node(resource) != self.node
-        };
+        let is_elsewhere =
+            |resource: &Resource| is_admission_queue(resource) && !quorum.admits_at(self.node, resource);
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 
@@ -339,15 +342,20 @@ impl Redlock {
     }
 }
 
+/// What sets a quorum apart, whether it is open or not.
+pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
+    Capabilities {
+        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
+        is_exclusive_only: true,
+        needs_admission_queue: true,
+        max_ttl,
+        ..Capabilities::new(POLL_INTERVALS)
+    }
+}
+
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
-            is_exclusive_only: true,
-            needs_admission_queue: true,
-            max_ttl: self.quorum.max_ttl,
-            ..Capabilities::new(POLL_INTERVALS)
-        }
+        capabilities(self.quorum.max_ttl)
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
@@ -369,6 +377,14 @@ impl Store for Redlock {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.quorum.attempts.release(acquisition, None).map_or(acquisition, |known| known.acquisition)
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        self.quorum.attempts.attach(resource, request, token);
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {
