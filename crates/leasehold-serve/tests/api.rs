@@ -203,7 +203,6 @@ async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
     // The connection ends, and so does the session.
     let again = place.acquire("a", json!({ "session": session["session"] })).await;
     assert!(again["token"].as_u64() > grant["token"].as_u64());
-    drop(events);
     drop(stream);
     place.until_free("a").await;
     until(async || place.get(&path).await.status == 410).await;
