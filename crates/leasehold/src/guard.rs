@@ -388,7 +388,7 @@ impl Guard {
     ///
     /// If the future is dropped, the client releases the lease in the background.
     pub async fn release(self) -> Result<(), Error> {
-        self.release_traced(None).await
+        self.release_until(None).await
     }
 
     /// As [`Self::release`], but retries for up to `limit`.
@@ -412,12 +412,12 @@ impl Guard {
     /// As [`Self::release`].
     pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
         let deadline = self.handle.now() + limit;
-        self.release_traced(Some(deadline)).await
+        self.release_until(Some(deadline)).await
     }
 
-    async fn release_traced(self, deadline: Option<LocalTime>) -> Result<(), Error> {
+    async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
         let span = spans::release(&self.resource, &self.handle.url, self.token);
-        let released = self.release_until(deadline).instrument(span.clone()).await;
+        let released = self.release_in(&span, deadline).await;
         let outcome = match &released {
             Ok(()) => "released",
             Err(error) if error.is_lost() => "lost",
@@ -427,7 +427,7 @@ impl Guard {
         released
     }
 
-    async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
+    async fn release_in(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
         let (queue, now) = (self.local_queue.take(), self.handle.now());
         let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, now) {
             EndedHold::HandedOff => {
@@ -439,7 +439,7 @@ impl Guard {
             EndedHold::Releasing { transmit, loss } => (transmit, loss),
         };
         self.end_hold("released", Some(now));
-        let given = self.send_release(transmit, deadline).await?;
+        let given = self.send_release(transmit, deadline).instrument(span.clone()).await?;
         self.is_over = true;
         match (loss, given) {
             (Some(loss), _) => Err(self.lost_error(loss)),

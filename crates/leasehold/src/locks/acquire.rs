@@ -5,6 +5,7 @@
 //! task.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +44,8 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
         let span = spans::acquire(resource, &self.handle.url);
-        self.observe(wait, span, self.acquire_checked(resource, weight, replaces, wait)).await
+        let attempt = pin!(self.acquire_checked(resource, weight, replaces, wait));
+        self.observe(wait, span, attempt).await
     }
 
     async fn acquire_checked(

@@ -1,7 +1,7 @@
 //! Counts an attempt and its hold, measures them, and traces them.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use leasehold_core::LocalTime;
@@ -20,12 +20,13 @@ impl Lock {
         self.granted(guard, None, now.since(started), now, &Span::none());
     }
 
-    /// Runs an attempt in its span, and counts how it ended. A dropped attempt counts as cancelled.
+    /// Runs an attempt in its span, and counts how it ended. A dropped attempt counts as cancelled. The attempt is borrowed, because
+    /// this future would have room for it twice.
     pub(super) async fn observe(
         &self,
         wait: WaitMode,
         span: Span,
-        attempt: impl Future<Output = Result<Option<Guard>, Error>>,
+        attempt: Pin<&mut impl Future<Output = Result<Option<Guard>, Error>>>,
     ) -> Result<Option<Guard>, Error> {
         if !LockTelemetry::IS_ON && span.is_disabled() {
             return attempt.await;
