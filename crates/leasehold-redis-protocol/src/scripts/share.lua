@@ -23,7 +23,7 @@ local function share()
   local token, ends = ms * TOKENS_PER_MS + number, now + a.ttl
   if s.capacity ~= a.capacity or a.weight > s.capacity - s.in_use or s.leases == 0 or s.waiters + s.tombstones > 0
     or s.next_expiry <= now or s.stays <= ends + 1000000 or #first > 0 and unpack_lease(first).id == a.id
-    or s.leases > 1 and count_rows('l' .. a.id) > 0
+    or (s.leases > 1 or #first == 0) and count_rows('l' .. a.id) > 0
     or token <= s.last_token or token > NEVER or tonumber(number) >= TOKENS_PER_MS then return end
   drawn = nil
   s.in_use, s.last_token, s.leases, s.next_expiry = s.in_use + a.weight, token, s.leases + 1, math.min(s.next_expiry, ends)
