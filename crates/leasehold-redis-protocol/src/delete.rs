@@ -5,8 +5,8 @@ use leasehold_core::{Release, Token};
 use crate::encode::push_acquire;
 use crate::layout::{PLAIN_MARK, TOKENS_PER_MS};
 
-/// A command that deletes a key if it has this value. It returns the number of deleted keys, and the error WRONGTYPE if the key
-/// is not a string. If it did not delete the key, the script decides.
+/// A command that deletes a key if it has this value. It returns the number of deleted keys, and an error if the key is not a
+/// string: DELIFEQ returns WRONGTYPE, and DELEX returns ERR. If it did not delete the key, the script decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionalDelete {
     /// `DELIFEQ key value`, since Valkey 9.

@@ -198,6 +198,41 @@ fn clock_step_back_extends_no_lease() {
     });
 }
 
+/// The header of a shared lock can have the first lease in it. When that one is given back, the last lease is in a row.
+#[test]
+fn repeat_of_the_last_shared_attempt_is_granted_once() {
+    compare_mutex(|comparison| {
+        let acquire = |client| {
+            let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+            let shared = Acquire { capacity: 4, ..Acquire::exclusive(acquisition, Duration::from_secs(10)) };
+            Command::from(Acquire { weight: 1, ..shared })
+        };
+        for command in [acquire(0), acquire(1)] {
+            assert!(matches!(comparison.run(0, &command), Reply::Granted(_)));
+        }
+        let first = Acquisition { client: client_id(0), sequence: 1 };
+        assert_eq!(comparison.run(0, &release_of(first)), Reply::Released);
+        assert!(matches!(comparison.run(0, &acquire(1)), Reply::Granted(_)));
+        let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
+        assert_eq!((view.holders.len(), view.in_use), (1, 1));
+    });
+}
+
+/// A share may not outlive its key.
+#[test]
+fn key_of_a_shared_lock_outlives_its_longest_lease() {
+    compare_mutex(|comparison| {
+        for (client, seconds) in [(0, 10), (1, 10), (2, 3 * 3_600), (3, 10)] {
+            let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+            let acquire = Acquire::exclusive(acquisition, Duration::from_secs(seconds));
+            let acquire = Command::from(Acquire { capacity: 4, weight: 1, ..acquire });
+            assert!(matches!(comparison.run(0, &acquire), Reply::Granted(_)));
+            // It compares the key's expiry with the end of every lease.
+            comparison.inspect(0);
+        }
+    });
+}
+
 #[test]
 fn parking_a_client_has_constant_cost() {
     compare_mutex(|comparison| {
