@@ -51,11 +51,14 @@ const QUORUM: Model = Model {
     describe: |case| format!("{:#?}", quorum::plan::Plan::new(case)),
 };
 
+/// Runs a case, up to a step.
+type Run = Box<dyn Fn(&Case, Option<usize>) -> Outcome + Sync>;
+
 /// A planted bug: its name, the check that must find it, and a run with it.
 struct Bug {
     name: String,
     breaks: Promise,
-    run: Box<dyn Fn(&Case, Option<usize>) -> Outcome + Sync>,
+    run: Run,
 }
 
 fn bugs(is_quorum: bool) -> Vec<Bug> {

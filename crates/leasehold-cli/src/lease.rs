@@ -75,8 +75,7 @@ pub(crate) async fn renew(find: impl FnOnce() -> Result<Store, Stop>, args: Rene
     let id: LeaseId = args.id.parse()?;
     let store = find()?;
     let client = store.connect().await?;
-    // `detach` renews.
-    client.attach(&id).await.map_err(ended)?.detach().await.map_err(ended)?;
+    client.renew_lease(&id).await.map_err(ended)?;
     let shown = if args.json { show(&store, &client, &id, true).await } else { Ok(Exit::Success) };
     close(client).await;
     shown

@@ -16,7 +16,7 @@ fn lines(watch: &mut Started) -> Arc<Mutex<Vec<String>>> {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let seen = lines.clone();
     thread::spawn(move || {
-        output.lines().map_while(Result::ok).for_each(|line| seen.lock().unwrap().push(line))
+        output.lines().map_while(Result::ok).for_each(|line| seen.lock().unwrap().push(line));
     });
     lines
 }

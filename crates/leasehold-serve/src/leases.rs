@@ -225,15 +225,9 @@ impl Leases {
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<Duration, Problem> {
         let held = lease.held.read().await;
         let guard = held.as_ref().ok_or_else(|| self.ended_problem(lease))?;
-        match guard.renew().await {
-            Ok(()) => Ok(guard.remaining()),
-            Err(error) => {
-                if error.is_lost() {
-                    self.end(lease, Ending::Lost(error.to_string()));
-                }
-                Err(error.into())
-            }
-        }
+        // A loss is found by the next sweep, which reports it to the session too.
+        guard.renew().await?;
+        Ok(guard.remaining())
     }
 
     /// Releases the lease, and waits until the store has confirmed it.

@@ -75,8 +75,10 @@ impl Tokens {
         {
             use std::os::unix::fs::PermissionsExt as _;
             let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
-            if mode & 0o004 != 0 {
-                return Err(format!("{shown}: every user can read the tokens: run chmod 600 {shown}"));
+            if mode & 0o006 != 0 {
+                return Err(format!(
+                    "{shown}: every user can read or change the tokens: run chmod 600 {shown}"
+                ));
             }
         }
         let text = std::fs::read_to_string(path).map_err(unreadable)?;

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource};
+use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource, Token};
 
 use crate::client::Client;
 use crate::digest::lease_secret;
@@ -39,6 +39,8 @@ const FORMAT: &str = "lease1";
 pub struct LeaseId {
     resource: Resource,
     lease: DetachedTerms,
+    /// The guard's. After a hand-off within its client it is higher than the one that the store shows.
+    token: Token,
     secret: u128,
 }
 
@@ -51,10 +53,10 @@ struct DetachedTerms {
 }
 
 impl LeaseId {
-    pub(crate) fn new(resource: &Resource, lease: &DetachedLease, stored: Acquisition) -> Self {
+    pub(crate) fn new(resource: &Resource, lease: &DetachedLease, token: Token, stored: Acquisition) -> Self {
         let DetachedLease { ttl, min_hold, tombstone, .. } = *lease;
         let lease = DetachedTerms { ttl, min_hold, tombstone };
-        Self { resource: resource.clone(), lease, secret: lease_secret(stored) }
+        Self { resource: resource.clone(), lease, token, secret: lease_secret(stored) }
     }
 
     /// The lock's kind.
@@ -111,7 +113,7 @@ impl fmt::Display for LeaseId {
         for span in [ttl, min_hold, tombstone] {
             write!(f, ".{}", span.as_millis())?;
         }
-        write!(f, ".{:032x}", self.secret)
+        write!(f, ".{}.{:032x}", self.token, self.secret)
     }
 }
 
@@ -139,7 +141,7 @@ impl FromStr for LeaseId {
 
 fn parse(text: &str) -> Option<LeaseId> {
     let parts: Vec<&str> = text.split('.').collect();
-    let [FORMAT, kind, name, ttl, min_hold, tombstone, secret] = parts[..] else { return None };
+    let [FORMAT, kind, name, ttl, min_hold, tombstone, token, secret] = parts[..] else { return None };
     let bytes =
         name.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
     let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
@@ -147,7 +149,7 @@ fn parse(text: &str) -> Option<LeaseId> {
     let lease = DetachedTerms { ttl: span(ttl)?, min_hold: span(min_hold)?, tombstone: span(tombstone)? };
     let secret = (secret.len() == 32).then(|| u128::from_str_radix(secret, 16).ok())??;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
-    let id = LeaseId { resource, lease, secret };
+    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, secret };
     // One id has one text.
     (id.to_string() == text).then_some(id)
 }
@@ -180,7 +182,7 @@ impl Guard {
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
         match self.forget_lease() {
-            Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, stored)),
+            Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
             Err(loss) => Err(self.lost_error(loss)),
         }
     }
@@ -188,7 +190,7 @@ impl Guard {
 
 impl Client {
     /// Takes over a detached lease. The client renews it while the guard lives, and releases it when the guard is dropped;
-    /// [`Guard::detach`] lets it go on. If two guards are attached to one lease, each of them can release it.
+    /// [`Guard::detach`] lets it go on. A renewal never shortens the lease. If two guards are attached to one lease, each of them can release it.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -215,18 +217,46 @@ impl Client {
             return Err(handle.error(ErrorKind::Lost, &id.resource, what));
         };
         let resource = Arc::new(id.resource.clone());
+        let token = holder.token.max(id.token);
         let DetachedTerms { ttl, min_hold, tombstone } = id.lease;
         let request = Acquire {
             weight: holder.weight,
             metadata: holder.metadata.clone(),
             ..Acquire::exclusive(holder.acquisition, ttl)
         };
-        handle.store.attach(&resource, Arc::new(request), holder.token);
+        handle.store.attach(&resource, Arc::new(request), token);
         let detached = DetachedLease { acquisition: holder.acquisition, ttl, min_hold, tombstone };
-        let lease = AttachedLease { detached, token: holder.token, replicas: handle.options.replicas };
+        let lease = AttachedLease { detached, token, replicas: handle.options.replicas };
         let attached = handle.session.attach(resource.clone(), lease, asked_at, valid_for);
         let sequence = attached.map_err(|_| handle.closed())?;
-        Ok(Guard::new(handle.clone(), sequence, resource, holder.token, None))
+        Ok(Guard::new(handle.clone(), sequence, resource, token, None))
+    }
+
+    /// Renews a detached lease to its full ttl. It stays detached, and a failure does not release it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").lock().await?.detach().await?;
+    /// client.renew_lease(&id).await?;
+    /// assert!(client.inspect_lease(&id).await?.is_some());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_lost` if the lease has ended, or if the id is wrong; `is_unavailable` if the store did not confirm the renewal: it may
+    /// have taken effect; `is_closed`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease stays detached, and may have been renewed.
+    pub async fn renew_lease(&self, id: &LeaseId) -> Result<(), Error> {
+        let attached = Attached(Some(self.attach(id).await?));
+        match &attached.0 {
+            Some(guard) => guard.renew().await,
+            None => Ok(()),
+        }
     }
 
     /// What the store shows of a detached lease; `None` if it has ended, or if the id is wrong. The lease is not renewed.
@@ -251,7 +281,18 @@ impl Client {
         let info = self.handle.inspect(id.resource.clone()).await?;
         let is_meant =
             |holder: &HolderInfo| !holder.retained && lease_secret(holder.acquisition) == id.secret;
-        Ok(info.holders.into_iter().find(is_meant))
+        let found = info.holders.into_iter().find(is_meant);
+        Ok(found.map(|holder| HolderInfo { token: holder.token.max(id.token), ..holder }))
+    }
+}
+
+/// A guard that is detached again when it is dropped.
+struct Attached(Option<Guard>);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // A lease that was lost in the meantime is released as usual.
+        let _ = self.0.take().map(|mut guard| guard.forget_lease());
     }
 }
 
@@ -277,7 +318,7 @@ mod tests {
         let resource = Resource { kind: Kind::Semaphore, name: Name::new(name).unwrap() };
         let span = Duration::from_millis;
         let lease = DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7) };
-        LeaseId { resource, lease, secret: 5 }
+        LeaseId { resource, lease, token: Token::new(9).unwrap(), secret: 5 }
     }
 
     #[test]

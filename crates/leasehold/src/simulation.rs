@@ -111,7 +111,7 @@ pub fn quorum_client(
 ) -> (Client, SimulatedQuorum, Pin<Box<dyn Future<Output = ()>>>) {
     let session = Arc::new(Session::new(id, Clock::System, ClientTelemetry::new("simulated:")));
     let inbox: Arc<dyn store::Inbox> = session.clone();
-    let (store, inboxes) = store::Redlock::simulated(host.clone(), id, Arc::downgrade(&inbox), options);
+    let (store, inboxes) = store::Redlock::simulated(&host, id, Arc::downgrade(&inbox), options);
     let sleep = move |time| host.sleep_until(time);
     let (client, driver) = drive_client(session.clone(), store, sleep);
     (client, SimulatedQuorum { session, inboxes }, driver)

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use leasehold::{Kind, LockInfo, MAX_TTL, MIN_TTL};
+use leasehold::{Kind, LockInfo, MAX_TTL, MIN_TTL, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -204,11 +204,15 @@ pub(super) async fn force_release(
 ) -> Result<Json<Value>, Problem> {
     let Lock { kind, name } = &lock;
     if let Some(token) = request.token {
-        let info = app.client.inspect(*kind, name).await?;
-        if !info.holders.iter().any(|holder| holder.token.get() == token) {
+        let released = match Token::new(token) {
+            Some(token) => app.client.force_release_token(*kind, name, token).await?,
+            None => None,
+        };
+        let Some(released) = released else {
             let what = format!("{kind} {name:?} has no holder with the token {token}");
             return Err(Problem::new(Code::NotHeld, what));
-        }
+        };
+        return Ok(Json(json!({ "released": [released] })));
     }
     let released = app.client.force_release(*kind, name).await?;
     if released.is_empty() {

@@ -37,7 +37,8 @@ impl Entry {
             token,
             replicas,
         } = lease;
-        let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas };
+        // A lease that must last longer than its ttl, such as that of a period, is not shortened by a renewal.
+        let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: valid_for, replicas };
         let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
         let mut entry = Self::new(resource, None, terms, min_hold, machine);

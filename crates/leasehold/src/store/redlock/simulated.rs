@@ -15,7 +15,7 @@ use crate::store::Inbox;
 impl Redlock {
     /// A quorum store, and what receives the pushes of each node.
     pub(crate) fn simulated(
-        host: Arc<dyn QuorumHost>,
+        host: &Arc<dyn QuorumHost>,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         options: QuorumOptions,
