@@ -69,7 +69,7 @@ impl Guard {
             token,
             local_queue,
             is_over: false,
-            hold: Hold::default(),
+            hold: Hold::none(),
             span: Span::none(),
             was_admitted: false,
         }

@@ -33,6 +33,7 @@ fn listed() -> BTreeSet<String> {
         leasehold::HolderMetadata,
         leasehold::Kind,
         leasehold::Latch,
+        leasehold::LeaseId,
         leasehold::LockInfo,
         leasehold::Loss,
         leasehold::Mode,

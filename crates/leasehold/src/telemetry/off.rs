@@ -56,10 +56,13 @@ impl LockTelemetry {
 
 pub(crate) struct Waiting;
 
-#[derive(Default)]
 pub(crate) struct Hold;
 
 impl Hold {
+    pub(crate) const fn none() -> Self {
+        Self
+    }
+
     pub(crate) fn handed_off(&self) {}
 
     pub(crate) fn end(&mut self, _now: impl FnOnce() -> LocalTime) {}

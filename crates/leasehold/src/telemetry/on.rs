@@ -234,10 +234,14 @@ impl Drop for Waiting {
 }
 
 /// A hold that has begun and not ended.
-#[derive(Default)]
 pub(crate) struct Hold(Option<(Arc<LockHandles>, LocalTime)>);
 
 impl Hold {
+    /// Counts nothing.
+    pub(crate) const fn none() -> Self {
+        Self(None)
+    }
+
     /// Counts a hand-off to another task of the client.
     pub(crate) fn handed_off(&self) {
         if let Some((handles, _)) = &self.0 {
