@@ -271,7 +271,8 @@ async fn cluster_node_opened_as_server_is_used_as_its_cluster() {
         guard.release().await.unwrap();
         timeout(SOON, waiting).await.unwrap().unwrap().release().await.unwrap();
     }
-    assert!(client.diagnose().await.unwrap().components.len() >= 6, "each node was diagnosed");
+    // Replicas that have not replicated anything yet may not be named.
+    assert!(client.diagnose().await.unwrap().components.len() > 3, "each master was diagnosed");
 }
 
 /// All slots on one server, as in many a test setup.
