@@ -13,6 +13,7 @@ mod elect;
 mod exit;
 mod inspect;
 mod lock;
+mod migrate;
 mod nested;
 mod output;
 mod process;
@@ -59,6 +60,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Show(args) => inspect::show(&store()?, args).await,
         Action::Release(args) => inspect::release(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
+        Action::Migrate(args) => migrate::migrate(&store()?, &args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
