@@ -8,7 +8,7 @@ pub mod calibration;
 pub mod catalog;
 mod environment;
 pub mod figures;
-mod leases;
+pub(crate) mod leases;
 mod machine;
 mod measure;
 mod meter;
@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use bench::{Bench, Options};
 use calibration::Calibration;
+pub(crate) use meter::Used;
 use results::Results;
 use scenarios::{Scale, Scenario};
 
@@ -48,12 +49,12 @@ const ALL: [Scenario; 10] = [
 /// Runs the comparison. Returns the results, which are also in the file.
 #[must_use]
 pub fn run(options: Options, shows_progress: bool) -> Results {
-    let machine = machine::look();
+    let scale = Scale { is_quick: options.is_quick, program: options.program };
+    let machine = machine::look(&scale.programs());
     let calibration = Calibration::new(machine.cores);
     let results = Results { machine, is_quick: options.is_quick, ..Results::default() };
     let (began, repeated) = (Instant::now(), Duration::ZERO);
     let mut bench = Bench { options, calibration, results, began, repeated, shows_progress };
-    let scale = Scale { is_quick: bench.options.is_quick };
     for scenario in ALL {
         if !bench.options.scenarios.is_empty() && !bench.options.scenarios.contains(&scenario) {
             continue;

@@ -8,6 +8,7 @@ pub mod local;
 pub mod page;
 pub mod pair;
 pub mod peers;
+pub mod program;
 pub mod redlock;
 pub mod renewals;
 pub mod report;

@@ -10,6 +10,7 @@ use leasehold_testkit::Server;
 use tokio::task::JoinHandle;
 
 use crate::handoff::sent;
+use crate::program::Program;
 use crate::report::Report;
 use crate::rounds::{Contender, measure_rounds, medians, ratio, wall};
 use crate::runtime;
@@ -32,8 +33,8 @@ const BOUND: Duration = Duration::from_millis(10 + 2 + 1);
 /// # Panics
 ///
 /// If a server does not start or sends an unexpected reply, or a token does not increase.
-pub fn run(report: &mut Report) {
-    let server = Server::on_port();
+pub fn run(report: &mut Report, program: Program) {
+    let server = program.start();
     runtime().block_on(async {
         alone(report, &server).await;
         with_another(report, &server).await;
@@ -128,8 +129,8 @@ async fn with_another(report: &mut Report, server: &Server) {
 /// # Panics
 ///
 /// If a server does not start or sends an unexpected reply.
-pub fn fairness(report: &mut Report, span: Duration) {
-    let server = Server::on_port();
+pub fn fairness(report: &mut Report, program: Program, span: Duration) {
+    let server = program.start();
     runtime().block_on(async {
         let (turns, _) = contest(&server, 1, Mutex::global_fifo, span).await;
         let (least, most) = extremes(&turns);

@@ -11,6 +11,7 @@ use leasehold_bench::compare::scenarios::Scenario;
 use leasehold_bench::compare::{self, Options};
 use leasehold_bench::page;
 use leasehold_bench::peers::{self, Peer};
+use leasehold_bench::program::Program;
 use leasehold_bench::report::Report;
 use leasehold_bench::{handoff, local, pair, redlock, renewals, server_cost};
 
@@ -22,10 +23,13 @@ struct Args {
     command: Option<Command>,
     /// The measurements to run [default: all]
     parts: Vec<Part>,
+    /// The server program
+    #[arg(long, value_enum, default_value_t)]
+    server: Program,
     /// Print one JSON value instead of text
     #[arg(long)]
     json: bool,
-    /// Duration of `renewals` and `fairness`, in seconds
+    /// Duration of `renewals`, `renewals-redisson` and `fairness`, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     seconds: u64,
     /// Run as the second process of `handoff`
@@ -46,6 +50,9 @@ enum Command {
         /// The programs to run: leasehold, bounds, or one that bench/setup builds [default: all]
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(catalog::programs()))]
         only: Vec<String>,
+        /// The server program of all libraries
+        #[arg(long, value_enum, default_value_t)]
+        server: Program,
         /// The file for the results [default: target/bench/run.json, or part.json beside it for a part of the comparison]
         #[arg(long, value_name = "PATH")]
         output: Option<PathBuf>,
@@ -65,8 +72,10 @@ enum Command {
 enum Part {
     /// Uncontended lock + release against bare round trips
     Pair,
-    /// Hand-off between two processes, and the cost of waiting
+    /// Hand-off between two processes, and among up to 1,000 clients
     Handoff,
+    /// Commands of waiting clients
+    Waiting,
     /// Local hand-off among the tasks of one client
     Local,
     /// Distribution of acquisitions and waiting times among clients
@@ -77,6 +86,8 @@ enum Part {
     ServerCost,
     /// CPU time of the server for renewing 100,000 leases
     Renewals,
+    /// CPU time of the server for renewing 10,000 leases, against Redisson, which bench/setup builds
+    RenewalsRedisson,
 }
 
 fn main() {
@@ -87,45 +98,69 @@ fn main() {
     if let Some(url) = args.peer {
         return handoff::peer(&url);
     }
+    if let Err(missing) = args.server.check() {
+        fail(&missing);
+    }
     let mut report = Report::new(args.json);
+    let is_complete = run_parts(&mut report, &args);
+    report.end();
+    if !is_complete {
+        std::process::exit(1);
+    }
+}
+
+/// Returns false if a part could not measure.
+fn run_parts(report: &mut Report, args: &Args) -> bool {
+    let (server, span) = (args.server, Duration::from_secs(args.seconds));
     let is_selected = |part| args.parts.is_empty() || args.parts.contains(&part);
     if is_selected(Part::Pair) {
-        pair::run(&mut report);
+        pair::run(report, server);
     }
     if is_selected(Part::Handoff) {
-        handoff::run(&mut report);
+        handoff::run(report, server);
+    }
+    if is_selected(Part::Waiting) {
+        handoff::run_waiting(report, server);
     }
     if is_selected(Part::Local) {
-        local::run(&mut report);
+        local::run(report, server);
     }
     if is_selected(Part::Fairness) {
-        local::fairness(&mut report, Duration::from_secs(args.seconds));
+        local::fairness(report, server, span);
     }
     if is_selected(Part::Redlock) {
-        redlock::run(&mut report);
+        redlock::run(report, server);
     }
     if is_selected(Part::ServerCost) {
-        server_cost::run(&mut report);
+        server_cost::run(report, server);
     }
     if is_selected(Part::Renewals) {
-        renewals::run(&mut report, Duration::from_secs(args.seconds));
+        renewals::run(report, server, span);
     }
-    report.end();
+    !is_selected(Part::RenewalsRedisson) || renewals::against_redisson(report, server, span)
+}
+
+fn fail(why: &str) -> ! {
+    eprintln!("leasehold-bench: {why}");
+    std::process::exit(1);
 }
 
 fn run_command(command: Command) {
     match command {
-        Command::Compare { scenarios, quick, only, output } => {
+        Command::Compare { scenarios, quick, only, server, output } => {
+            if let Err(missing) = server.check() {
+                fail(&missing);
+            }
             let is_complete = scenarios.is_empty() && only.is_empty();
             let output = output.unwrap_or_else(|| compare::output(is_complete));
             let path = output.clone();
-            let results = compare::run(Options { is_quick: quick, scenarios, programs: only, output }, true);
+            let options = Options { is_quick: quick, scenarios, programs: only, program: server, output };
+            let results = compare::run(options, true);
             println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());
         }
         Command::Report { from } => {
             if let Err(error) = page::publish(&from.unwrap_or_else(|| compare::output(true))) {
-                eprintln!("leasehold-bench: {error}");
-                std::process::exit(1);
+                fail(&error.to_string());
             }
         }
         Command::Peer { peer } => peers::run(peer),

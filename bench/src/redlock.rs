@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Mutex};
 use leasehold_testkit::{Proxy, Server};
 
+use crate::program::Program;
 use crate::report::Report;
 use crate::rounds::{Contender, measure_rounds, medians, ratio, wall};
 use crate::{percentile, runtime};
@@ -21,8 +22,8 @@ const LOCKS: usize = 2_000;
 /// # Panics
 ///
 /// If a server does not start or sends an unexpected reply.
-pub fn run(report: &mut Report) {
-    let servers: Vec<Server> = (0..5).map(|_| Server::on_port()).collect();
+pub fn run(report: &mut Report, program: Program) {
+    let servers: Vec<Server> = (0..5).map(|_| program.start()).collect();
     runtime().block_on(async {
         let ports: Vec<u16> = servers.iter().map(Server::port).collect();
         let bars = [(3, "", 2.2), (3, "?unfenced", 1.8), (5, "", 3.3), (5, "?unfenced", 2.5)];

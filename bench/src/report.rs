@@ -22,7 +22,7 @@ impl Report {
         if !self.is_json {
             println!("\n{title}");
         }
-        self.found.push(json!({ "title": title, "figures": [], "bars": [] }));
+        self.found.push(json!({ "title": title, "figures": [], "bars": [], "missing": [] }));
     }
 
     /// A time, with its ratio to the first one.
@@ -35,6 +35,12 @@ impl Report {
     pub fn figure(&mut self, name: &str, value: f64, unit: &str) {
         self.say(&format!("  {name:<52} {value:>12.3} {unit}"));
         self.add("figures", json!({ "name": name, "value": value, "unit": unit }));
+    }
+
+    /// A contestant that could not take part.
+    pub fn missing(&mut self, name: &str, why: &str) {
+        self.say(&format!("  {name} is missing: {why}"));
+        self.add("missing", json!({ "name": name, "why": why }));
     }
 
     /// Checks a promise with an upper limit.
@@ -61,7 +67,7 @@ impl Report {
 
     fn add(&mut self, list: &str, value: Value) {
         if self.found.is_empty() {
-            self.found.push(json!({ "title": "", "figures": [], "bars": [] }));
+            self.found.push(json!({ "title": "", "figures": [], "bars": [], "missing": [] }));
         }
         if let Some(Value::Array(all)) = self.found.last_mut().and_then(|last| last.get_mut(list)) {
             all.push(value);

@@ -5,6 +5,7 @@ use leasehold::Client;
 use leasehold_testkit::Server;
 
 use crate::bare::{self, Bare, Hash};
+use crate::program::Program;
 use crate::report::Report;
 use crate::rounds::{Contender, measure_rounds, medians, ratio};
 use crate::runtime;
@@ -17,11 +18,11 @@ const ROUNDS: u32 = 9;
 /// # Panics
 ///
 /// If a server does not start or sends an unexpected reply.
-pub fn run(report: &mut Report) {
-    let server = Server::on_port();
+pub fn run(report: &mut Report, program: Program) {
+    let server = program.start();
     runtime().block_on(async {
-        compare(report, &server, 50, 50, 1.35).await;
-        compare(report, &server, 1, 1_000, 1.8).await;
+        compare(report, &server, 50, 50, program.limit(1.35, 1.2)).await;
+        compare(report, &server, 1, 1_000, program.limit(2.2, 1.5)).await;
     });
 }
 

@@ -31,8 +31,12 @@ fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
     let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
     let is_there = |program| matches!(results.peers[program], Presence::There(_));
     assert!(is_there("leasehold") && is_there("bounds"));
-    assert_eq!(results.cells.len(), 6);
+    assert_eq!(results.cells.len(), 7);
+    assert!(
+        results.cells[2].title.starts_with("on Valkey 9, ") && results.machine.server.contains("Valkey 9")
+    );
     for (cell, row) in results.cells.iter().zip([
+        "leasehold",
         "leasehold",
         "leasehold",
         "leasehold Semaphore",

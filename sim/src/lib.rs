@@ -10,6 +10,7 @@ pub mod history;
 pub mod network;
 pub mod plan;
 pub mod planted;
+pub mod quorum;
 pub mod rng;
 pub mod run;
 pub mod server;

@@ -5,16 +5,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold_sim::plan::{Case, Plan};
+use leasehold_sim::checks::Promise;
+use leasehold_sim::plan::{Case, Part, Plan};
 use leasehold_sim::planted::Planted;
-use leasehold_sim::run::{hours, run, run_twice};
+use leasehold_sim::quorum;
+use leasehold_sim::run::{Outcome, hours, run, run_twice};
 use leasehold_sim::shrink::shrink;
 
 const USAGE: &str = "\
-usage: leasehold-sim [--seeds N] [--minutes M] [--from SEED] [--threads N]
-       leasehold-sim --seed CASE [--lines N]
-       leasehold-sim --planted [NAME]
+usage: leasehold-sim [--quorum] [--seeds N] [--minutes M] [--from SEED] [--threads N]
+       leasehold-sim [--quorum] --seed CASE [--lines N]
+       leasehold-sim [--quorum] --planted [NAME]
 
+  --quorum      Redlock over three or five nodes, not one server
   --seeds N     run this many seeds (1000)
   --minutes M   stop after this many minutes
   --from SEED   begin with this seed (1)
@@ -25,21 +28,72 @@ usage: leasehold-sim [--seeds N] [--minutes M] [--from SEED] [--threads N]
 /// Every so many seeds one is run twice, and the histories are compared.
 const TWICE: u64 = 100;
 
+/// Which simulation: one server, or a quorum.
+#[derive(Clone, Copy)]
+struct Model {
+    run: fn(&Case, Option<usize>) -> Outcome,
+    run_twice: fn(&Case) -> Outcome,
+    parts: fn(&Case) -> Vec<Part>,
+    describe: fn(&Case) -> String,
+}
+
+const SERVER: Model = Model {
+    run: |case, lines| run(case, None, lines),
+    run_twice,
+    parts: Plan::parts,
+    describe: |case| format!("{:#?}", Plan::new(case)),
+};
+
+const QUORUM: Model = Model {
+    run: |case, lines| quorum::run::run(case, None, lines),
+    run_twice: quorum::run::run_twice,
+    parts: quorum::plan::Plan::parts,
+    describe: |case| format!("{:#?}", quorum::plan::Plan::new(case)),
+};
+
+/// A planted bug: its name, the check that must find it, and a run with it.
+struct Bug {
+    name: String,
+    breaks: Promise,
+    run: Box<dyn Fn(&Case, Option<usize>) -> Outcome + Sync>,
+}
+
+fn bugs(is_quorum: bool) -> Vec<Bug> {
+    if is_quorum {
+        let bug = |bug: quorum::planted::Planted| Bug {
+            name: bug.to_string(),
+            breaks: bug.breaks(),
+            run: Box::new(move |case, lines| quorum::run::run(case, Some(bug), lines)),
+        };
+        quorum::planted::Planted::ALL.into_iter().map(bug).collect()
+    } else {
+        let bug = |bug: Planted| Bug {
+            name: bug.to_string(),
+            breaks: bug.breaks(),
+            run: Box::new(move |case, lines| run(case, Some(bug), lines)),
+        };
+        Planted::ALL.into_iter().map(bug).collect()
+    }
+}
+
 struct Args {
+    model: Model,
     seeds: u64,
     minutes: Option<f64>,
     from: u64,
     threads: usize,
     case: Option<Case>,
     lines: usize,
-    planted: Option<Vec<Planted>>,
+    planted: Option<Vec<Bug>>,
 }
 
 fn parse() -> Result<Args, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let is_quorum = std::env::args().any(|word| word == "--quorum");
+    let model = if is_quorum { QUORUM } else { SERVER };
     let mut args =
-        Args { seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
-    let mut words = std::env::args().skip(1).peekable();
+        Args { model, seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
+    let mut words = std::env::args().skip(1).filter(|word| word != "--quorum").peekable();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| text.parse().map_err(|_| format!("{text:?} is no number"));
@@ -52,8 +106,8 @@ fn parse() -> Result<Args, String> {
             "--seed" => args.case = Some(value()?.parse()?),
             "--planted" => {
                 let name = words.next_if(|word| !word.starts_with("--"));
-                let chosen = Planted::ALL.into_iter();
-                let chosen = chosen.filter(|bug| name.as_ref().is_none_or(|name| *name == bug.to_string()));
+                let chosen = bugs(is_quorum).into_iter();
+                let chosen = chosen.filter(|bug| name.as_ref().is_none_or(|name| *name == bug.name));
                 args.planted = Some(chosen.collect());
             }
             _ => return Err(USAGE.to_owned()),
@@ -71,20 +125,21 @@ fn main() -> ExitCode {
         }
     };
     let is_fine = match (&args.case, &args.planted) {
-        (Some(case), planted) => {
-            replay(case, planted.as_ref().and_then(|planted| planted.first().copied()), args.lines)
-        }
+        (Some(case), planted) => replay(&args, case, planted.as_ref().and_then(|planted| planted.first())),
         (None, Some(planted)) => {
-            planted.iter().filter(|bug| !find(**bug, args.from, args.threads)).count() == 0
+            planted.iter().filter(|bug| !find(bug, args.from, args.threads)).count() == 0
         }
         (None, None) => explore(&args),
     };
     if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn replay(case: &Case, planted: Option<Planted>, lines: usize) -> bool {
-    println!("{:#?}", Plan::new(case));
-    let outcome = run(case, planted, Some(lines));
+fn replay(args: &Args, case: &Case, planted: Option<&Bug>) -> bool {
+    println!("{}", (args.model.describe)(case));
+    let outcome = match planted {
+        Some(bug) => (bug.run)(case, Some(args.lines)),
+        None => (args.model.run)(case, Some(args.lines)),
+    };
     println!("{}", outcome.timeline);
     println!(
         "{:.3} simulated hours, {} grants, {} polls, history {:016x}",
@@ -116,8 +171,11 @@ fn explore(args: &Args) -> bool {
                         break;
                     }
                     let case = Case { seed, ..Case::default() };
-                    let outcome =
-                        if seed.is_multiple_of(TWICE) { run_twice(&case) } else { run(&case, None, None) };
+                    let outcome = if seed.is_multiple_of(TWICE) {
+                        (args.model.run_twice)(&case)
+                    } else {
+                        (args.model.run)(&case, None)
+                    };
                     done.fetch_add(1, Ordering::Relaxed);
                     simulated.fetch_add(outcome.simulated, Ordering::Relaxed);
                     grants.fetch_add(outcome.grants, Ordering::Relaxed);
@@ -142,8 +200,9 @@ fn explore(args: &Args) -> bool {
         failed.len()
     );
     if let Some((case, violation)) = failed.first() {
-        let small = shrink(case, None, violation.promise, 2_000);
-        let outcome = run(&small, None, Some(args.lines));
+        let small =
+            shrink(case, violation.promise, 2_000, args.model.parts, |case| (args.model.run)(case, None));
+        let outcome = (args.model.run)(&small, Some(args.lines));
         println!("\nmade smaller: --seed \"{small}\"\n{}", outcome.timeline);
         if let Some(violation) = outcome.violation {
             println!("✗ {}: {}", violation.promise, violation.what);
@@ -153,7 +212,7 @@ fn explore(args: &Args) -> bool {
 }
 
 /// Looks for a planted bug. Returns whether the check found it.
-fn find(bug: Planted, from: u64, threads: usize) -> bool {
+fn find(bug: &Bug, from: u64, threads: usize) -> bool {
     const LIMIT: u64 = 10_000;
     let next = AtomicU64::new(from);
     let found = Mutex::new(None::<u64>);
@@ -168,9 +227,9 @@ fn find(bug: Planted, from: u64, threads: usize) -> bool {
                     {
                         break;
                     }
-                    let outcome = run(&Case { seed, ..Case::default() }, Some(bug), None);
+                    let outcome = (bug.run)(&Case { seed, ..Case::default() }, None);
                     let Some(violation) = outcome.violation else { continue };
-                    if violation.promise == bug.breaks() {
+                    if violation.promise == bug.breaks {
                         let mut found = found.lock().expect("no thread panicked");
                         *found = Some(found.map_or(seed, |found| found.min(seed)));
                     } else {
@@ -191,8 +250,10 @@ fn find(bug: Planted, from: u64, threads: usize) -> bool {
         if others.is_empty() { String::new() } else { format!("; others before: {}", others.join(", ")) };
     let found = found.into_inner().expect("no thread panicked");
     match found {
-        Some(seed) => println!("{bug}: found after {} seeds ({}){others}", seed - from + 1, bug.breaks()),
-        None => println!("{bug}: NOT found in {LIMIT} seeds ({}){others}", bug.breaks()),
+        Some(seed) => {
+            println!("{}: found after {} seeds ({}){others}", bug.name, seed - from + 1, bug.breaks);
+        }
+        None => println!("{}: NOT found in {LIMIT} seeds ({}){others}", bug.name, bug.breaks),
     }
     found.is_some()
 }

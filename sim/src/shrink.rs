@@ -1,17 +1,22 @@
 //! A failing case is made smaller: parts of its plan are left out as long as the same promise is broken.
 
 use crate::checks::Promise;
-use crate::plan::{Case, Part, Plan};
-use crate::planted::Planted;
-use crate::run::run;
+use crate::plan::{Case, Part};
+use crate::run::Outcome;
 
-/// The smallest case that was found in this many runs.
+/// The smallest case that was found in this many runs. `parts`: what could be left out of a case.
 #[must_use]
-pub fn shrink(case: &Case, planted: Option<Planted>, promise: Promise, mut runs: usize) -> Case {
+pub fn shrink(
+    case: &Case,
+    promise: Promise,
+    mut runs: usize,
+    parts: impl Fn(&Case) -> Vec<Part>,
+    run: impl Fn(&Case) -> Outcome,
+) -> Case {
     let mut best = case.clone();
     loop {
         let before = best.clone();
-        let parts = Plan::parts(&best);
+        let parts = parts(&best);
         // First half of everything, then less and less.
         let mut size = (parts.len() / 2).max(1);
         loop {
@@ -27,7 +32,7 @@ pub fn shrink(case: &Case, planted: Option<Planted>, promise: Promise, mut runs:
                 runs -= 1;
                 let mut smaller = best.clone();
                 smaller.without.extend(missing);
-                let broken = run(&smaller, planted, None).violation;
+                let broken = run(&smaller).violation;
                 if broken.is_some_and(|violation| violation.promise == promise) {
                     best = smaller;
                 }

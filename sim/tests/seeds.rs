@@ -1,22 +1,37 @@
-//! Runs the committed seeds, which once broke a promise, and a bounded number of others.
+//! Runs the committed seeds, which once broke a promise, and a bounded number of others: of one server, and of a quorum.
 
 use std::time::{Duration, Instant};
 
 use leasehold_sim::plan::Case;
 use leasehold_sim::planted::Planted;
-use leasehold_sim::run::{run, run_twice};
+use leasehold_sim::quorum;
+use leasehold_sim::run::{Outcome, run, run_twice};
 
 /// How long other seeds are run.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs a case twice: its history must be the same.
 fn check(case: &Case) {
+    check_with(case, "", run_twice, |case| run(case, None, Some(60)));
+}
+
+/// As `check`, with a quorum.
+fn check_quorum(case: &Case) {
+    check_with(case, " --quorum", quorum::run::run_twice, |case| quorum::run::run(case, None, Some(60)));
+}
+
+fn check_with(
+    case: &Case,
+    option: &str,
+    run_twice: impl Fn(&Case) -> Outcome,
+    run: impl Fn(&Case) -> Outcome,
+) {
     let outcome = run_twice(case);
     if let Some(violation) = outcome.violation {
-        let timeline = run(case, None, Some(60)).timeline;
+        let timeline = run(case).timeline;
         panic!(
             "{timeline}\nseed {case} breaks a promise: {}: {}\n\
-             cargo run --release -p leasehold-sim -- --seed \"{case}\"",
+             cargo run --release -p leasehold-sim --{option} --seed \"{case}\"",
             violation.promise, violation.what
         );
     }
@@ -27,19 +42,42 @@ fn committed_seeds_break_no_promise() {
     let lines = include_str!("../seeds.txt").lines();
     let cases = lines.map(|line| line.split('#').next().unwrap_or("").trim()).filter(|line| !line.is_empty());
     for case in cases {
-        check(&case.parse().expect("a line of seeds.txt is a case"));
+        match case.strip_prefix("quorum ") {
+            Some(case) => check_quorum(&case.parse().expect("a line of seeds.txt is a case")),
+            None => check(&case.parse().expect("a line of seeds.txt is a case")),
+        }
     }
 }
 
-#[test]
-fn fresh_seeds_break_no_promise() {
+/// Each day other ones; a failure prints its seed.
+fn fresh_seeds(check: impl Fn(&Case)) {
     let began = Instant::now();
-    // Each day other ones; a failure prints its seed.
     let days = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs() / 86_400);
     let mut seed = days * 1_000_000;
     while began.elapsed() < LIMIT {
         check(&Case { seed, ..Case::default() });
         seed += 1;
+    }
+}
+
+#[test]
+fn fresh_seeds_break_no_promise() {
+    fresh_seeds(check);
+}
+
+#[test]
+fn fresh_seeds_of_a_quorum_break_no_promise() {
+    fresh_seeds(check_quorum);
+}
+
+#[test]
+fn planted_bugs_of_a_quorum_are_found() {
+    for bug in quorum::planted::Planted::ALL {
+        let found = (1..=2_000).find(|seed| {
+            let outcome = quorum::run::run(&Case { seed: *seed, ..Case::default() }, Some(bug), None);
+            outcome.violation.is_some_and(|violation| violation.promise == bug.breaks())
+        });
+        assert!(found.is_some(), "{bug} was not found in 2,000 seeds");
     }
 }
 

@@ -22,18 +22,34 @@ impl Flavor {
 
     /// The path of its program.
     pub(crate) fn program(self) -> PathBuf {
-        self.program_in(&installed())
+        self.program_in(&installed()).unwrap_or_else(|missing| panic!("{missing}"))
     }
 
-    fn program_in(self, installed: &Path) -> PathBuf {
+    /// Checks that its program is installed.
+    ///
+    /// # Errors
+    ///
+    /// The missing program, and the command that installs it.
+    pub fn check(self) -> Result<(), String> {
+        let program = self.program_in(&installed())?;
+        let folders = env::var_os("PATH").unwrap_or_default();
+        // A bare name is looked up in the PATH, and a path stands for itself.
+        let is_there = env::split_paths(&folders).any(|folder| folder.join(&program).exists());
+        if is_there { Ok(()) } else { Err(missing(&program)) }
+    }
+
+    fn program_in(self, installed: &Path) -> Result<PathBuf, String> {
         let program = match self {
-            Self::Redis7 => return PathBuf::from("redis-server"),
+            Self::Redis7 => return Ok(PathBuf::from("redis-server")),
             Self::Redis62 => installed.join("redis-6.2/redis-server"),
             Self::Valkey9 => installed.join("valkey-9/valkey-server"),
         };
-        assert!(program.exists(), "{} is missing: scripts/test install", program.display());
-        program
+        if program.exists() { Ok(program) } else { Err(missing(&program)) }
     }
+}
+
+fn missing(program: &Path) -> String {
+    format!("{} is missing: scripts/test install", program.display())
 }
 
 /// The folder of `scripts/test install`: the absolute path in `LEASEHOLD_SERVERS`, or `target/servers`.
@@ -49,9 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    #[should_panic(expected = "redis-6.2/redis-server is missing: scripts/test install")]
-    fn a_missing_program_panics_with_the_command_that_installs_it() {
+    fn error_of_a_missing_program_names_the_command_that_installs_it() {
         let folder = tempfile::tempdir().unwrap();
-        Flavor::Redis62.program_in(folder.path());
+        let error = Flavor::Redis62.program_in(folder.path()).unwrap_err();
+        assert!(error.ends_with("redis-6.2/redis-server is missing: scripts/test install"), "{error}");
+    }
+
+    #[test]
+    fn every_program_that_the_tests_start_is_found() {
+        assert_eq!(Flavor::ALL.map(Flavor::check), [const { Ok(()) }; 3]);
     }
 }

@@ -8,6 +8,7 @@ use leasehold_bench_peer::protocol::Hello;
 use super::calibration::Calibration;
 use super::results::{Cell, Presence, Results};
 use super::scenarios::Scenario;
+use crate::program::Program;
 
 /// The options of a comparison.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +19,8 @@ pub struct Options {
     pub scenarios: Vec<Scenario>,
     /// The programs. Empty: all.
     pub programs: Vec<String>,
+    /// The server of all libraries.
+    pub program: Program,
     /// The file for the results.
     pub output: PathBuf,
 }

@@ -43,7 +43,8 @@ impl Environment {
         let processes = started?;
         let store = Kind::of(program).map(Store::start).transpose()?;
         let count = if store.is_some() { 0 } else { way.servers };
-        let servers: Vec<Server> = (0..count).map(|_| Server::on_port()).collect();
+        way.program.check()?;
+        let servers: Vec<Server> = (0..count).map(|_| way.program.start()).collect();
         let mut proxies = Vec::new();
         if !way.delay.is_zero() {
             for server in &servers {

@@ -9,7 +9,8 @@ use super::Bench;
 use super::catalog::{RENEWING, Row};
 use super::environment::Environment;
 use super::results::{Cell, Figures, RowResult};
-use super::scenarios::{NEAR, Scale};
+use super::scenarios::{Scale, near};
+use crate::program::Program;
 
 /// Maximum time to acquire all leases and to receive all replies.
 const TAKING: Duration = Duration::from_secs(60);
@@ -36,15 +37,23 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
         for some in rows.chunks(at_once) {
             let names: Vec<&str> = some.iter().map(|row| row.name).collect();
             bench.progress(&format!("(f) {count} leases: {}", names.join(", ")));
-            cell.rows.extend(together(some, *count, ttl, span));
+            cell.rows.extend(together(some, *count, ttl, span, scale.program));
         }
         bench.found(cell);
     }
 }
 
-fn together(rows: &[Row], count: u32, ttl: Duration, span: Duration) -> Vec<RowResult> {
+/// Runs these rows at the same time, each with a server of its own.
+pub(crate) fn together(
+    rows: &[Row],
+    count: u32,
+    ttl: Duration,
+    span: Duration,
+    program: Program,
+) -> Vec<RowResult> {
     thread::scope(|scope| {
-        let all: Vec<_> = rows.iter().map(|row| scope.spawn(move || once(*row, count, ttl, span))).collect();
+        let all: Vec<_> =
+            rows.iter().map(|row| scope.spawn(move || once(*row, count, ttl, span, program))).collect();
         let found =
             all.into_iter().map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())));
         rows.iter()
@@ -61,8 +70,8 @@ fn together(rows: &[Row], count: u32, ttl: Duration, span: Duration) -> Vec<RowR
     })
 }
 
-fn once(row: Row, count: u32, ttl: Duration, span: Duration) -> Result<Figures, String> {
-    let mut environment = Environment::start(row.program, (1, 1), NEAR, ttl)?;
+fn once(row: Row, count: u32, ttl: Duration, span: Duration, program: Program) -> Result<Figures, String> {
+    let mut environment = Environment::start(row.program, (1, 1), near(program), ttl)?;
     let hold = Hold { lock: row.lock.into(), is_tuned: row.is_tuned, name: "bench:lease".into(), count };
     let began = Instant::now();
     environment.tell_all(|_, _| Order::Hold(hold.clone()))?;

@@ -6,6 +6,8 @@ use clap::ValueEnum;
 
 use super::catalog::{self, Row};
 use super::figures::Rule;
+use super::store::Kind;
+use crate::program::Program;
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -55,6 +57,8 @@ impl Scenario {
 /// The servers and the network of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
+    /// The program of the servers.
+    pub program: Program,
     /// Number of independent servers.
     pub servers: u32,
     /// Latency that the network adds to a round trip.
@@ -104,16 +108,35 @@ pub struct Work {
 }
 
 /// A server on this machine.
-pub const NEAR: Way = Way { servers: 1, delay: Duration::ZERO };
+#[must_use]
+pub const fn near(program: Program) -> Way {
+    Way { program, servers: 1, delay: Duration::ZERO }
+}
 
 /// The scale of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Short rounds: minutes instead of an hour.
     pub is_quick: bool,
+    /// The server of all libraries.
+    pub program: Program,
 }
 
+/// The server on which leasehold and the lower bounds run once more, because it runs an uncontended lock with less Lua.
+const OTHER: Program = Program::Valkey9;
+
 impl Scale {
+    fn near(self) -> Way {
+        near(self.program)
+    }
+
+    /// Every server of the comparison.
+    #[must_use]
+    pub fn programs(self) -> Vec<Program> {
+        let other = Some(OTHER).filter(|other| *other != self.program && other.check().is_ok());
+        std::iter::once(self.program).chain(other).collect()
+    }
+
     fn pick<T>(self, quick: T, full: T) -> T {
         if self.is_quick { quick } else { full }
     }
@@ -141,7 +164,7 @@ impl Scale {
     /// The scenarios whose peers take turns: all but (e) and (f), which have rooms of their own.
     #[must_use]
     pub fn groups(self, scenario: Scenario) -> Vec<Group> {
-        match scenario {
+        let groups = match scenario {
             Scenario::A => vec![self.alone(), self.alone_elsewhere()],
             Scenario::B => vec![self.own_names()],
             Scenario::C => self.clients(),
@@ -151,28 +174,52 @@ impl Scale {
             Scenario::H => vec![self.semaphore()],
             Scenario::I => self.quorums(),
             Scenario::J => self.far_away(),
+        };
+        let repeated: Vec<Group> = groups.iter().filter_map(|group| self.on_other_server(group)).collect();
+        groups.into_iter().chain(repeated).collect()
+    }
+
+    /// The same work on [`OTHER`], by leasehold and the lower bounds only. Of (c), the processes and the crowd: they show the hand-off.
+    fn on_other_server(self, group: &Group) -> Option<Group> {
+        let is_repeated = match group.scenario {
+            Scenario::A | Scenario::B => true,
+            Scenario::C => group.processes > 1 || group.clients == 1_000,
+            _ => false,
+        };
+        let is_elsewhere = group.rows.iter().any(|row| Kind::of(row.program).is_some());
+        if !is_repeated || is_elsewhere || self.program == OTHER {
+            return None;
         }
+        let rows = group.rows.iter().filter(|row| catalog::OWN.contains(&row.program)).copied().collect();
+        let on_other = |work: &Work| Work {
+            title: format!("on Valkey 9, {}", work.title),
+            // The charts show one server.
+            series: String::new(),
+            ..work.clone()
+        };
+        let cells = group.cells.iter().map(on_other).collect();
+        Some(Group { rows, cells, way: near(OTHER), ..group.clone() })
     }
 
     fn alone(self) -> Group {
         let mut work = self.work("one after the other".into(), 1, Rule::Exclusive, 0);
         work.rounds = self.pick(3, 7);
         let rows = catalog::with(&[catalog::PINGS, catalog::SET], catalog::plain());
-        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: self.near(), cells: vec![work] }
     }
 
     /// The contended scenario on other stores, with leasehold for comparison.
     fn alone_elsewhere(self) -> Group {
         let work = self.work("on stores of other kinds, one after the other".into(), 1, Rule::Exclusive, 0);
         let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
-        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+        Group { scenario: Scenario::A, rows, processes: 1, clients: 1, way: self.near(), cells: vec![work] }
     }
 
     fn clients_elsewhere(self) -> Group {
         let title = "on stores of other kinds, 10 clients, hold 1 ms";
         let work = self.work(title.into(), 10, Rule::Exclusive, 1);
         let rows = catalog::with(&[catalog::LEASEHOLD], catalog::OTHER_STORES.to_vec());
-        Group { scenario: Scenario::C, rows, processes: 1, clients: 10, way: NEAR, cells: vec![work] }
+        Group { scenario: Scenario::C, rows, processes: 1, clients: 10, way: self.near(), cells: vec![work] }
     }
 
     fn own_names(self) -> Group {
@@ -183,7 +230,7 @@ impl Scale {
         };
         let rows = catalog::with(&[catalog::SET], catalog::plain());
         let cells = vec![cell(64), cell(1_000)];
-        Group { scenario: Scenario::B, rows, processes: 1, clients: 1, way: NEAR, cells }
+        Group { scenario: Scenario::B, rows, processes: 1, clients: 1, way: self.near(), cells }
     }
 
     fn clients(self) -> Vec<Group> {
@@ -213,7 +260,7 @@ impl Scale {
                 work
             };
             let cells = holds(clients * processes, processes).into_iter().map(cell).collect();
-            Group { scenario: Scenario::C, rows, processes, clients, way: NEAR, cells }
+            Group { scenario: Scenario::C, rows, processes, clients, way: self.near(), cells }
         };
         let together = together.into_iter().map(|clients| group(clients, 1));
         let apart = apart.into_iter().map(|processes| group(1, processes));
@@ -223,7 +270,7 @@ impl Scale {
     fn tasks(self) -> Group {
         let work = self.work("1,000 tasks of one client".into(), 1_000, Rule::Exclusive, 0);
         let rows = catalog::with(&[catalog::LOCAL], self.competing());
-        Group { scenario: Scenario::D, rows, processes: 1, clients: 1, way: NEAR, cells: vec![work] }
+        Group { scenario: Scenario::D, rows, processes: 1, clients: 1, way: self.near(), cells: vec![work] }
     }
 
     fn readers(self) -> Group {
@@ -235,7 +282,7 @@ impl Scale {
         };
         let rows = catalog::READ_WRITE.to_vec();
         let cells = vec![cell(0), cell(1)];
-        Group { scenario: Scenario::G, rows, processes: 1, clients: 20, way: NEAR, cells }
+        Group { scenario: Scenario::G, rows, processes: 1, clients: 20, way: self.near(), cells }
     }
 
     fn semaphore(self) -> Group {
@@ -244,7 +291,7 @@ impl Scale {
         };
         let rows = catalog::SEMAPHORES.to_vec();
         let cells = vec![cell(0), cell(1)];
-        Group { scenario: Scenario::H, rows, processes: 1, clients: 110, way: NEAR, cells }
+        Group { scenario: Scenario::H, rows, processes: 1, clients: 110, way: self.near(), cells }
     }
 
     fn quorums(self) -> Vec<Group> {
@@ -258,7 +305,7 @@ impl Scale {
                 let span = if one_is_stopped { work.span * 2 } else { work.span };
                 Work { one_is_stopped, span, ..work }
             };
-            let way = Way { servers, delay: Duration::ZERO };
+            let way = Way { program: self.program, servers, delay: Duration::ZERO };
             let (rows, cells) = (catalog::QUORUM.to_vec(), vec![cell(false), cell(true)]);
             Group { scenario: Scenario::I, rows, processes: 1, clients, way, cells }
         };
@@ -278,10 +325,47 @@ impl Scale {
             } else {
                 catalog::with(&[catalog::PUBLISH], self.competing())
             };
-            let way = Way { servers: 1, delay: Duration::from_millis(delay) };
+            let way = Way { program: self.program, servers: 1, delay: Duration::from_millis(delay) };
             Group { scenario: Scenario::J, rows, processes: 1, clients, way, cells: vec![work] }
         };
         let all = self.pick(vec![(1, 1), (1, 10)], vec![(1, 1), (1, 10), (20, 1), (20, 10)]);
         all.into_iter().map(group).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups_on(program: Program, server: Program, scenario: Scenario) -> Vec<Group> {
+        let scale = Scale { is_quick: true, program };
+        let mut groups = scale.groups(scenario);
+        groups.retain(|group| group.way.program == server);
+        groups
+    }
+
+    #[test]
+    fn leasehold_and_the_lower_bounds_run_once_more_on_valkey() {
+        for (scenario, rows) in [
+            (Scenario::A, vec!["two PINGs", "SET NX PX, compare and delete", "leasehold"]),
+            (Scenario::B, vec!["SET NX PX, compare and delete", "leasehold"]),
+            (Scenario::C, vec!["PUBLISH to the next", "leasehold"]),
+        ] {
+            let groups = groups_on(Program::Redis7, Program::Valkey9, scenario);
+            assert!(!groups.is_empty());
+            for group in groups {
+                assert_eq!(group.rows.iter().map(|row| row.name).collect::<Vec<_>>(), rows);
+                assert!(group.cells.iter().all(|work| work.title.starts_with("on Valkey 9, ")));
+            }
+        }
+        assert!(groups_on(Program::Redis7, Program::Valkey9, Scenario::D).is_empty());
+    }
+
+    #[test]
+    fn chosen_server_runs_every_group() {
+        for scenario in [Scenario::A, Scenario::B, Scenario::C, Scenario::D, Scenario::I, Scenario::J] {
+            assert!(groups_on(Program::Valkey9, Program::Redis7, scenario).is_empty());
+            assert!(!groups_on(Program::Valkey9, Program::Valkey9, scenario).is_empty());
+        }
     }
 }

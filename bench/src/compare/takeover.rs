@@ -11,7 +11,8 @@ use super::Bench;
 use super::catalog::{self, Row};
 use super::environment::Environment;
 use super::results::{Cell, Figures, RowResult};
-use super::scenarios::{NEAR, Scale};
+use super::scenarios::{Scale, near};
+use crate::program::Program;
 
 const TTL: Duration = Duration::from_secs(4);
 /// Maximum time of a takeover.
@@ -29,7 +30,7 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
     for round in 1..=rounds {
         bench.progress(&format!("(e) a killed holder, round {round} of {rounds}"));
         let found: Vec<Result<f64, String>> = thread::scope(|scope| {
-            let all: Vec<_> = rows.iter().map(|row| scope.spawn(|| once(*row))).collect();
+            let all: Vec<_> = rows.iter().map(|row| scope.spawn(|| once(*row, scale.program))).collect();
             all.into_iter()
                 .map(|one| one.join().unwrap_or_else(|_| Err("its measurement failed".into())))
                 .collect()
@@ -49,8 +50,8 @@ pub(crate) fn run(bench: &mut Bench, scale: Scale) {
 }
 
 /// Seconds from the kill to the next critical section.
-fn once(row: Row) -> Result<f64, String> {
-    let mut environment = Environment::start(row.program, (2, 1), NEAR, TTL)?;
+fn once(row: Row, program: Program) -> Result<f64, String> {
+    let mut environment = Environment::start(row.program, (2, 1), near(program), TTL)?;
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     let (lock, is_tuned) = (row.lock.to_owned(), row.is_tuned);
     let [holder, next] = environment.processes.as_mut_slice() else {

@@ -86,7 +86,9 @@ pub(super) fn opening(results: &Results) -> String {
              not lose a count. A lock that fails is marked *broken*.\n\
              - *Commands* counts what clients send per acquisition, without the commands inside scripts. *Bytes* counts both directions. A server's \
              CPU is that of its main thread.\n\
-             - Every lease has the same ttl.\n";
+             - Every lease has the same ttl.\n\
+             - A table that begins with *on Valkey 9* repeats the work of leasehold and of the lower bounds there, because a server with a conditional \
+             delete needs less Lua. Compare its ratios with those of the table above it.\n";
     let _ = writeln!(
         page,
         "- Before and after each run, a fixed workload checks whether the machine runs at its full speed. {} runs at a lower speed \

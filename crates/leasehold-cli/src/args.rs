@@ -4,6 +4,8 @@ mod help;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+#[cfg(feature = "serve")]
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -15,7 +17,9 @@ use leasehold::{FINDING_IDS, Kind};
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
 use crate::text::printable;
-use help::{DOCTOR, ELECT, EXAMPLES, RUN, SHOW};
+#[cfg(feature = "serve")]
+use help::SERVE;
+use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW, WATCH};
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
@@ -43,8 +47,19 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     pub(crate) store: Option<String>,
+    /// The form of leasehold's own messages on stderr
+    #[arg(long, global = true, env = "LEASEHOLD_LOG", value_name = "FORMAT", default_value = "text")]
+    pub(crate) log: LogFormat,
     #[command(subcommand)]
     pub(crate) action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    Text,
+    /// An object on each line, with time_ms (since 1970), pid and message
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -60,13 +75,31 @@ pub(crate) enum Action {
     /// Show the holders and waiters of a lock
     #[command(after_long_help = after(SHOW))]
     Show(ShowArgs),
-    /// Release a lock by force
+    /// Acquire a lock for a script: print the id of the lease, and exit
+    #[command(after_long_help = after(ACQUIRE))]
+    Acquire(AcquireArgs),
+    /// Renew a lease by its id
+    Renew(RenewArgs),
+    /// Show a lease by its id
+    Status(LeaseArgs),
+    /// Release a lease by its id, or a lock by force
     Release(ReleaseArgs),
+    /// Watch locks as they change: a live view, or lines
+    #[command(after_long_help = after(WATCH))]
+    Watch(WatchArgs),
+    /// Wait until a lock is free, without acquiring it
+    Wait(WaitArgs),
+    /// Exit with 0 if the store can grant a lock, for probes: acquires and releases one
+    Health(HealthArgs),
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
     /// Create the tables of a postgres: store, or print the statements that do
     Migrate(MigrateArgs),
+    /// Serve locks over HTTP, with a dashboard and metrics
+    #[cfg(feature = "serve")]
+    #[command(after_long_help = after(SERVE))]
+    Serve(ServeArgs),
     /// Kill a command's process group if leasehold is killed; leasehold starts this itself
     #[command(name = crate::watchdog::COMMAND, hide = true)]
     Watchdog,
@@ -105,6 +138,10 @@ pub(crate) struct RunArgs {
     pub(crate) lost_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,
+    /// Start the command on one host per period, for example 1h; the others exit with 1 at once
+    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
+          conflicts_with_all = ["no_wait", "wait", "min_hold", "KindArgs"])]
+    pub(crate) once_per: Option<Duration>,
     /// With --once-per: if the host crashes, another one starts the command again. The others wait until the command has
     /// ended, and then exit with 1
     #[arg(long, requires = "once_per")]
@@ -114,8 +151,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) min_hold: Duration,
+    /// The names of the locks. Several mutexes are acquired together: all of them or none
+    #[arg(value_name = "NAME", required = true, num_args = 1..)]
+    pub(crate) names: Vec<OsString>,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
+}
+
+impl RunArgs {
+    /// Whether a kind is requested that only a single lock can have.
+    pub(crate) fn is_special(&self) -> bool {
+        let KindArgs { shared, exclusive, semaphore, owner } = &self.kind;
+        *shared || *exclusive || semaphore.is_some() || owner.is_some() || self.once_per.is_some()
+    }
 }
 
 #[derive(Debug, Arguments)]
@@ -126,6 +174,8 @@ pub(crate) struct ElectArgs {
     /// The maximum pause
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff_max: Duration,
+    /// The lock's name
+    pub(crate) name: OsString,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
@@ -143,10 +193,6 @@ pub(crate) struct KindArgs {
     /// Allow up to N holders; all runs must pass the same N
     #[arg(long, value_name = "N")]
     pub(crate) semaphore: Option<u32>,
-    /// Start the command on one host per period, for example 1h; the others exit with 1 at once
-    #[arg(long, value_name = "PERIOD", value_parser = duration::parse, allow_negative_numbers = true,
-          conflicts_with_all = ["no_wait", "wait", "min_hold"])]
-    pub(crate) once_per: Option<Duration>,
     /// Acquire the lock at once if this owner already holds it, on any host
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
@@ -156,14 +202,18 @@ pub(crate) struct KindArgs {
 #[derive(Debug, Arguments)]
 pub(crate) struct WorkArgs {
     /// Lifetime of the lease without renewal. It is renewed at a third of this
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    #[arg(long, env = "LEASEHOLD_TTL", value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) ttl: Duration,
     /// Action on the command when the lease is lost
-    #[arg(long, value_name = "ACTION", default_value = "kill")]
+    #[arg(long, env = "LEASEHOLD_ON_LOST", value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
+    /// Shell command to start when the lease is lost, or can't be renewed, for example to send an alert. It gets LEASEHOLD_NAME,
+    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason), and is not waited for
+    #[arg(long, value_name = "SCRIPT", env = "LEASEHOLD_RUN_ON_LOST")]
+    pub(crate) run_on_lost: Option<OsString>,
     /// If the lease can't be renewed: time from TERM to the end of the lease
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
+    #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// Text that is published instead of the command line
     #[arg(long, value_name = "TEXT")]
@@ -174,8 +224,6 @@ pub(crate) struct WorkArgs {
     /// Shell command to run, instead of a program and its arguments
     #[arg(short = 'c', value_name = "SCRIPT", conflicts_with = "command")]
     pub(crate) script: Option<OsString>,
-    /// The lock's name
-    pub(crate) name: OsString,
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "script")]
     pub(crate) command: Vec<OsString>,
@@ -221,17 +269,130 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Debug, Arguments)]
-pub(crate) struct ReleaseArgs {
-    /// Confirm the release. The holder may still be working, and only tokens distinguish it from the next holder
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Print JSON: {"released": [...]}
+pub(crate) struct AcquireArgs {
+    /// Don't wait: exit with 1 if the lock is held. Connecting to the store may take up to 1 s
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// Wait at most this long, then exit with 1. This includes the time to connect, which may take up to 1 s in any case
+    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// Exit code if the lock was not acquired
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    pub(crate) conflict_exit_code: u8,
+    /// Lifetime of the lease, from now and from each `leasehold renew`
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) ttl: Duration,
+    #[command(flatten)]
+    pub(crate) kind: KindArgs,
+    /// Text that is published with the lease
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Print JSON: the id, the token, and the time left in milliseconds
     #[arg(long)]
     pub(crate) json: bool,
-    /// The kind of lock, if several locks have this name
+    /// Report progress, even if stderr is not a terminal
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The lock's name
+    pub(crate) name: OsString,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct WatchArgs {
+    /// Print each change as a line; the default if stdout is not a terminal
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) plain: bool,
+    /// Print each change as a JSON object on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The time between two looks. Each of them reads all locks in use
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// Only the locks of this name
+    pub(crate) name: Option<OsString>,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct WaitArgs {
+    /// Wait at most this long, then exit with 1
+    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) wait: Option<Duration>,
+    /// The kind of lock; otherwise all locks of this name must be free
     #[arg(long, value_name = "KIND", value_parser = kinds())]
     pub(crate) kind: Option<Kind>,
     /// The lock's name
+    pub(crate) name: OsString,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Debug, Arguments)]
+pub(crate) struct ServeArgs {
+    /// An address: unix:PATH (mode 0600, without tokens), or HOST:PORT (with tokens). Repeatable
+    /// [default: unix:$XDG_RUNTIME_DIR/leasehold.sock]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Vec<leasehold_serve::Listen>,
+    /// File with the tokens for TCP: lines `read TOKEN` and `write TOKEN`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Certificate for TLS over TCP, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Maximum number of open connections, each with at most one request
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    pub(crate) max_connections: usize,
+    /// After TERM: how long callers can release what they hold, before the server exits
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) drain: Duration,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct HealthArgs {
+    /// The maximum duration, with the time to connect
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse, allow_negative_numbers = true)]
+    pub(crate) timeout: Duration,
+    /// Print JSON: the store, the time to connect, and the time of the lock and its release, in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct RenewArgs {
+    /// Print JSON, as `leasehold status --json` does
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The id that `leasehold acquire` printed
+    pub(crate) id: String,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct LeaseArgs {
+    /// Print JSON; times are in milliseconds
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The id that `leasehold acquire` printed
+    pub(crate) id: String,
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct ReleaseArgs {
+    /// Release the lock of this name, whoever holds it. The holder may still be working, and only tokens distinguish it from
+    /// the next holder
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// With --force: release only the holder with this token. It notices at its next renewal
+    #[arg(long, value_name = "TOKEN", requires = "force")]
+    pub(crate) token: Option<u64>,
+    /// Print JSON: {"released": [...]}
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// With --force: the kind of lock, if several locks have this name
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    pub(crate) kind: Option<Kind>,
+    /// The id that `leasehold acquire` printed; with --force the lock's name
+    #[arg(value_name = "ID|NAME")]
     pub(crate) name: OsString,
 }
 

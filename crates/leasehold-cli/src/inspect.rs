@@ -24,8 +24,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
         message(format_args!("no lock is in use on {}", printable(&store.public_url())));
         return Ok(Exit::Success);
     }
-    let mut rows =
-        vec![["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"].map(str::to_owned)];
+    let mut rows = vec![HEAD.map(str::to_owned)];
     for lock in &locks {
         rows.push(row(lock));
     }
@@ -52,7 +51,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
 }
 
 /// The locks of this name that are in use, and of those of this kind; a free one where there is none.
-async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockInfo>, Stop> {
+pub(crate) async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<LockInfo>, Stop> {
     if let Some(kind) = kind {
         return Ok(vec![client.inspect(kind, name).await?]);
     }
@@ -70,7 +69,7 @@ async fn named(client: &Client, name: &str, kind: Option<Kind>) -> Result<Vec<Lo
     Ok(locks)
 }
 
-fn is_in_use(lock: &LockInfo) -> bool {
+pub(crate) fn is_in_use(lock: &LockInfo) -> bool {
     !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.foreign.is_some()
 }
 
@@ -88,7 +87,7 @@ fn only(locks: &[LockInfo]) -> Result<&LockInfo, Stop> {
     }
 }
 
-fn lock_text(lock: &LockInfo) -> String {
+pub(crate) fn lock_text(lock: &LockInfo) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
     if is_in_use(lock) {
@@ -129,18 +128,20 @@ fn foreign_line(foreign: &ForeignInfo) -> String {
     }
 }
 
+/// Releases a lock by force.
 pub(crate) async fn release(
     find: impl FnOnce() -> Result<Store, Stop>,
     args: ReleaseArgs,
 ) -> Result<Exit, Stop> {
     let shown = name(&args.name)?;
-    if !args.force {
-        return Err(Stop::usage("the holder may still be working: pass --force to release the lock anyway"));
-    }
     let store = find()?;
     let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
-    let taken = client.force_release(only(&locks)?.kind, shown).await?;
+    let kind = only(&locks)?.kind;
+    let taken = match args.token {
+        None => client.force_release(kind, shown).await?,
+        Some(token) => release_token(&client, kind, shown, token).await?,
+    };
     if args.json {
         let released: Vec<Value> = taken.iter().map(holder_json).collect();
         print_json(&json!({ "released": released }))?;
@@ -148,7 +149,10 @@ pub(crate) async fn release(
     if taken.is_empty() {
         return Err(Stop::new(
             Exit::Conflict(1),
-            format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
+            match args.token {
+                None => format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
+                Some(token) => format!("no holder of {} has the token {token}", printable(shown)),
+            },
         ));
     }
     if !args.json {
@@ -164,9 +168,18 @@ pub(crate) async fn release(
     Ok(Exit::Success)
 }
 
+/// The holder with this token, if there is one.
+async fn release_token(client: &Client, kind: Kind, name: &str, token: u64) -> Result<Vec<HolderInfo>, Stop> {
+    let holders = client.inspect(kind, name).await?.holders;
+    let Some(holder) = holders.iter().find(|holder| holder.token.get() == token) else {
+        return Ok(Vec::new());
+    };
+    Ok(client.force_release_token(kind, name, holder.token).await?.into_iter().collect())
+}
+
 // --- As text -------------------------------------------------------------------------------------
 
-fn row(lock: &LockInfo) -> [String; COLUMNS] {
+pub(crate) fn row(lock: &LockInfo) -> [String; COLUMNS] {
     let holder = lock.holders.first();
     let more = lock.holders.len().saturating_sub(1);
     let without_holder = if lock.foreign.is_some() { "another program" } else { "-" };
@@ -184,7 +197,7 @@ fn row(lock: &LockInfo) -> [String; COLUMNS] {
     ]
 }
 
-fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
+pub(crate) fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
     let what = match (holder.mode, &holder.owner) {
         _ if kind == Kind::Barrier => "here is".to_owned(),
         _ if kind == Kind::Latch => "counted down by".to_owned(),
@@ -232,6 +245,9 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
     if let Some(what) = metadata.label.as_ref().or(metadata.program.as_ref()) {
         let _ = write!(who, " ({})", printable(what));
     }
+    if let Some(trace_id) = &metadata.trace_id {
+        let _ = write!(who, " in trace {}", printable(trace_id));
+    }
     who
 }
 
@@ -239,6 +255,10 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
 const HOLDER: usize = 2;
 
 const COLUMNS: usize = 7;
+
+/// The names of the columns.
+pub(crate) const HEAD: [&str; COLUMNS] =
+    ["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"];
 
 /// What a cut column keeps at least.
 const NARROWEST: usize = 20;
@@ -287,7 +307,7 @@ fn lock_json(lock: &LockInfo) -> Value {
     })
 }
 
-fn holder_json(holder: &HolderInfo) -> Value {
+pub(crate) fn holder_json(holder: &HolderInfo) -> Value {
     json!({
         "client": holder.client,
         "token": holder.token.get(),
@@ -322,7 +342,8 @@ fn mode_json(mode: Option<Mode>) -> Option<&'static str> {
 }
 
 fn metadata_json(metadata: &HolderMetadata) -> Value {
-    json!({ "host": metadata.host, "pid": metadata.pid, "program": metadata.program, "label": metadata.label })
+    json!({ "host": metadata.host, "pid": metadata.pid, "program": metadata.program, "label": metadata.label,
+            "trace_id": metadata.trace_id })
 }
 
 fn millis(span: std::time::Duration) -> u64 {

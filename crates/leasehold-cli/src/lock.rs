@@ -1,26 +1,38 @@
 //! The lock that a command runs under, and its acquisition.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use leasehold::{
-    Client, Election, Error, Guard, Kind, LockInfo, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore,
+    Client, Election, Error, Guard, Kind, LockInfo, Mutex, MutexSet, OncePer, ReentrantMutex, RwLock,
+    Semaphore,
 };
 
-use crate::args::{RunArgs, WorkArgs, name};
+use crate::args::{KindArgs, RunArgs, WorkArgs, name};
 use crate::exit::Stop;
+use crate::held::Held;
 use crate::text::printable;
 
 pub(crate) struct Lock {
     client: Client,
-    name: String,
+    /// In the order in which they were typed.
+    names: Vec<String>,
     /// The owner of a reentrant mutex.
     owner: Option<String>,
     waits: bool,
     variant: Variant,
 }
 
+/// What a lock's lease is given.
+pub(crate) struct LeaseOptions<'a> {
+    pub(crate) ttl: Duration,
+    pub(crate) min_hold: Duration,
+    pub(crate) label: &'a str,
+}
+
 enum Variant {
     Mutex(Mutex),
+    Several(MutexSet),
     Owner(ReentrantMutex),
     Shared(RwLock),
     Exclusive(RwLock),
@@ -30,26 +42,55 @@ enum Variant {
 }
 
 impl Lock {
-    /// The lock that the arguments name. Inspection shows the label.
+    /// The lock that the arguments of `run` name. Inspection shows the label.
     pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
+        let ttl = &args.work.ttl;
+        let [typed, others @ ..] = &args.names[..] else { return Err(Stop::usage("name a lock")) };
+        if let Some(period) = args.once_per {
+            let name = name(typed)?.to_owned();
+            let once = client.once_per(&name, period).ttl(*ttl).label(label);
+            let once = if args.at_least_once { once.at_least_once() } else { once };
+            let (waits, variant) = (args.at_least_once, Variant::Once(once));
+            return Ok(Self { client: client.clone(), names: vec![name], owner: None, waits, variant });
+        }
+        let waits = !args.no_wait && args.wait != Some(Duration::ZERO);
+        let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label };
+        if others.is_empty() {
+            return Self::of_kind(client, typed, &args.kind, &options, waits);
+        }
+        Self::several(client, &args.names, &options, waits)
+    }
+
+    /// Several mutexes, all or none of which are acquired.
+    fn several(
+        client: &Client,
+        typed: &[OsString],
+        options: &LeaseOptions<'_>,
+        waits: bool,
+    ) -> Result<Self, Stop> {
+        let names =
+            typed.iter().map(|typed| Ok(name(typed)?.to_owned())).collect::<Result<Vec<_>, Stop>>()?;
+        let mutex = |name: &String| {
+            client.mutex(name).ttl(options.ttl).min_hold(options.min_hold).label(options.label)
+        };
+        let variant = Variant::Several(MutexSet::new(names.iter().map(mutex)));
+        Ok(Self { client: client.clone(), names, owner: None, waits, variant })
+    }
+
+    /// A lock of the kind that the arguments name.
+    pub(crate) fn of_kind(
+        client: &Client,
+        typed: &OsString,
+        kind: &KindArgs,
+        options: &LeaseOptions<'_>,
+        waits: bool,
+    ) -> Result<Self, Stop> {
         macro_rules! set {
             ($lock:expr) => {
-                $lock.ttl(args.work.ttl).min_hold(args.min_hold).label(label)
+                $lock.ttl(options.ttl).min_hold(options.min_hold).label(options.label)
             };
         }
-        let (name, kind) = (name(&args.work.name)?.to_owned(), &args.kind);
-        if let Some(period) = kind.once_per {
-            let once = client.once_per(&name, period).ttl(args.work.ttl).label(label);
-            let once = if args.at_least_once { once.at_least_once() } else { once };
-            let waits = args.at_least_once;
-            return Ok(Self {
-                client: client.clone(),
-                name,
-                owner: None,
-                waits,
-                variant: Variant::Once(once),
-            });
-        }
+        let name = name(typed)?.to_owned();
         let variant = match (&kind.owner, kind.semaphore) {
             (Some(owner), _) => Variant::Owner(set!(client.reentrant_mutex(&name, owner))),
             (_, Some(permits)) => Variant::Permit(set!(client.semaphore(&name, permits))),
@@ -57,28 +98,28 @@ impl Lock {
             _ if kind.exclusive => Variant::Exclusive(set!(client.rw_lock(&name))),
             _ => Variant::Mutex(set!(client.mutex(&name))),
         };
-        let (owner, waits) = (kind.owner.clone(), !args.no_wait && args.wait != Some(Duration::ZERO));
-        Ok(Self { client: client.clone(), name, owner, waits, variant })
+        Ok(Self { client: client.clone(), names: vec![name], owner: kind.owner.clone(), waits, variant })
     }
 
     /// The election of `elect`.
-    pub(crate) fn leadership(client: &Client, work: &WorkArgs, label: &str) -> Result<Self, Stop> {
-        let name = name(&work.name)?.to_owned();
+    pub(crate) fn leadership(
+        client: &Client,
+        typed: &OsString,
+        work: &WorkArgs,
+        label: &str,
+    ) -> Result<Self, Stop> {
+        let name = name(typed)?.to_owned();
         let variant = Variant::Leadership(client.election(&name).ttl(work.ttl).label(label));
-        Ok(Self { client: client.clone(), name, owner: None, waits: true, variant })
+        Ok(Self { client: client.clone(), names: vec![name], owner: None, waits: true, variant })
     }
 
     fn kind(&self) -> Kind {
         match self.variant {
-            Variant::Mutex(_) | Variant::Owner(_) | Variant::Once(_) => Kind::Mutex,
+            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) | Variant::Once(_) => Kind::Mutex,
             Variant::Shared(_) | Variant::Exclusive(_) => Kind::ReadWrite,
             Variant::Permit(_) => Kind::Semaphore,
             Variant::Leadership(_) => Kind::Election,
         }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Whether several holders are possible at the same time.
@@ -96,47 +137,63 @@ impl Lock {
         self.owner.is_some() && self.owner.as_deref() == holder
     }
 
+    /// The lock. Of several, the first that another client holds: it is what the attempt waits for.
     pub(crate) async fn inspect(&self) -> Result<LockInfo, Error> {
-        self.client.inspect(self.kind(), &self.name).await
+        let mut last = self.client.inspect(self.kind(), &self.names[0]).await?;
+        for name in &self.names[1..] {
+            if last.holders.iter().any(|holder| !holder.is_own) {
+                break;
+            }
+            last = self.client.inspect(self.kind(), name).await?;
+        }
+        Ok(last)
     }
 
     /// Waits at most `limit` for the lock.
-    pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Guard>, Stop> {
+    pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Held>, Stop> {
+        let one = |acquired: Result<Option<Guard>, Error>| acquired.map(|guard| guard.map(Held::from));
         let acquired = match &self.variant {
-            Variant::Mutex(lock) => lock.lock_timeout(limit).await,
-            Variant::Owner(lock) => lock.lock_timeout(limit).await,
-            Variant::Shared(lock) => lock.read_timeout(limit).await,
-            Variant::Exclusive(lock) => Ok(lock.write_timeout(limit).await?.map(Guard::from)),
-            Variant::Permit(lock) => lock.acquire_timeout(1, limit).await,
-            Variant::Once(once) => once.start().await,
-            Variant::Leadership(lock) => lock.campaign_timeout(limit).await,
+            Variant::Several(set) => {
+                Ok(set.lock_timeout(limit).await?.map(|set| Held::several(set.into_guards())))
+            }
+            Variant::Mutex(lock) => one(lock.lock_timeout(limit).await),
+            Variant::Owner(lock) => one(lock.lock_timeout(limit).await),
+            Variant::Shared(lock) => one(lock.read_timeout(limit).await),
+            Variant::Exclusive(lock) => one(Ok(lock.write_timeout(limit).await?.map(Guard::from))),
+            Variant::Permit(lock) => one(lock.acquire_timeout(1, limit).await),
+            Variant::Once(once) => one(once.start().await),
+            Variant::Leadership(lock) => one(lock.campaign_timeout(limit).await),
         };
-        let guard = acquired?;
-        if let Some(guard) = &guard {
-            // A refused command does not start, so its minimum hold need not block others.
-            self.refuse_mixture().await.inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))?;
+        let held = acquired?;
+        if let Some(held) = &held {
+            // A refused command does not start.
+            self.refuse_mixture().await.inspect_err(|_| held.forget_min_hold())?;
         }
-        Ok(guard)
+        Ok(held)
     }
 
     /// A mutex and a read-write lock of one name do not exclude each other, so using both is refused. Each command acquires its
     /// lock first and then inspects the other kind, so of two commands at least one sees the other.
     async fn refuse_mixture(&self) -> Result<(), Stop> {
         let (other, advice) = match self.variant {
-            Variant::Mutex(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
+            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
             Variant::Shared(_) | Variant::Exclusive(_) => {
                 (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
             }
             // A start of once-per-period work can't be undone.
             Variant::Permit(_) | Variant::Once(_) | Variant::Leadership(_) => return Ok(()),
         };
-        if self.client.inspect(other, &self.name).await?.holders.is_empty() {
-            return Ok(());
+        let mut used = None;
+        for name in &self.names {
+            if used.is_none() && !self.client.inspect(other, name).await?.holders.is_empty() {
+                used = Some(name);
+            }
         }
+        let Some(name) = used else { return Ok(()) };
         let what = match other {
             Kind::Mutex => "without -s and -x",
             _ => "with -s or -x",
         };
-        Err(Stop::usage(format!("\"{}\" is in use {what}: {advice}", printable(&self.name))))
+        Err(Stop::usage(format!("\"{}\" is in use {what}: {advice}", printable(name))))
     }
 }

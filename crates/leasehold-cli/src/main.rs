@@ -7,41 +7,58 @@
 mod args;
 mod child;
 mod command;
+mod config;
 mod doctor;
 mod duration;
 mod elect;
 mod exit;
+mod held;
 mod inspect;
+mod lease;
 mod lock;
 mod migrate;
 mod nested;
+mod notify;
 mod output;
+mod probe;
 mod process;
 mod progress;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod signals;
 mod store;
 mod supervise;
 mod terminal;
 mod text;
+mod watch;
 mod watchdog;
 
 use std::process::ExitCode;
 
-use args::{Action, Args};
-use clap::Parser as _;
+use args::{Action, Args, LogFormat, ReleaseArgs, name};
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, FromArgMatches as _};
 use exit::{Exit, Stop};
 use output::message;
 use store::Store;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match parse() {
         Ok(args) => args,
-        Err(error) => return usage(&error),
+        Err(Refused::Arguments(error)) => return usage(&error),
+        Err(Refused::Config(stop)) => return finish(&stop),
     };
-    // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    if args.log == LogFormat::Json {
+        output::use_json();
+    }
+    let mut builder = match &args.action {
+        #[cfg(feature = "serve")]
+        Action::Serve(_) => tokio::runtime::Builder::new_multi_thread(),
+        // One thread, the main one: it forks the command, which is killed by the kernel when its forking thread ends.
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
@@ -51,6 +68,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Why no arguments could be made.
+enum Refused {
+    Arguments(clap::Error),
+    Config(Stop),
+}
+
+/// The arguments; what they leave out comes from the environment, then from the configuration file.
+fn parse() -> Result<Args, Refused> {
+    let command = config::apply(Args::command()).map_err(Refused::Config)?;
+    let matches = command.try_get_matches().map_err(Refused::Arguments)?;
+    Args::from_arg_matches(&matches).map_err(Refused::Arguments)
+}
+
 async fn act(args: Args) -> Result<Exit, Stop> {
     let store = || Store::find(args.store);
     match args.action {
@@ -58,13 +88,34 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Elect(args) => elect::elect(store, args).await,
         Action::Ls(args) => inspect::ls(&store()?, args).await,
         Action::Show(args) => inspect::show(&store()?, args).await,
-        Action::Release(args) => inspect::release(store, args).await,
+        Action::Acquire(args) => lease::acquire(store, args).await,
+        Action::Renew(args) => lease::renew(store, args).await,
+        Action::Status(args) => lease::status(store, args).await,
+        Action::Release(args) => release(store, args).await,
+        Action::Watch(args) => watch::watch(store, args).await,
+        Action::Wait(args) => probe::wait(store, args).await,
+        Action::Health(args) => probe::health(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
         Action::Migrate(args) => migrate::migrate(&store()?, &args).await,
+        #[cfg(feature = "serve")]
+        Action::Serve(args) => serve::serve(store, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
         Action::Man { command } => args::man(command.as_deref()),
     }
+}
+
+/// By force the lock of a name, otherwise the lease with an id.
+async fn release(store: impl FnOnce() -> Result<Store, Stop>, args: ReleaseArgs) -> Result<Exit, Stop> {
+    if args.force {
+        return inspect::release(store, args).await;
+    }
+    let Ok(id) = name(&args.name)?.parse() else {
+        let what =
+            "pass the id of a lease; or --force with the lock's name, while the holder may still be working";
+        return Err(Stop::usage(what));
+    };
+    lease::release(store, &id, args.json).await
 }
 
 /// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.

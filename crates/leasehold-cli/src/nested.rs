@@ -16,9 +16,9 @@ const TOKENS: &str = "LEASEHOLD_TOKENS";
 /// The interval at which the lock is polled until the attempt is in its queue.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The variable for the command that runs under this token.
-pub(crate) fn variable(token: Token) -> (&'static str, String) {
-    let tokens = enclosing().into_iter().chain([token.get()]);
+/// The variable for the command that runs under these tokens.
+pub(crate) fn variable(tokens: &[Token]) -> (&'static str, String) {
+    let tokens = enclosing().into_iter().chain(tokens.iter().map(|token| token.get()));
     (TOKENS, tokens.map(|token| token.to_string()).collect::<Vec<_>>().join(" "))
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn until_self_deadlock(lock: &Lock) -> Stop {
         // The attempt reports an unavailable store.
         if let Ok(view) = lock.inspect().await {
             if let Some(holder) = blocking(lock, &view, is_own) {
-                return refusal(lock, holder);
+                return refusal(&view, holder);
             }
             if view.waiters.iter().any(|waiter| waiter.is_own) || !view.holders.iter().any(is_own) {
                 break;
@@ -69,8 +69,8 @@ fn blocking<'a>(
     own.into_iter().find(|holder| is_blocked && !lock.is_of_owner(holder.owner.as_deref()))
 }
 
-fn refusal(lock: &Lock, holder: &HolderInfo) -> Stop {
-    let (name, pid) = (printable(lock.name()), holder.metadata.pid.unwrap_or_default());
+fn refusal(view: &LockInfo, holder: &HolderInfo) -> Stop {
+    let (name, pid) = (printable(&view.name), holder.metadata.pid.unwrap_or_default());
     Stop::usage(format!(
         "\"{name}\" is held by the leasehold that this command runs under (pid {pid}), so this one would wait for itself: \
          leave out one of the two, or use --owner ID in both"

@@ -6,11 +6,13 @@
 use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::signal::SigSet;
+use serde_json::json;
 
 /// The maximum number of queued messages; further ones are dropped.
 const QUEUE_LIMIT: usize = 256;
@@ -27,9 +29,28 @@ enum Job {
     Flush(SyncSender<()>),
 }
 
+/// Whether messages are JSON; set once, before the first message.
+static IS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Makes each message a JSON object on a line of its own.
+pub(crate) fn use_json() {
+    IS_JSON.store(true, Ordering::Relaxed);
+}
+
+/// Whether messages are JSON, so that nothing else may be written to stderr.
+pub(crate) fn is_json() -> bool {
+    IS_JSON.load(Ordering::Relaxed)
+}
+
 /// Prints one message on stderr. A closed stderr is ignored, above all while a command runs.
 pub(crate) fn message(text: impl Display) {
-    write_stderr(format!("leasehold: {text}\n"));
+    if !is_json() {
+        return write_stderr(format!("leasehold: {text}\n"));
+    }
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let time = u64::try_from(time).unwrap_or(u64::MAX);
+    let line = json!({ "time_ms": time, "pid": std::process::id(), "message": text.to_string() });
+    write_stderr(format!("{line}\n"));
 }
 
 /// Writes text to stderr unchanged.

@@ -10,7 +10,7 @@ use nix::unistd::{getpgrp, tcgetpgrp};
 use crate::duration::show as span;
 use crate::inspect::identity;
 use crate::lock::Lock;
-use crate::output::{message, write_stderr};
+use crate::output::{is_json, message, write_stderr};
 use crate::text::printable;
 
 /// How often the status line is refreshed.
@@ -58,7 +58,7 @@ fn is_in_foreground() -> bool {
 /// Reports the wait until it is dropped. On a terminal it updates one line. Otherwise, if `is_verbose`, it prints a line when the
 /// place in the queue or the holder changes.
 pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
-    let is_live = io::stderr().is_terminal();
+    let is_live = io::stderr().is_terminal() && !is_json();
     if is_live || is_verbose {
         tokio::time::sleep(PROGRESS_DELAY).await;
         let mut line = is_live.then(StatusLine::default);

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Client, Guard};
+use leasehold::Client;
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -12,8 +12,10 @@ use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
+use crate::held::Held;
 use crate::lock::Lock;
 use crate::nested;
+use crate::notify;
 use crate::output::{self, message};
 use crate::progress;
 use crate::signals::Signals;
@@ -28,18 +30,25 @@ const GRACE: Duration = Duration::from_secs(5);
 const MIN_TTL: Duration = Duration::from_millis(500);
 
 /// How long a release is retried before the lease is left to expire.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the program waits for the client to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
-const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
-    name(&work.name)?;
+    if args.names.len() > 1 && args.is_special() {
+        return Err(Stop::usage(
+            "several names are acquired as mutexes: leave out -s, -x, --semaphore, --owner and --once-per",
+        ));
+    }
+    for typed in &args.names {
+        name(typed)?;
+    }
     let command = Command::find(work)?;
     let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
@@ -52,7 +61,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     let lock = Lock::new(&client, &args, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let left = limit.saturating_sub(began.elapsed());
-    let exit = match acquire(&lock, left, work, &mut signals).await {
+    let exit = match acquire(&lock, left, work.verbose, &mut signals).await {
         Ok(Acquired::Granted(guard)) => job.run_and_release(guard, &mut signals).await,
         Ok(Acquired::NotGranted) => {
             progress::explain_conflict(&lock, work.verbose).await;
@@ -77,23 +86,23 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    pub(crate) async fn run_and_release(&self, guard: Guard, signals: &mut Signals) -> Result<Exit, Stop> {
+    pub(crate) async fn run_and_release(&self, guard: Held, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
         let is_lost = release_and_report(guard, self.work.verbose).await;
         exit.map(|exit| if is_lost { Exit::Lost } else { exit })
     }
 
     /// Runs the command. On return this process has the terminal again.
-    async fn run_under(&self, guard: &Guard, signals: &mut Signals) -> Result<Exit, Stop> {
+    async fn run_under(&self, guard: &Held, signals: &mut Signals) -> Result<Exit, Stop> {
         make_room(guard, self.grace).await?;
         signals.catch_stop().map_err(|error| cannot_catch(&error))?;
         // The status line must be cleared before the command writes.
         output::flush();
         let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
-            // The command did not start, so its minimum hold need not block others.
-            .inspect_err(|_| drop(guard.set_min_hold(Duration::ZERO)))
+            .inspect_err(|_| guard.forget_min_hold())
             .map_err(|error| cannot_start(self.command, &error))?;
-        Supervision::new(&child, guard, self.work.on_lost, self.grace).wait_for_exit(signals).await
+        notify::ready();
+        Supervision::new(&child, guard, self.work, self.grace).wait_for_exit(signals).await
     }
 }
 
@@ -142,7 +151,7 @@ pub(crate) async fn connect(
 }
 
 pub(crate) enum Acquired {
-    Granted(Guard),
+    Granted(Held),
     NotGranted,
     Interrupted(Signal),
 }
@@ -150,7 +159,7 @@ pub(crate) enum Acquired {
 pub(crate) async fn acquire(
     lock: &Lock,
     limit: Duration,
-    work: &WorkArgs,
+    is_verbose: bool,
     signals: &mut Signals,
 ) -> Result<Acquired, Stop> {
     let began = Instant::now();
@@ -159,34 +168,42 @@ pub(crate) async fn acquire(
         acquired = lock.acquire(limit) => acquired?.map_or(Acquired::NotGranted, Acquired::Granted),
         signal = signals.next_end() => Acquired::Interrupted(signal),
         stop = nested::until_self_deadlock(lock) => return Err(stop),
-        never = progress::show(lock, work.verbose) => match never {},
+        never = progress::show(lock, is_verbose) => match never {},
     };
     if let Acquired::Granted(guard) = &acquired
-        && work.verbose
+        && is_verbose
     {
-        let (name, waited) = (printable(guard.name()), duration::show(began.elapsed()));
-        message(format_args!("acquired \"{name}\" after {waited}, token {}", guard.token()));
+        let (what, waited) = (describe(guard), duration::show(began.elapsed()));
+        let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        message(format_args!("acquired {what} after {waited}, token {tokens}"));
     }
     Ok(acquired)
 }
 
+/// The quoted names.
+fn describe(guard: &Held) -> String {
+    let names: Vec<_> = guard.names().iter().map(|name| format!("\"{}\"", printable(name))).collect();
+    names.join(", ")
+}
+
 /// Renews a lease that is too short for the grace: a lease granted after a wait begins with 3 s.
-async fn make_room(guard: &Guard, grace: Duration) -> Result<(), Stop> {
+async fn make_room(guard: &Held, grace: Duration) -> Result<(), Stop> {
     if guard.remaining() <= grace * 2 {
         guard.renew().await?;
     }
     Ok(())
 }
 
-fn variables(guard: &Guard, store: &Store) -> [(&'static str, String); 5] {
+fn variables(guard: &Held, store: &Store) -> Vec<(&'static str, String)> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let deadline = (now + guard.remaining()).as_millis();
-    [
-        ("LEASEHOLD_NAME", guard.name().to_owned()),
-        ("LEASEHOLD_TOKEN", guard.token().to_string()),
+    let (names, tokens) = (guard.names(), guard.tokens());
+    vec![
+        ("LEASEHOLD_NAME", names.join("\n")),
+        ("LEASEHOLD_TOKEN", tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
         ("LEASEHOLD_DEADLINE", format!("{}.{:03}", deadline / 1_000, deadline % 1_000)),
         (store::VARIABLE, store.for_command()),
-        nested::variable(guard.token()),
+        nested::variable(&tokens),
     ]
 }
 
@@ -201,11 +218,11 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 // --- After ---------------------------------------------------------------------------------------
 
 /// Releases the lease. Returns whether it had been lost, which changes the exit code; other errors do not.
-async fn release_and_report(guard: Guard, is_verbose: bool) -> bool {
-    let name = printable(guard.name());
+async fn release_and_report(guard: Held, is_verbose: bool) -> bool {
+    let what = describe(&guard);
     let Err(error) = guard.release_timeout(RELEASE_TIMEOUT).await else {
         if is_verbose {
-            message(format_args!("released \"{name}\""));
+            message(format_args!("released {what}"));
         }
         return false;
     };

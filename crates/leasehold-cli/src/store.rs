@@ -2,6 +2,7 @@
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use etcetera::BaseStrategy as _;
@@ -57,7 +58,7 @@ impl Store {
             ))
         })??;
         print_warnings(&client);
-        if self.url.starts_with("memory:") {
+        if self.is_memory() {
             message(
                 "warning: memory: is the memory of this process: no other process sees its locks, so it excludes none",
             );
@@ -68,6 +69,11 @@ impl Store {
     /// The address, with its secrets.
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Whether the locks end with this process.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.url.starts_with("memory:")
     }
 
     /// The address without secrets.
@@ -93,8 +99,17 @@ fn print_warnings(client: &Client) {
     }
 }
 
-/// `$XDG_STATE_HOME/leasehold/locks.db`. Its directory is created on first use, with access for the user only.
+/// `$XDG_STATE_HOME/leasehold/locks.db`.
 fn users_own() -> Result<String, Stop> {
+    let path = own_folder()?.join("locks.db");
+    let path = path
+        .to_str()
+        .ok_or_else(|| Stop::failure("the home directory's path is not UTF-8: set LEASEHOLD_STORE"))?;
+    Ok(format!("sqlite:{path}"))
+}
+
+/// `$XDG_STATE_HOME/leasehold`. It is created on first use, with access for the user only.
+pub(crate) fn own_folder() -> Result<PathBuf, Stop> {
     let nowhere =
         || Stop::failure("there is no home directory for the default store: set LEASEHOLD_STORE or --store");
     let strategy = etcetera::base_strategy::Xdg::new().map_err(|_| nowhere())?;
@@ -103,11 +118,7 @@ fn users_own() -> Result<String, Stop> {
         let shown = folder.display();
         Stop::failure(format!("{shown}: it can't be created: {error}; set LEASEHOLD_STORE or --store"))
     })?;
-    let path = folder.join("locks.db");
-    let path = path
-        .to_str()
-        .ok_or_else(|| Stop::failure("the home directory's path is not UTF-8: set LEASEHOLD_STORE"))?;
-    Ok(format!("sqlite:{path}"))
+    Ok(folder)
 }
 
 // --- Secrets -------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 //! Supervises the running command: forwards signals, and stops the command before its lease expires in the store.
 
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use leasehold::{Guard, Loss};
+use leasehold::Loss;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::args::OnLost;
+use crate::args::{OnLost, WorkArgs};
 use crate::child::{Change, Child};
 use crate::exit::{Exit, Stop};
+use crate::held::Held;
 use crate::output::message;
 use crate::signals::Signals;
 
@@ -17,8 +20,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub(crate) struct Supervision<'a> {
     child: &'a Child,
-    guard: &'a Guard,
+    guard: &'a Held,
     on_lost: OnLost,
+    /// The shell command to start at the loss, which is started once.
+    run_on_lost: Option<&'a OsStr>,
     grace: Duration,
     ending: Ending,
     /// The lease was lost. The exit code reports that, and not the command's exit code.
@@ -50,8 +55,18 @@ enum Event {
 }
 
 impl<'a> Supervision<'a> {
-    pub(crate) fn new(child: &'a Child, guard: &'a Guard, on_lost: OnLost, grace: Duration) -> Self {
-        Self { child, guard, on_lost, grace, ending: Ending::NotYet, is_lost: false, continue_at: None }
+    pub(crate) fn new(child: &'a Child, guard: &'a Held, work: &'a WorkArgs, grace: Duration) -> Self {
+        let (on_lost, run_on_lost) = (work.on_lost, work.run_on_lost.as_deref());
+        Self {
+            child,
+            guard,
+            on_lost,
+            run_on_lost,
+            grace,
+            ending: Ending::NotYet,
+            is_lost: false,
+            continue_at: None,
+        }
     }
 
     /// Waits for the end of the command, and ends it if its lease is lost.
@@ -138,6 +153,9 @@ impl<'a> Supervision<'a> {
             Event::Lost(loss) => format!("the lease was lost: {loss}"),
             Event::GraceIsOver => "the grace is over".to_owned(),
         };
+        if let Some(script) = self.run_on_lost.take() {
+            start_alert(script, self.guard, &what);
+        }
         self.ending = match self.on_lost {
             OnLost::Ignore => {
                 message(format_args!("{what}; the command continues, as --on-lost ignore says"));
@@ -166,5 +184,19 @@ impl<'a> Supervision<'a> {
         self.child.signal(Signal::SIGTERM);
         // A stopped group would not handle TERM before it is continued.
         self.child.signal(Signal::SIGCONT);
+    }
+}
+
+/// Starts the shell command of `--run-on-lost`. It is not part of the command's group, and nothing waits for it.
+fn start_alert(script: &OsStr, guard: &Held, loss: &str) {
+    let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    let mut alert = Command::new("/bin/sh");
+    alert.arg("-c").arg(script).stdin(Stdio::null());
+    alert
+        .env("LEASEHOLD_NAME", guard.names().join("\n"))
+        .env("LEASEHOLD_TOKEN", tokens)
+        .env("LEASEHOLD_LOSS", loss);
+    if let Err(error) = alert.spawn() {
+        message(format_args!("the command of --run-on-lost can't be started: {error}"));
     }
 }

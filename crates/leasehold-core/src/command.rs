@@ -107,13 +107,17 @@ pub struct Release {
     /// Lifetime of the tombstone; zero leaves none. It is needed if an `Acquire` of this attempt may still be in flight.
     /// That `Acquire` then gets `Cancelled` instead of a lease without a holder.
     pub tombstone: Duration,
+    /// The attempt and its token, if the lease was granted at once and nothing is known to have changed it since. A store may
+    /// then release the lease by comparing what it stores with what the attempt made it store. If something else has changed
+    /// it, this costs a round trip.
+    pub as_granted: Option<(Arc<Acquire>, Token)>,
 }
 
 impl Release {
     /// A release without minimum hold and tombstone, for an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
-        Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO }
+        Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO, as_granted: None }
     }
 }
 

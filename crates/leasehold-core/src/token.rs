@@ -92,6 +92,13 @@ pub struct TokenRange {
 }
 
 impl TokenRange {
+    /// The range from `first` to `last`. `None` if one of them is no token, or they are in the wrong order.
+    #[must_use]
+    pub fn new(first: u64, last: u64) -> Option<Self> {
+        let (first, last) = (Token::new(first)?, Token::new(last)?);
+        (first <= last).then_some(Self { first, last })
+    }
+
     /// The next `1 + reserve` tokens after `last` (zero if there was none), at wall time `wall`.
     ///
     /// # Panics
@@ -117,6 +124,14 @@ mod tests {
         assert_eq!(TokenRange::next(0, 0, at(50)).first.get(), 50);
         assert_eq!(TokenRange::next(50, 0, at(50)).first.get(), 51);
         assert_eq!(TokenRange::next(90, 0, at(50)).first.get(), 91);
+    }
+
+    #[test]
+    fn range_is_of_tokens_in_their_order() {
+        let range =
+            |first, last| TokenRange::new(first, last).map(|range| (range.first.get(), range.last.get()));
+        assert_eq!((range(1, 1), range(3, 9)), (Some((1, 1)), Some((3, 9))));
+        assert_eq!((range(2, 1), range(0, 1), range(1, MAX_TOKEN + 1)), (None, None, None));
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl World {
 
     fn end_lease(&mut self, at: usize, acquire: &Acquire, tombstone: Duration) -> Reply {
         let (acquisition, min_hold) = (acquire.acquisition, Duration::ZERO);
-        self.run(at, &Command::Release(Release { acquisition, min_hold, tombstone }))
+        self.run(at, &Command::Release(Release { min_hold, tombstone, ..Release::now(acquisition) }))
     }
 
     fn acquire_all(&mut self, acquire: &Acquire) -> Vec<Reply> {

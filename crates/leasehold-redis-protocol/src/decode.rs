@@ -239,7 +239,7 @@ impl<'a, V: ReplyValue> Reader<'a, V> {
     }
 
     fn tokens(&self, at: usize) -> Option<TokenRange> {
-        Some(TokenRange { first: Token::new(self.number(at)?)?, last: Token::new(self.number(at + 1)?)? })
+        TokenRange::new(self.number(at)?, self.number(at + 1)?)
     }
 
     fn acquisition(&self, at: usize) -> Option<Acquisition> {
@@ -266,7 +266,7 @@ fn push_of(message: &[u8]) -> Option<Push> {
     let [at, a, b, c] = numbers;
     let kind = match kind {
         1 => {
-            let tokens = TokenRange { first: Token::new(a)?, last: Token::new(b)? };
+            let tokens = TokenRange::new(a, b)?;
             PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c) })
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(a) }),

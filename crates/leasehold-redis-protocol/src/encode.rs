@@ -155,7 +155,7 @@ fn plain_ttl(acquire: &Acquire) -> Option<u64> {
     Some(micros(acquire.ttl).div_ceil(1_000)).filter(|ms| is_plain && fits && *ms > 0)
 }
 
-fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
+pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
     let owner = acquire.owner.as_ref().map(Owner::as_str);
     push_acquisition(bytes, acquire.acquisition);
     let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some()];

@@ -30,6 +30,18 @@ pub fn clock_key(slot: Option<u16>) -> String {
     }
 }
 
+/// The key in which a client publishes what its holders and waiters have in common.
+#[must_use]
+pub fn client_key(client: ClientId) -> String {
+    format!("{PREFIX}:client:{{{client}}}")
+}
+
+/// The hash slot of [`client_key`].
+#[must_use]
+pub fn slot_of_client(client: ClientId) -> u16 {
+    slot(&client.to_string())
+}
+
 /// Appends kind and name. A brace in the name would end the hash tag early.
 fn push_tag(text: &mut String, resource: &Resource) {
     text.push_str(resource.kind.as_str());
@@ -137,7 +149,8 @@ mod tests {
         let (before, after) = RESOURCE_PATTERN.split_once('*').unwrap();
         let key = resource_key(&mutex("a}{b"));
         assert!(key.starts_with(before) && key.ends_with(after));
-        for other in [clock_key(None), clock_key(Some(7)), inbox_of(ClientId::new(7), Some(7))] {
+        let client = ClientId::new(7);
+        for other in [clock_key(None), clock_key(Some(7)), inbox_of(client, Some(7)), client_key(client)] {
             assert!(!other.starts_with(before), "{other}");
             assert_eq!(resource_of(other.as_bytes()), None);
         }
@@ -155,5 +168,13 @@ mod tests {
             assert_eq!(super::slot(tag.trim_end_matches('}')), slot);
         }
         assert_eq!(slot_of_inbox(b"leasehold:3:inbox:7"), None);
+    }
+
+    #[test]
+    fn record_of_a_client_is_in_the_slot_of_its_id() {
+        let key = client_key(ClientId::new(7));
+        assert_eq!(key, "leasehold:3:client:{00000000000000000000000000000007}");
+        let (_, tag) = key.split_once('{').unwrap();
+        assert_eq!(slot_of_client(ClientId::new(7)), slot(tag.trim_end_matches('}')));
     }
 }

@@ -26,6 +26,9 @@ pub const SLOTS: u16 = 16_384;
 /// First part of every key and channel name, except [`LAYOUT_KEY`].
 pub(crate) const PREFIX: &str = "leasehold:3";
 
+/// Stands in a plain value between what the `Acquire` said and the stream id that is the token.
+pub(crate) const PLAIN_MARK: &str = " leasehold:3@";
+
 /// Tokens per millisecond of the server's clock. A token is `milliseconds * 2048 + sequence number` of a stream id.
 pub(crate) const TOKENS_PER_MS: u64 = 2_048;
 
@@ -35,6 +38,12 @@ pub(crate) const TOKENS_PER_MS: u64 = 2_048;
 pub fn token_at(time: StoreTime) -> Option<Token> {
     let token = u128::from(time.as_micros()) * u128::from(TOKENS_PER_MS) / 1_000;
     Token::new(u64::try_from(token).ok()?)
+}
+
+/// The time for which a server that does not reserve tokens gives this one.
+#[must_use]
+pub fn token_time(token: Token) -> StoreTime {
+    StoreTime::from_micros(token.get() / TOKENS_PER_MS * 1_000)
 }
 
 #[cfg(test)]
@@ -47,5 +56,7 @@ mod tests {
         assert_eq!(at(7_000), Some(7 * TOKENS_PER_MS));
         assert_eq!(at(7_500), Some(7 * TOKENS_PER_MS + TOKENS_PER_MS / 2));
         assert_eq!(at(4_398_046_511_104_000), None);
+        let time = StoreTime::from_micros(1_700_000_000_123_000);
+        assert_eq!(token_at(time).map(token_time), Some(time));
     }
 }

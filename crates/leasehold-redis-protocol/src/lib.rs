@@ -41,6 +41,7 @@
 
 mod call;
 mod decode;
+mod delete;
 mod encode;
 mod keys;
 mod layout;
@@ -50,11 +51,15 @@ mod variant;
 
 pub use call::ScriptCall;
 pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
+pub use delete::{ConditionalDelete, plain_value};
 pub use encode::VoteArgs;
 pub use keys::{
-    RESOURCE_PATTERN, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, slot_of, slot_of_inbox,
+    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, slot_of,
+    slot_of_client, slot_of_inbox,
 };
-pub use layout::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at};
+pub use layout::{
+    LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at, token_time,
+};
 pub use leasehold_core::weight;
 pub use script::{Script, VIRTUAL_TIME};
 pub use value::{ReplyValue, Value, ValueRef};

@@ -25,6 +25,7 @@ const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
 const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
 const USE_SHORTCUT: &str = "--@use shortcut\n";
+const USE_SHARED: &str = "--@use shared\n";
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,12 +85,17 @@ impl Script {
         match self.source().split_once(USE_RULES) {
             Some((first_lines, command)) => {
                 // A voter may abstain first, and has a floor.
-                let shortcut = match self {
-                    Self::Acquire if guard.is_empty() => include_str!("scripts/enqueue.lua"),
-                    Self::Release => include_str!("scripts/hand_over.lua"),
-                    _ => "",
+                let (shortcut, shared) = match self {
+                    Self::Acquire if guard.is_empty() => {
+                        (include_str!("scripts/enqueue.lua"), include_str!("scripts/share.lua"))
+                    }
+                    Self::Release => {
+                        (include_str!("scripts/hand_over.lua"), include_str!("scripts/give_back.lua"))
+                    }
+                    _ => ("", ""),
                 };
-                let rules = [inboxes, &RULES.replace(USE_SHORTCUT, shortcut), guard, command].concat();
+                let rules = RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared);
+                let rules = [inboxes, &rules, guard, command].concat();
                 [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
             }
             None => self.source().to_owned(),

@@ -19,8 +19,9 @@ mod locks;
 
 use std::time::Duration;
 
-use leasehold_core::Kind;
+use leasehold_core::{Kind, Token};
 
+use crate::detached::LeaseId;
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::inspect::{HolderInfo, LockInfo};
@@ -176,7 +177,10 @@ impl Client {
 calls! { Client:
     inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockInfo;
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;
+    force_release_token(&self, kind: Kind, name: impl AsRef<str>, token: Token) -> Option<HolderInfo>;
     list(&self) -> Vec<LockInfo>;
+    attach(&self, id: &LeaseId) -> Guard;
+    inspect_lease(&self, id: &LeaseId) -> Option<HolderInfo>;
     diagnose(&self) -> Diagnosis;
 }
 

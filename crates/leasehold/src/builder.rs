@@ -2,16 +2,20 @@
 
 mod store;
 
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use leasehold_core::ClientId;
 use tokio::runtime;
 
 use crate::client::Client;
+use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::handle::ClientOptions;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::HolderMetadata;
 use crate::store as stores;
+use crate::store::{Inbox, Lazy};
 use crate::url::StoreUrl;
 use store::Choice;
 pub use store::Store;
@@ -83,11 +87,12 @@ pub struct ClientBuilder {
     store: Option<Store>,
     options: ClientOptions,
     label: Option<String>,
+    is_lazy: bool,
 }
 
 impl ClientBuilder {
     pub(crate) fn new() -> Self {
-        Self { store: None, options: ClientOptions::default(), label: None }
+        Self { store: None, options: ClientOptions::default(), label: None, is_lazy: false }
     }
 
     /// Sets the store of the locks, which is required: an address, or a [`Store`].
@@ -184,6 +189,24 @@ impl ClientBuilder {
         self
     }
 
+    /// Opens the store when a lock is first used, so that a program starts although its store does not run yet.
+    /// [`connect`](Self::connect) then only checks the settings. While the store can't be opened, a waiting attempt retries until
+    /// its limit, and every other call fails with `is_unavailable`. [`Client::warnings`] is empty until the store is open.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// let client = Client::builder().store("redis://127.0.0.1:1").lazy().connect().await?;
+    /// let orders = client.mutex("orders:42");
+    /// assert!(orders.try_lock().await.unwrap_err().is_unavailable()); // no server listens there
+    /// # Ok(()) });
+    /// ```
+    pub fn lazy(mut self) -> Self {
+        self.is_lazy = true;
+        self
+    }
+
     /// Sets the maximum duration of [`connect`](Self::connect). The default depends on the store: 5 s for a Redis server.
     /// This does not affect reconnects, whose time limit depends on the ttl of the held leases. It does not interrupt the
     /// opening of a file.
@@ -245,7 +268,7 @@ impl ClientBuilder {
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(self, caller: Option<runtime::Handle>) -> Result<Client, Error> {
         let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let Self { store, mut options, label } = self;
+        let Self { store, mut options, label, is_lazy } = self;
         if !(MIN_TTL..=MAX_TTL).contains(&options.ttl) {
             return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {:?}", options.ttl));
         }
@@ -267,6 +290,9 @@ impl ClientBuilder {
                 if shared.is_some() && caller.is_none() {
                     return invalid(format!("{shown}: a connection can only be shared in its tokio runtime"));
                 }
+                if is_lazy {
+                    return invalid(format!("{shown}: only a store with an address can be opened later"));
+                }
                 let open = move |id, inbox, _| async move {
                     stores::open_own(&client, shared, id, inbox, caller).await
                 };
@@ -274,7 +300,27 @@ impl ClientBuilder {
             }
         };
         let shown = url.to_string();
+        if is_lazy {
+            let open = move |id, inbox, clock| async move { Ok(lazy(url, clock, id, inbox, caller)) };
+            return Client::with_options(shown, options, open).await;
+        }
         let open = move |id, inbox, clock| async move { stores::open(&url, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
     }
+}
+
+/// The store at this address, which its first command opens. Called on the client's thread.
+fn lazy(
+    url: StoreUrl,
+    clock: Clock,
+    id: ClientId,
+    inbox: Weak<dyn Inbox>,
+    caller: Option<runtime::Handle>,
+) -> Arc<dyn stores::Store> {
+    let capabilities = stores::capabilities(&url);
+    let open = move || -> stores::BoxFuture<_> {
+        let (url, clock, inbox, caller) = (url.clone(), clock.clone(), inbox.clone(), caller.clone());
+        Box::pin(async move { stores::open(&url, clock, id, inbox, caller).await })
+    };
+    Arc::new(Lazy::new(capabilities, runtime::Handle::current(), Box::new(open)))
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::Kind;
+use leasehold_core::{Kind, Token};
 use tokio::runtime;
 
 use crate::diagnostics::Diagnosis;
+use crate::digest::client_name;
 use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
@@ -316,6 +317,37 @@ impl Client {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
+    /// Releases the lease with this token by force, and no other: if the lock has another holder by now, that one keeps it.
+    /// Returns the former holder; `None` if no holder has this token. The holder notices the loss at its next renewal, within a
+    /// third of its ttl.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let stuck = client.mutex("orders:42").lock().await?.token();
+    /// // … its holder was released in the meantime, and this is the next one.
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// assert!(client.force_release_token(leasehold::Kind::Mutex, "orders:42", stuck).await?.is_none());
+    /// assert!(guard.is_held());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::inspect`].
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease may or may not have been released.
+    pub async fn force_release_token(
+        &self,
+        kind: Kind,
+        name: impl AsRef<str>,
+        token: Token,
+    ) -> Result<Option<HolderInfo>, Error> {
+        self.handle.force_release_token(resource_of(kind, name.as_ref())?, token).await
+    }
+
     /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed
     /// it. Guards lose their leases at once (`Loss::Closed`), and waiters get an error with `is_closed`.
     ///
@@ -400,6 +432,6 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Client({} on {})", self.handle.session.id, self.handle.url)
+        write!(f, "Client({} on {})", client_name(self.handle.session.id), self.handle.url)
     }
 }

@@ -228,6 +228,7 @@ checks! {
     Eviction => "eviction",
     Clock => "clock",
     ClocksApart => "clocks-apart",
+    TokenClock => "token-clock",
     NoFailover => "no-failover",
     MinReplicas => "min-replicas",
     Persistence => "persistence",

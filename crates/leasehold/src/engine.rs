@@ -5,21 +5,25 @@
 
 pub(crate) mod clock;
 pub(crate) mod driver;
+mod due;
 mod entry;
 mod leases;
 mod local_queue;
 mod log_event;
 pub(crate) mod manual;
+mod number_map;
 mod releasing;
 mod request;
 mod session;
 mod sleep;
 mod table;
 mod timer;
+mod waiting;
 mod watch;
 
 pub(crate) use entry::{AttemptEnd, RenewalError, Transmit};
-pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, Ticket, WaitOutcome};
+pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
+pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;
 pub(crate) use request::{End, Request, Response, release_dropped};
 pub(crate) use session::{Closed, Session};

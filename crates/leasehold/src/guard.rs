@@ -7,14 +7,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{LocalTime, Loss, Resource, Token};
+use tracing::{Instrument as _, Span};
+
+use leasehold_core::{Acquisition, LocalTime, Loss, Resource, Token};
 
 use crate::engine::{
-    End, ReleaseOutcome, RenewalError, Request, Response, Transmit, release_dropped, with_deadline,
+    DetachedLease, End, EndedHold, QueuedGrant, ReleaseOutcome, RenewalError, Request, Response, Transmit,
+    release_dropped, with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
+use crate::telemetry::{Hold, spans};
 
 /// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
 /// the guard.
@@ -42,6 +46,12 @@ pub struct Guard {
     local_queue: Option<u64>,
     /// The lease was released, replaced or handed off.
     is_over: bool,
+    /// Counts the hold.
+    hold: Hold,
+    /// Lasts as long as the hold.
+    span: Span,
+    /// The attempt waited before it reached the store.
+    was_admitted: bool,
 }
 
 impl Guard {
@@ -52,16 +62,57 @@ impl Guard {
         token: Token,
         local_queue: Option<u64>,
     ) -> Self {
-        Self { handle, sequence, resource, token, local_queue, is_over: false }
+        Self {
+            handle,
+            sequence,
+            resource,
+            token,
+            local_queue,
+            is_over: false,
+            hold: Hold::default(),
+            span: Span::none(),
+            was_admitted: false,
+        }
     }
 
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
     fn try_hand_off(&mut self) -> bool {
-        let queue = self.local_queue.take();
-        let is_handed_off =
-            queue.is_some_and(|queue| self.handle.session.hand_off(queue, self.sequence, self.handle.now()));
+        let Some(queue) = self.local_queue.take() else {
+            self.end_hold("released", None);
+            return false;
+        };
+        let now = self.handle.now();
+        let is_handed_off = self.handle.session.hand_off(queue, self.sequence, now);
+        if is_handed_off {
+            self.hold.handed_off();
+        }
+        self.end_hold(if is_handed_off { "handed off" } else { "released" }, Some(now));
         self.is_over |= is_handed_off;
         is_handed_off
+    }
+
+    /// The grant, if the attempt waited for it.
+    pub(crate) fn queued_grant(&self) -> Option<QueuedGrant> {
+        let queued = self.handle.session.queued_grant(self.sequence, self.token);
+        queued.or(self.was_admitted.then_some(QueuedGrant { granted_at: None }))
+    }
+
+    /// The attempt waited in an admission queue before it reached the store.
+    pub(crate) fn set_admitted(&mut self) {
+        self.was_admitted = true;
+    }
+
+    /// Begins the hold, after the attempt with this span.
+    pub(crate) fn begin_hold(&mut self, hold: Hold, acquire: &Span) {
+        self.hold = hold;
+        self.span = spans::hold(&self.resource, &self.handle.url, self.token, acquire);
+    }
+
+    /// Ends the hold, once.
+    fn end_hold(&mut self, outcome: &'static str, now: Option<LocalTime>) {
+        let handle = &self.handle;
+        self.hold.end(|| now.unwrap_or_else(|| handle.now()));
+        std::mem::replace(&mut self.span, Span::none()).record("outcome", outcome);
     }
 
     #[cfg(feature = "_simulation")]
@@ -73,9 +124,25 @@ impl Guard {
         self.sequence
     }
 
+    pub(crate) fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// Lets the client forget the lease, which stays in the store. Returns its terms, and the attempt that the store knows.
+    pub(crate) fn forget_lease(&mut self) -> Result<(DetachedLease, Acquisition), Loss> {
+        let now = self.handle.now();
+        let lease = self.handle.session.detach(self.sequence, self.local_queue, now)?;
+        self.end_hold("detached", Some(now));
+        self.is_over = true;
+        let stored = self.handle.store.detach(lease.acquisition);
+        Ok((lease, stored))
+    }
+
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
-        self.handle.session.mark_replaced(self.sequence, self.handle.now());
+        let now = self.handle.now();
+        self.end_hold("replaced", Some(now));
+        self.handle.session.mark_replaced(self.sequence, now);
         self.is_over = true;
     }
 
@@ -349,11 +416,30 @@ impl Guard {
     }
 
     async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
-        if self.try_hand_off() {
-            return Ok(());
-        }
-        let (transmit, loss) = self.handle.session.begin_release(self.sequence, self.handle.now());
-        let given = self.send_release(transmit, deadline).await?;
+        let span = spans::release(&self.resource, &self.handle.url, self.token);
+        let released = self.release_in(&span, deadline).await;
+        let outcome = match &released {
+            Ok(()) => "released",
+            Err(error) if error.is_lost() => "lost",
+            Err(_) => "unconfirmed",
+        };
+        span.record("outcome", outcome);
+        released
+    }
+
+    async fn release_in(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
+        let (queue, now) = (self.local_queue.take(), self.handle.now());
+        let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, now) {
+            EndedHold::HandedOff => {
+                self.hold.handed_off();
+                self.end_hold("handed off", Some(now));
+                self.is_over = true;
+                return Ok(());
+            }
+            EndedHold::Releasing { transmit, loss } => (transmit, loss),
+        };
+        self.end_hold("released", Some(now));
+        let given = self.send_release(transmit, deadline).instrument(span.clone()).await?;
         self.is_over = true;
         match (loss, given) {
             (Some(loss), _) => Err(self.lost_error(loss)),
@@ -378,6 +464,10 @@ impl Guard {
             let Response { end, error } = request.poll_response(context).unwrap_or_default();
             if let Some(End::Release(released)) = end {
                 return Poll::Ready(Ok(released));
+            }
+            if request.is_in_flight() {
+                // A store answers within a time limit. Until then nothing else needs to wake this task.
+                return Poll::Pending;
             }
             match (session.poll_released(&mut watch, context), error) {
                 (Poll::Ready(released), _) => Poll::Ready(Ok(released)),

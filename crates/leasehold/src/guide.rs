@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`guarantees`] | what leasehold guarantees, and what it can't: every promise with the tests that show it |
 //! | [`operations`] | for operators: addresses, server settings, users, limits, monitoring, backups |
+//! | [`metrics`] | the metrics, their labels, and alerts |
 //! | [`redlock`] | a quorum of independent servers: how it votes, and what it can't do |
 //! | [`choosing`] | which kind and which store fit which job |
 //! | [`postgres`] | locks in PostgreSQL: addresses, tables, poolers, and locks inside a transaction |
@@ -23,6 +24,7 @@ pub mod guarantees {}
 
 #[doc = "[redlock]: crate::guide::redlock"]
 #[doc = "[guarantees]: crate::guide::guarantees"]
+#[doc = "[metrics]: crate::guide::metrics"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}
@@ -54,3 +56,6 @@ pub mod choosing {}
 #[doc = ""]
 #[doc = include_str!("../guide/testing.md")]
 pub mod testing {}
+
+#[doc = include_str!("../guide/metrics.md")]
+pub mod metrics {}

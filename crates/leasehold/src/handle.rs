@@ -4,13 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Kind, LocalTime, Loss, Name, NameError, Reply, Resource, View};
+use leasehold_core::{
+    Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
+};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
 use crate::store::{Capabilities, Store, StoreError};
+use crate::telemetry::ClientTelemetry;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 const DEFAULT_MAX_WAITERS: u32 = 100_000;
@@ -48,8 +51,11 @@ pub(crate) struct Handle {
     /// The store's address without secrets.
     pub(crate) url: String,
     pub(crate) options: ClientOptions,
-    /// The stored form of the metadata among the options.
+    /// What an attempt stores of the metadata among the options.
     pub(crate) encoded_metadata: Arc<str>,
+    /// The store keeps the client's part of the metadata once, and not with each attempt.
+    keeps_client: bool,
+    pub(crate) telemetry: ClientTelemetry,
 }
 
 impl Drop for Handle {
@@ -64,10 +70,17 @@ impl Handle {
         store: Arc<dyn Store>,
         url: String,
         options: ClientOptions,
+        telemetry: ClientTelemetry,
     ) -> Self {
-        let encoded_metadata = options.metadata.encode();
+        let keeps_client = store.publish_client(options.metadata.encode_client());
+        let encoded_metadata = encode_metadata(&options.metadata, keeps_client);
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, options, encoded_metadata }
+        Self { session, store, capabilities, url, options, encoded_metadata, keeps_client, telemetry }
+    }
+
+    /// What an attempt with this metadata stores.
+    pub(crate) fn encode_metadata(&self, metadata: &HolderMetadata) -> Arc<str> {
+        encode_metadata(metadata, self.keeps_client)
     }
 
     /// The time by the client's clock.
@@ -120,6 +133,30 @@ impl Handle {
         }
     }
 
+    /// Releases the holder with this token, if there is one.
+    pub(crate) async fn force_release_token(
+        &self,
+        resource: Resource,
+        token: Token,
+    ) -> Result<Option<HolderInfo>, Error> {
+        let info = self.inspect(resource.clone()).await?;
+        let Some(holder) = info.holders.into_iter().find(|holder| holder.token == token) else {
+            return Ok(None);
+        };
+        let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
+        self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+        let release = Command::Release(Release::now(holder.acquisition));
+        match self.ask(resource.clone(), release).await?.reply {
+            Reply::Released => {
+                tracing::warn!(%resource, %token, "lease released by force");
+                Ok(Some(holder))
+            }
+            // It ended in the meantime.
+            Reply::NotHeld => Ok(None),
+            reply => Err(self.unexpected(&resource, &reply)),
+        }
+    }
+
     pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {
         Error::new(kind, format!("{resource} on {}: {what}", self.url))
     }
@@ -149,6 +186,10 @@ impl Handle {
     pub(crate) fn unexpected(&self, resource: &Resource, reply: &Reply) -> Error {
         self.unavailable(resource, &format!("the store sent an unexpected reply: {reply:?}"))
     }
+}
+
+fn encode_metadata(metadata: &HolderMetadata, keeps_client: bool) -> Arc<str> {
+    if keeps_client { metadata.encode_label() } else { metadata.encode() }
 }
 
 /// The resource of this kind and name, if the name is valid.

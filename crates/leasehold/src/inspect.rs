@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_core::weight::{UPGRADABLE, WRITER};
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
+use crate::digest::client_name;
 use crate::locks::barrier::{parties, passed_rounds};
 use crate::metadata::HolderMetadata;
 
@@ -88,7 +89,7 @@ pub struct ForeignInfo {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// The random id of the client.
+    /// A name for the client: a digest of its random id.
     pub client: String,
     /// The token of its grant.
     #[cfg_attr(feature = "serde", serde(serialize_with = "views::token"))]
@@ -131,7 +132,7 @@ pub struct HolderInfo {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// The random id of the client.
+    /// A name for the client: a digest of its random id.
     pub client: String,
     /// The position in the queue, from 1.
     pub position: usize,
@@ -261,7 +262,7 @@ impl LockInfo {
 impl HolderInfo {
     pub(crate) fn new(kind: Kind, holder: &Holder, at: StoreTime, requester: ClientId) -> Self {
         Self {
-            client: holder.acquisition.client.to_string(),
+            client: client_name(holder.acquisition.client),
             token: holder.token,
             weight: shown_weight(kind, holder.weight),
             mode: Mode::of(kind, holder.weight),
@@ -291,7 +292,7 @@ impl HolderInfo {
 impl WaiterInfo {
     fn new(kind: Kind, position: usize, waiter: &QueueEntry, at: StoreTime, requester: ClientId) -> Self {
         Self {
-            client: waiter.acquisition.client.to_string(),
+            client: client_name(waiter.acquisition.client),
             position,
             weight: shown_weight(kind, waiter.weight),
             mode: Mode::of(kind, waiter.weight),

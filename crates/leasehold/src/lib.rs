@@ -39,6 +39,7 @@
 //! | [`OncePer`] | one start per period among many candidates |
 //! | [`Latch`], [`Barrier`] | wait for a number of counts; wait for all parties |
 //! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
+//! | [`LeaseId`] | a lease that outlives its guard and its process |
 //! | [`fence`] | resources that refuse the token of a former holder |
 //! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the result of checking a store |
 //!
@@ -54,6 +55,7 @@
 //! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
 //! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
 //! | [Redlock](guide::redlock) | a quorum of independent servers |
+//! | [Metrics](guide::metrics) | the metrics, their labels, and alerts |
 //! | [Testing](guide::testing) | how to test code that uses locks |
 //!
 //! # Features
@@ -67,6 +69,7 @@
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
 //! | `postgres` | `postgres:`, `postgresql:`, and the modules `postgres` and `fence::postgres` | |
 //! | `blocking` | the module `blocking` | |
+//! | `metrics` | [metrics](guide::metrics) for the `metrics` facade | |
 //! | `serde` | `Serialize` for [`LockInfo`] and [`Diagnosis`] with their parts, and for [`ErrorKind`] | |
 //!
 //! [`Client::connect`] with a scheme whose feature is off returns an error that names the feature.
@@ -83,10 +86,15 @@
 pub mod blocking;
 mod builder;
 mod client;
+mod detached;
 mod diagnostics;
+mod digest;
 mod engine;
 mod error;
 pub mod fence;
+#[cfg(all(feature = "_fuzzing", feature = "redlock", feature = "sqlite", unix))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 pub mod guide;
 mod handle;
@@ -102,6 +110,7 @@ mod redlock;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
+mod telemetry;
 pub mod testing;
 #[cfg(test)]
 mod tests;
@@ -109,6 +118,7 @@ mod url;
 
 pub use builder::{ClientBuilder, Store};
 pub use client::Client;
+pub use detached::LeaseId;
 pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::{Error, ErrorKind};
 pub use guard::Guard;

@@ -13,6 +13,7 @@ pub(crate) mod latch;
 pub(crate) mod lock;
 pub(crate) mod mutex;
 pub(crate) mod mutex_set;
+mod observe;
 pub(crate) mod once_per;
 pub(crate) mod reentrant;
 pub(crate) mod rw;

@@ -40,6 +40,8 @@ pub struct HolderMetadata {
     pub program: Option<String>,
     /// Text that the caller added.
     pub label: Option<String>,
+    /// The id of the trace in which the lock was acquired, if the caller set it.
+    pub trace_id: Option<String>,
 }
 
 /// The stored form, which clients of all versions read.
@@ -54,19 +56,23 @@ struct Stored {
     program: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<String>,
 }
 
 impl HolderMetadata {
     pub(crate) fn this_process() -> Self {
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-        Self { host: host_name(), pid: Some(std::process::id()), program, label: None }
+        Self { host: host_name(), pid: Some(std::process::id()), program, label: None, trace_id: None }
     }
 
     /// Checks the sizes, because every `Acquire` carries the metadata.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let Self { host, pid: _, program, label } = self;
-        for (what, text) in [("label", label), ("host name", host), ("program name", program)] {
+        let Self { host, pid: _, program, label, trace_id } = self;
+        let texts =
+            [("label", label), ("host name", host), ("program name", program), ("trace id", trace_id)];
+        for (what, text) in texts {
             let bytes = text.as_ref().map_or(0, String::len);
             if bytes > MAX_LABEL_BYTES {
                 return Err(format!("a {what} has at most {MAX_LABEL_BYTES} bytes, this one has {bytes}"));
@@ -77,18 +83,47 @@ impl HolderMetadata {
 
     pub(crate) fn encode(&self) -> Arc<str> {
         // Strings and a number always serialize.
-        let Self { host, pid, program, label: note } = self.clone();
-        let stored = Stored { host, pid, program, note };
+        let Self { host, pid, program, label: note, trace_id } = self.clone();
+        let stored = Stored { host, pid, program, note, trace_id };
         serde_json::to_string(&stored).unwrap_or_default().into()
+    }
+
+    /// What all holders and waiters of a client have in common; empty if that is nothing.
+    pub(crate) fn encode_client(&self) -> Arc<str> {
+        Self { label: None, trace_id: None, ..self.clone() }.encode_if_any()
+    }
+
+    /// The rest, for a store that keeps the client's part elsewhere.
+    pub(crate) fn encode_label(&self) -> Arc<str> {
+        let (label, trace_id) = (self.label.clone(), self.trace_id.clone());
+        Self { label, trace_id, ..Self::default() }.encode_if_any()
+    }
+
+    fn encode_if_any(&self) -> Arc<str> {
+        if *self == Self::default() { Arc::from("") } else { self.encode() }
+    }
+
+    /// Adds to what a holder or a waiter has stored what its client has stored.
+    #[cfg(feature = "redis")]
+    pub(crate) fn add_client(stored: &str, client: &str) -> Arc<str> {
+        let (own, client) = (Self::decode(stored), Self::decode(client));
+        let both = Self {
+            host: own.host.or(client.host),
+            pid: own.pid.or(client.pid),
+            program: own.program.or(client.program),
+            label: own.label,
+            trace_id: own.trace_id,
+        };
+        both.encode()
     }
 
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
     pub(crate) fn decode(stored: &str) -> Self {
-        let Ok(Stored { host, pid, program, note }) = serde_json::from_str(stored) else {
+        let Ok(Stored { host, pid, program, note, trace_id }) = serde_json::from_str(stored) else {
             let label = Some(stored.to_owned()).filter(|text| !text.is_empty());
             return Self { label, ..Self::default() };
         };
-        Self { host, pid, program, label: note }
+        Self { host, pid, program, label: note, trace_id }
     }
 }
 
@@ -110,8 +145,26 @@ mod tests {
     fn metadata_survives_a_round_trip_and_foreign_text_becomes_the_label() {
         let mut metadata = HolderMetadata::this_process();
         metadata.label = Some("\"quoted\"\n".to_owned());
+        metadata.trace_id = Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned());
         assert_eq!(HolderMetadata::decode(&metadata.encode()), metadata);
         assert_eq!(HolderMetadata::decode("from elsewhere").label.as_deref(), Some("from elsewhere"));
         assert_eq!(HolderMetadata::decode(""), HolderMetadata::default());
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn metadata_of_the_client_and_of_the_lock_are_put_together() {
+        let mut metadata = HolderMetadata::this_process();
+        assert_eq!(&*metadata.encode_label(), "");
+        metadata.label = Some("nightly".to_owned());
+        metadata.trace_id = Some("4bf92f3577b34da6a3ce929d0e0e4736".to_owned());
+        let both = HolderMetadata::add_client(&metadata.encode_label(), &metadata.encode_client());
+        assert_eq!(HolderMetadata::decode(&both), metadata);
+        // A client that stores everything with its leases.
+        let other = HolderMetadata { host: Some("elsewhere".to_owned()), ..HolderMetadata::default() };
+        let both =
+            HolderMetadata::decode(&HolderMetadata::add_client(&other.encode(), &metadata.encode_client()));
+        assert_eq!((both.host, both.pid, both.label), (other.host, metadata.pid, None));
+        assert_eq!(&*HolderMetadata::default().encode_client(), "");
     }
 }

@@ -161,6 +161,38 @@ macro_rules! inspection {
                 self
             }
 
+            /// Publishes the id of the current trace with the other metadata, so that inspection tells which trace holds the
+            /// lock. Tasks with different ids do not share a lease: each of them has its own place in the store's queue.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".trace_id(\"4bf92f3577b34da6a3ce929d0e0e4736\");")]
+            /// # Ok(()) });
+            /// ```
+            #[must_use]
+            pub fn trace_id(mut self, trace_id: impl Into<String>) -> Self {
+                self.0.set_trace_id(trace_id.into());
+                self
+            }
+
+            /// Sets the label of this lock's [metrics](crate::guide::metrics): the kind by default. Use one label for all locks
+            /// with the same purpose, never a lock's name, because each label is a time series of its own. After 100
+            /// different labels, a client counts the locks of further ones as `other`. Without the feature `metrics`, this
+            /// has no effect.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".metrics_label(\"checkout\");")]
+            /// # Ok(()) });
+            /// ```
+            #[must_use]
+            pub fn metrics_label(mut self, label: impl AsRef<str>) -> Self {
+                self.0.set_metrics_label(label.as_ref());
+                self
+            }
+
             /// The holders and waiters of the lock.
             ///
             /// ```

@@ -2,14 +2,25 @@
 //! the simulation's. It is no part of the public API.
 //!
 //! The engine is the real one, with the real driver. Only what it stands on is replaced: [`set_clock`] is the clock of the
-//! thread, and [`Transport`] is the timer and the way to the store.
+//! thread, and [`Transport`] is the timer and the way to the store. [`instant_client`] has a store that answers at once, for
+//! measurements of what the engine itself costs.
+
+mod answer;
+#[cfg(feature = "redlock")]
+mod host;
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, Resource};
+mod instant;
+
+pub(crate) use answer::call_result;
+pub use answer::{Answered, CallFailed, Pending};
+#[cfg(feature = "redlock")]
+pub use host::{QuorumHost, QuorumOptions};
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource};
 
 use crate::client::Client;
 use crate::diagnostics::Diagnosis;
@@ -20,23 +31,12 @@ use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};
 use crate::metadata::HolderMetadata;
+pub use instant::instant_client;
+
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
-
-/// Why a command has no answer.
-#[derive(Clone, Debug)]
-pub struct CallFailed {
-    /// Whether it may have taken effect.
-    pub failure: Failure,
-    /// What happened.
-    pub message: &'static str,
-}
-
-/// A command's answer.
-pub type Answered = Result<Answer, CallFailed>;
-/// A future of the simulation.
-pub type Pending<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+use crate::telemetry::ClientTelemetry;
 
 /// What a simulated process stands on.
 pub trait Transport: Send + Sync {
@@ -75,24 +75,77 @@ impl SimulatedInbox {
     }
 }
 
+/// A simulated client from the side of its quorum.
+#[cfg(feature = "redlock")]
+#[derive(Clone)]
+pub struct SimulatedQuorum {
+    session: Arc<Session>,
+    inboxes: Vec<Arc<dyn store::Inbox>>,
+}
+
+#[cfg(feature = "redlock")]
+impl SimulatedQuorum {
+    /// Delivers a node's push.
+    pub fn deliver(&self, node: usize, push: Push) {
+        self.inboxes[node].deliver(push);
+    }
+
+    /// The connection to a node was re-established.
+    pub fn reconnected(&self, node: usize) {
+        self.inboxes[node].reconnected(&|_| true);
+    }
+
+    /// How many attempts, leases and releases the client knows.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.session.len()
+    }
+}
+
+/// A client of a quorum, its side towards the nodes, and its driver, which the simulation polls.
+#[cfg(feature = "redlock")]
+pub fn quorum_client(
+    id: ClientId,
+    host: Arc<dyn QuorumHost>,
+    options: QuorumOptions,
+) -> (Client, SimulatedQuorum, Pin<Box<dyn Future<Output = ()>>>) {
+    let session = Arc::new(Session::new(id, Clock::System, ClientTelemetry::new("simulated:")));
+    let inbox: Arc<dyn store::Inbox> = session.clone();
+    let (store, inboxes) = store::Redlock::simulated(host.clone(), id, Arc::downgrade(&inbox), options);
+    let sleep = move |time| host.sleep_until(time);
+    let (client, driver) = drive_client(session.clone(), store, sleep);
+    (client, SimulatedQuorum { session, inboxes }, driver)
+}
+
 /// A client, its side towards the store, and its driver, which the simulation polls.
 pub fn client(
     id: ClientId,
     transport: Arc<dyn Transport>,
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
-    let session = Arc::new(Session::new(id, Clock::System));
-    let store: Arc<dyn Store> = Arc::new(SimulatedStore(transport.clone()));
+    let session = Arc::new(Session::new(id, Clock::System, ClientTelemetry::new("simulated:")));
+    let inbox = SimulatedInbox(session.clone());
+    let store = Arc::new(SimulatedStore(transport.clone()));
+    let (client, driver) = drive_client(session, store, move |time| transport.sleep_until(time));
+    (client, inbox, driver)
+}
+
+/// A client of this store, and its driver.
+fn drive_client(
+    session: Arc<Session>,
+    store: Arc<dyn Store>,
+    sleep: impl Fn(LocalTime) -> Pending<()> + 'static,
+) -> (Client, Pin<Box<dyn Future<Output = ()>>>) {
     // The host and the process id would differ from run to run.
     let options = ClientOptions { metadata: HolderMetadata::default(), ..ClientOptions::default() };
-    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options);
+    let telemetry = ClientTelemetry::new("simulated:");
+    let handle = Handle::new(session.clone(), store.clone(), "simulated:".to_owned(), options, telemetry);
     let client = Client { handle: Arc::new(handle) };
-    let inbox = SimulatedInbox(session.clone());
     let driver = Box::pin(async move {
-        drive(&session, &*store, SimulatedTimer { transport, set: None }).await;
+        drive(&session, &*store, SimulatedTimer { sleep, set: None }).await;
         drop(store);
         session.driver_gone();
     });
-    (client, inbox, driver)
+    (client, driver)
 }
 
 /// A guard's lease, for checks that must not hold the guard.
@@ -122,15 +175,15 @@ impl LeaseProbe {
     }
 }
 
-struct SimulatedTimer {
-    transport: Arc<dyn Transport>,
+struct SimulatedTimer<S> {
+    sleep: S,
     set: Option<(LocalTime, Pending<()>)>,
 }
 
-impl DriverTimer for SimulatedTimer {
+impl<S: Fn(LocalTime) -> Pending<()>> DriverTimer for SimulatedTimer<S> {
     async fn until(&mut self, time: LocalTime) -> io::Result<()> {
         if self.set.as_ref().is_none_or(|(set, _)| *set != time) {
-            self.set = Some((time, self.transport.sleep_until(time)));
+            self.set = Some((time, (self.sleep)(time)));
         }
         if let Some((_, sleep)) = &mut self.set {
             sleep.await;
@@ -141,10 +194,6 @@ impl DriverTimer for SimulatedTimer {
 }
 
 struct SimulatedStore(Arc<dyn Transport>);
-
-fn call_result(answered: Answered) -> CallResult {
-    answered.map_err(|CallFailed { failure, message }| StoreError::new(failure, message))
-}
 
 impl Store for SimulatedStore {
     fn capabilities(&self) -> Capabilities {

@@ -3,6 +3,7 @@
 mod contract;
 #[cfg(test)]
 mod histories;
+mod lazy;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
@@ -29,8 +30,15 @@ pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
     PollIntervals, Store, StoreError, admission_queue_of, missing_response, only,
 };
+pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
+#[cfg(all(feature = "_fuzzing", feature = "redlock"))]
+pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
+#[cfg(feature = "redlock")]
+pub(crate) use self::redlock::Redlock;
+#[cfg(all(feature = "_fuzzing", feature = "sqlite", unix))]
+pub(crate) use self::sqlite::fuzz_pipe_record;
 use crate::engine::clock::Clock;
 use crate::error::Error;
 use crate::url::StoreUrl;
@@ -67,7 +75,7 @@ pub(crate) async fn open(
             Ok(store)
         }
         #[cfg(feature = "redlock")]
-        StoreUrl::Redlock(url) => Ok(redlock::Redlock::open(url, clock, client, inbox, caller).await?),
+        StoreUrl::Redlock(url) => Ok(Redlock::open(url, clock, client, inbox, caller).await?),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
         #[cfg(feature = "postgres")]
@@ -76,5 +84,20 @@ pub(crate) async fn open(
         StoreUrl::Sqlite { path, is_durable } => {
             Ok(sqlite::Sqlite::open(path, *is_durable, clock, client, inbox)?)
         }
+    }
+}
+
+/// What sets the store at this address apart. It is known before the store is opened.
+pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
+    match url {
+        StoreUrl::Memory { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
+        #[cfg(feature = "redlock")]
+        StoreUrl::Redlock(url) => redlock::capabilities(url.max_ttl),
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(_) => redis::capabilities(),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => postgres::capabilities(url),
+        #[cfg(all(feature = "sqlite", unix))]
+        StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }
 }

@@ -521,3 +521,13 @@ fn dropped_future_drops_its_waker() {
     }
     assert_eq!(Arc::strong_count(&alive), 1, "no waker of a dropped future is kept");
 }
+
+/// A caller's task has room for them, and copies them.
+#[test]
+fn futures_of_callers_are_small() {
+    let client = block_on(Client::connect("memory:")).unwrap();
+    let mutex = client.mutex("a");
+    let guard = block_on(mutex.lock()).unwrap();
+    let sizes = [size_of_val(&mutex.lock()), size_of_val(&mutex.try_lock()), size_of_val(&guard.release())];
+    assert!(sizes.iter().all(|size| *size <= 1_200), "{sizes:?}");
+}

@@ -45,9 +45,14 @@ fn evidence(document: &str) -> Vec<String> {
 fn every_test_that_a_document_names_exists() {
     let mut code = String::new();
     sources(&root().join("crates"), &mut code);
-    for document in
-        ["README.md", "docs/guarantees.md", "docs/operations.md", "docs/redlock.md", "docs/postgres.md"]
-    {
+    for document in [
+        "README.md",
+        "docs/guarantees.md",
+        "docs/http-api.md",
+        "docs/operations.md",
+        "docs/postgres.md",
+        "docs/redlock.md",
+    ] {
         let names = evidence(&fs::read_to_string(root().join(document)).unwrap());
         assert!(names.len() > 5, "{document} shows no evidence");
         for name in names {
@@ -63,6 +68,86 @@ fn every_test_that_a_document_names_exists() {
 fn evidence_in_a_table_is_found() {
     let document = "| promise | shown by |\n|---|---|\n| it works | `a_test`; `cargo bench` and `b_test` |\n\n| a | `no` |\n";
     assert_eq!(evidence(document), ["a_test", "b_test"]);
+}
+
+/// The rows of the tables below a document's headings of a level, each with its cells. A `|` inside of code is not expected.
+fn rows<'d>(document: &'d str, head: &str) -> Vec<Vec<&'d str>> {
+    let (mut rows, mut is_below) = (Vec::new(), false);
+    for line in document.lines() {
+        if !line.starts_with('|') {
+            is_below = false;
+        } else if line.starts_with(head) {
+            is_below = true;
+        } else if is_below && !line.starts_with("|---") {
+            rows.push(line.trim_matches('|').split(" | ").map(str::trim).collect());
+        }
+    }
+    rows
+}
+
+/// What is wrong with a record of bugs: a test that does not exist, a commit that is no short id, a command without the commit that
+/// mended the bug, a heading that is no promise, or a count by finder that is not the number of rows.
+fn faults_of_the_record(record: &str, guarantees: &str, code: &str) -> Vec<String> {
+    let is_commit = |text: &str| text.len() == 7 && text.chars().all(|c| c.is_ascii_hexdigit());
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let bugs = rows(record, "| what broke | found by |");
+    let mut faults = Vec::new();
+    for bug in &bugs {
+        let [what, _, tests, commit, command] = bug[..] else {
+            faults.push(format!("{bug:?} has another number of cells"));
+            continue;
+        };
+        let is_defined =
+            |test: &String| ["(", "<"].iter().any(|next| code.contains(&format!("fn {test}{next}")));
+        let missing: Vec<String> = quoted(tests).into_iter().filter(|test| !is_defined(test)).collect();
+        let command = quoted(command).concat();
+        let mend = command.strip_prefix("scripts/reproduce ").and_then(|rest| rest.split(' ').next());
+        let has_commits = is_commit(&quoted(commit).concat()) && mend.is_some_and(is_commit);
+        if quoted(tests).is_empty() || !missing.is_empty() || !has_commits {
+            faults.push(format!("{what}: missing tests {missing:?}, or no commit: {commit}, {command}"));
+        }
+    }
+    let promises = record.lines().filter_map(|line| line.strip_prefix("### "));
+    let is_new = |promise: &&str| !guarantees.contains(*promise);
+    faults.extend(promises.filter(is_new).map(|promise| format!("{promise:?} is not in the guarantees")));
+    for finder in rows(record, "| found by | what that is |") {
+        let count = bugs.iter().filter(|bug| finder[0] == "all" || bug.get(1) == Some(&finder[0])).count();
+        if finder.last() != Some(&count.to_string().as_str()) {
+            faults.push(format!("{finder:?}, but there are {count}"));
+        }
+    }
+    faults
+}
+
+#[test]
+fn record_of_bugs_names_tests_commits_and_promises_that_exist() {
+    let mut code = String::new();
+    for folder in ["crates", "sim", "torture"] {
+        sources(&root().join(folder), &mut code);
+    }
+    let record = fs::read_to_string(root().join("docs/robustness.md")).unwrap();
+    let guarantees = fs::read_to_string(root().join("docs/guarantees.md")).unwrap().replace('\n', " ");
+    assert!(rows(&record, "| what broke | found by |").len() > 100);
+    assert_eq!(faults_of_the_record(&record, &guarantees, &code), Vec::<String>::new());
+}
+
+#[test]
+fn false_record_of_bugs_is_found() {
+    let found_by =
+        "| found by | what that is | evidence | bugs |\n|---|---|---|---|\n| review | a | b | 2 |\n\n";
+    let bugs = "### It works\n\n| what broke | found by | test today | last commit with it | shown there by |\n|---|---|---|---|---|\n";
+    let good = "| x | review | `a_test` | `0123abc`, run | `scripts/reproduce 9876fed -p core` |\n";
+    let faults = |rows: &str| {
+        faults_of_the_record(&format!("{found_by}{bugs}{rows}"), "It works. It is fast.", "fn a_test() {}")
+            .len()
+    };
+    assert_eq!(faults(&good.repeat(2)), 0);
+    assert_eq!(faults(good), 1, "the count by finder is wrong");
+    assert_eq!(faults(&good.repeat(2).replacen("a_test", "no_test", 1)), 1);
+    assert_eq!(faults(&good.repeat(2).replacen("0123abc", "HEAD", 1)), 1);
+    assert_eq!(faults(&good.repeat(2).replacen("9876fed ", "", 1)), 1);
+    let unknown = format!("{found_by}{bugs}{}", good.repeat(2)).replace("### It works", "### It is cheap");
+    assert_eq!(faults_of_the_record(&unknown, "It works. It is fast.", "fn a_test() {}").len(), 1);
 }
 
 /// A public item, and the documentation before it.
@@ -113,8 +198,17 @@ impl Item {
 }
 
 /// Folders and files of the library that have no public items.
-const PRIVATE: [&str; 8] =
-    ["engine", "engine.rs", "store", "store.rs", "tests", "tests.rs", "handle.rs", "simulation.rs"];
+const PRIVATE: [&str; 9] = [
+    "engine",
+    "engine.rs",
+    "store",
+    "store.rs",
+    "tests",
+    "tests.rs",
+    "handle.rs",
+    "simulation",
+    "simulation.rs",
+];
 
 fn public_items(folder: &Path, items: &mut Vec<Item>) {
     for entry in fs::read_dir(folder).unwrap() {

@@ -88,6 +88,32 @@ async fn diagnose_leaves_nothing_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn lead_and_loss_of_the_clock_of_tokens_are_reported() {
+    const CLOCK: &str = "leasehold:3:clock";
+    const HOUR: u64 = 3_600_000;
+    let server = sound(Flavor::Redis7).start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    assert_eq!(fact(&diagnose(&server.url()).await.components[0], "clock of tokens"), "follows the server's");
+    server.run(&["DEL", CLOCK]);
+    find(&diagnose(&server.url()).await, Severity::Advice, "clock of tokens is missing");
+    // The test lock has made a new one.
+    assert_eq!(troubles(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
+    let (seconds, _): (u64, u64) = server.query(&["TIME"]).unwrap();
+    for (ahead, severity) in [(HOUR, Severity::Advice), (100 * 24 * HOUR, Severity::Danger)] {
+        let id = format!("{}-0", seconds * 1_000 + ahead);
+        server.run(&["XADD", CLOCK, "MAXLEN", "0", &id, "t", ""]);
+        find(&diagnose(&server.url()).await, severity, "ahead of the server's");
+    }
+    // Beyond the last token.
+    server.run(&["XADD", CLOCK, "MAXLEN", "0", "5000000000000-0", "t", ""]);
+    let diagnosis = diagnose(&server.url()).await;
+    let finding = find(&diagnosis, Severity::Danger, "test lock could not be acquired");
+    assert!(finding.why.contains(CLOCK), "{finding:?}");
+    drop(guard);
+}
+
+#[tokio::test]
 async fn remedies_of_doctor_resolve_the_findings() {
     for flavor in Flavor::ALL {
         let builder = Server::builder().flavor(flavor).setting("maxmemory-policy", "allkeys-lfu");

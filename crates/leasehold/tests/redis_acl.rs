@@ -24,6 +24,15 @@ fn locks() -> Vec<&'static str> {
     with_password(rule("+evalsha"))
 }
 
+/// As `locks`, with what this version knows in addition.
+fn locks_of(flavor: Flavor) -> Vec<&'static str> {
+    let mut words = locks();
+    if flavor == Flavor::Valkey9 {
+        words.extend(rule("+delifeq").into_iter().filter(|word| word.starts_with('+')));
+    }
+    words
+}
+
 fn with_password(rule: Vec<&'static str>) -> Vec<&'static str> {
     rule.into_iter().map(|word| if word == ">PASSWORD" { ">a-long-password" } else { word }).collect()
 }
@@ -82,7 +91,7 @@ async fn use_everything(url: &str) {
 async fn documented_rights_suffice_for_every_command() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
-        server.run(&locks());
+        server.run(&locks_of(flavor));
         use_everything(&url(&server)).await;
         use_everything(&format!("{}?protocol=2", url(&server))).await;
         assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
@@ -136,7 +145,7 @@ async fn documented_rights_suffice_for_sentinels() {
 async fn documented_rights_suffice_for_redlock() {
     for flavor in Flavor::ALL {
         let servers: Vec<Server> = (0..3).map(|_| Server::builder().flavor(flavor).start()).collect();
-        servers.iter().for_each(|server| drop(server.run(&locks())));
+        servers.iter().for_each(|server| drop(server.run(&locks_of(flavor))));
         let nodes: Vec<String> = servers.iter().map(url).collect();
         let nodes = format!("redlock:{} ?max_ttl_ms=1000", nodes.join(" "));
         let (one, other) = (Client::connect(&nodes).await.unwrap(), Client::connect(&nodes).await.unwrap());
@@ -164,7 +173,7 @@ async fn documented_rights_suffice_for_redlock() {
 async fn missing_right_is_reported() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
-        let all = locks();
+        let all = locks_of(flavor);
         let rights: Vec<&str> =
             all.iter().copied().filter(|word| word.starts_with(['+', '~', '&'])).collect();
         assert!(rights.len() > 15, "{rights:?}");
@@ -186,7 +195,7 @@ async fn missing_right_is_reported() {
             let says = if left_out == "+info" { "right to run INFO" } else { "lacks rights" };
             let found = findings.find(|finding| finding.what.contains(says));
             let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {diagnosis:?}"));
-            let is_for_some = ["+scan", "+wait", "+info"].contains(&left_out);
+            let is_for_some = ["+scan", "+wait", "+info", "+delifeq"].contains(&left_out);
             let severity = if is_for_some { Severity::Advice } else { Severity::Danger };
             assert_eq!(found.severity, severity, "{left_out}");
             let remedy = found.remedy.as_ref().unwrap();
@@ -233,7 +242,7 @@ async fn missing_right_in_a_cluster_is_reported() {
 async fn documented_rights_of_doctor_suffice() {
     for flavor in Flavor::ALL {
         let server = Server::builder().flavor(flavor).start();
-        server.run(&locks());
+        server.run(&locks_of(flavor));
         let client = Client::connect(&url(&server)).await.unwrap();
         let whats = async || {
             let diagnosis = client.diagnose().await.unwrap();

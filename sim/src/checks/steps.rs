@@ -128,8 +128,11 @@ impl Books {
             (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire),
             _ => None,
         };
-        // A lease may be granted and exchanged in one step.
-        let exchanged = asked.and_then(|acquire| {
+        // A lease may be granted and exchanged in one step. A repeat exchanges nothing.
+        let is_repeat = |acquire: &&std::sync::Arc<Acquire>| {
+            self.attempts.get(&acquire.acquisition).is_some_and(|attempt| attempt.granted_at.is_some())
+        };
+        let exchanged = asked.filter(|acquire| !is_repeat(acquire)).and_then(|acquire| {
             let client = acquire.acquisition.client;
             acquire.replaces.map(|sequence| Acquisition { client, sequence })
         });

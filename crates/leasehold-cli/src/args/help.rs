@@ -10,29 +10,69 @@ Examples:
   leasehold run --semaphore 3 encode -- ./encode three at a time
   leasehold run -s site -- ./crawl               shared with other runs with -s
   leasehold run -x site -- ./publish             exclusive
+  leasehold run a b -- ./move                    two locks, both or none
   leasehold elect scheduler -- ./scheduler       on one of many hosts
+  id=$(leasehold acquire --ttl 5m deploy)        a lease for several commands
+  leasehold renew \"$id\"; leasehold release \"$id\"
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
+  leasehold watch                                holders and queues as they change
+  leasehold wait deploy                          until it is free
   leasehold doctor                               check the store for unsafe settings
+  leasehold serve --listen unix:/tmp/locks.sock  locks over HTTP, and a dashboard
 
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
 ~/.local/state/leasehold/locks.db. Two users therefore have different stores and
 do not exclude each other, and neither do the jobs of root's cron and your shell.
+Defaults of options can be in the environment (see each option) and in a file:
+$XDG_CONFIG_HOME/leasehold/config.toml, or the file that LEASEHOLD_CONFIG names.
+Its keys are the long options: of every command at the top, and of one command
+in its table:
+  store = \"redis://cache.example\"
+  [run]
+  ttl = \"30s\"
+An option of the command line comes first, then the environment, then the file.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
   LEASEHOLD_STORE=sqlite:/var/lib/leasehold/locks.db leasehold run ...
 leasehold ls, show and doctor print the address of their store.";
 
+pub(super) const ACQUIRE: &str = "\
+The lease belongs to no process. It expires after --ttl unless it is renewed:
+  id=$(leasehold acquire --ttl 5m deploy) || exit
+  ./build.sh
+  leasehold renew \"$id\" || exit      it lasts for another 5 minutes from now
+  ./deploy.sh
+  leasehold release \"$id\"
+If a command finds that the lease has ended, it exits with 1. leasehold status
+shows the lease without renewing it. All of them work on every host that reaches
+the store.
+
+Whoever has the id can renew and release the lease, so keep it as a password is
+kept: it is not shown by ls and show, and it can't be guessed. Without the id,
+leasehold release --force releases the lock.
+
+To run one command under a lock, use leasehold run: it renews the lease, and
+stops the command if the lease is lost.
+
+With --json the output is one object:
+  id             the id of the lease
+  token          the fencing token: higher than that of every earlier grant of
+                 this lock
+  kind, name     the lock
+  store          the store's address, without its password
+  expires_in_ms  the time left";
+
 pub(super) const RUN: &str = "\
 The command gets
-  LEASEHOLD_NAME      the lock's name
+  LEASEHOLD_NAME      the lock's name; of several locks one name per line
   LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
                       grant of this lock. Pass it to the protected resource,
                       which must refuse tokens lower than the highest it has
-                      seen
+                      seen. Of several locks one token per line
   LEASEHOLD_DEADLINE  when the lease would expire, as known when the command
                       started: seconds since 1970 with three decimals. While
                       the command runs, the lease is renewed at a third of
@@ -42,6 +82,13 @@ The command gets
   LEASEHOLD_TOKENS    the tokens of this run and of the enclosing runs. If a
                       nested run would wait for an enclosing one, it exits at
                       once with 2
+
+With several names, their mutexes are acquired together: all of them or none, in
+an order that can't deadlock. If one of their leases is lost, the command is
+stopped as if all were.
+
+If systemd runs leasehold as a service with Type=notify, the service counts as
+started once the lock is held and the command runs.
 
 The command runs in its own process group. On a terminal it behaves as if it were
 in leasehold's group. If leasehold is in the foreground, and neither its input
@@ -111,6 +158,24 @@ usual. While no command runs, these signals have no effect. If leasehold's input
 is a terminal, HUP and QUIT also end leasehold. --label is the text that
 leasehold show --kind election NAME prints for the leader.";
 
+pub(super) const WATCH: &str = "\
+Keys of the live view:
+  Up, Down, j, k  select a lock; Enter opens it, Esc goes back
+  /               filter by a text in any column; Esc clears the filter
+  s               sort by name, by the time held, or by the number of waiters
+  r               release the first holder by force, after a question; it notices
+                  at its next renewal
+  q               quit
+
+With --plain or --json each change is a line: a grant, the end of a lease, and a
+new number of waiters. A lease that begins and ends between two looks is not
+seen. The objects of --json have
+  time_ms     when it was seen, since 1970
+  event       granted, ended or waiting
+  kind, name  the lock
+  waiting     the number of waiters
+  holder      as `show --json` prints it, or null";
+
 pub(super) const SHOW: &str = "\
 With --json the output is one value with these keys. Later versions may add keys:
   store             the store's address, without its password
@@ -124,7 +189,7 @@ With --json the output is one value with these keys. Later versions may add keys
                     remembers; 0 for other kinds
   last_token        the last fencing token that was granted, or null
   holders           a list, empty if the lock is free; each has
-                    client         the random id of the holder's client
+                    client         a name for the holder's client
                     token          its fencing token
                     weight         its share of the capacity
                     mode           read, upgradable or write for a rw lock,
@@ -135,8 +200,8 @@ With --json the output is one value with these keys. Later versions may add keys
                                    is renewed
                     retained       true: the lock was released, but is
                                    retained until it expires (run --min-hold)
-                    metadata       host, pid, program and label, each of them
-                                   a value or null
+                    metadata       host, pid, program, label and trace_id, each
+                                   of them a value or null
   waiters           a list in queue order; each has client, weight, mode,
                     metadata and
                     position       1 for the next waiter
@@ -178,3 +243,21 @@ With --json the output is one value with these keys. Later versions may add keys
                         what      what was found
                         why       why it matters for locks
                         remedy    the fix, or null";
+
+#[cfg(feature = "serve")]
+pub(super) const SERVE: &str = "\
+The addresses are printed on stdout when the server is ready:
+  leasehold serve --listen unix:/tmp/locks.sock
+  curl --unix-socket /tmp/locks.sock -X POST localhost/v1/locks/mutex/a/acquire
+
+Only the user of the server can use its Unix socket, and needs no token. Over TCP
+every request needs a token, from the file of --tokens or the environment:
+  LEASEHOLD_SERVE_TOKEN       may acquire, release and read
+  LEASEHOLD_SERVE_READ_TOKEN  may only read
+A token has 16 to 1024 characters; openssl rand -hex 16 prints one. The page at /
+is a dashboard, /metrics is for Prometheus, and /v1/openapi.json describes the
+API. The dashboard of a socket on another host, at http://localhost:8430/:
+  ssh -N -L 8430:/run/leasehold/serve.sock HOST
+
+On TERM or INT the server drains: it grants nothing new, and callers can release
+what they hold. Leases that remain expire within their ttl.";

@@ -144,7 +144,7 @@ impl AcquireMachine {
                 self.needs_release = false;
                 let acquisition = self.command.acquisition;
                 let tombstone = self.tombstone();
-                Some(Command::Release(Release { acquisition, min_hold: Duration::ZERO, tombstone }))
+                Some(Command::Release(Release { tombstone, ..Release::now(acquisition) }))
             }
             _ => None,
         }
@@ -160,6 +160,14 @@ impl AcquireMachine {
     #[must_use]
     pub const fn has_waited(&self) -> bool {
         self.has_waited
+    }
+
+    /// The command, if a store that granted it at once keeps a lease that the command and the token describe completely.
+    #[must_use]
+    pub fn plain_command(&self) -> Option<Arc<Acquire>> {
+        let Acquire { owner, replaces, reserve, .. } = &*self.command;
+        let is_plain = owner.is_none() && replaces.is_none() && *reserve == 0 && !self.has_waited;
+        is_plain.then(|| self.command.clone())
     }
 
     /// Whether the store may know the attempt. An attempt that was never sent needs no release.

@@ -93,9 +93,9 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
             Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
         }
         Op::Release { client, sequence, at_least_s, tombstone_s } => Command::Release(Release {
-            acquisition: id(client, sequence),
             min_hold: Duration::from_secs(at_least_s),
             tombstone: Duration::from_secs(tombstone_s),
+            ..Release::now(id(client, sequence))
         }),
         Op::Force => Command::ForceRelease,
         Op::Pass { .. } | Op::StepBack { .. } | Op::Leave { .. } | Op::Return { .. } => return None,

@@ -84,11 +84,7 @@ fn unreachable_waiter_that_asks_is_answered() {
 #[test]
 fn acquire_after_its_release_is_cancelled() {
     let mut world = World::new();
-    let cancel = Command::Release(Release {
-        acquisition: id(0, 0),
-        min_hold: Duration::ZERO,
-        tombstone: Duration::from_secs(60),
-    });
+    let cancel = Command::Release(Release { tombstone: Duration::from_secs(60), ..Release::now(id(0, 0)) });
     assert_eq!(world.run(&cancel), Reply::NotHeld);
     assert_eq!(world.run(&acquire(id(0, 0), 1, 1, true)), Reply::Cancelled);
     assert!(world.view().holders.is_empty());
@@ -172,8 +168,7 @@ fn release_with_min_hold_retains_the_lock_and_notifies_the_head() {
     world.run(&acquire(id(0, 0), 1, 1, false));
     world.run(&acquire(id(1, 0), 1, 1, true));
     world.pass(Duration::from_secs(1));
-    let keep =
-        Release { acquisition: id(0, 0), min_hold: Duration::from_secs(25), tombstone: Duration::ZERO };
+    let keep = Release { min_hold: Duration::from_secs(25), ..Release::now(id(0, 0)) };
     assert_eq!(world.run(&Command::Release(keep)), Reply::Released);
     assert!(matches!(world.pushes[..], [Push { kind: PushKind::Next(head), .. }]
         if head.repoll_at == START + Duration::from_secs(25)));

@@ -74,6 +74,8 @@ end
 
 local function expire()
   if h.next_expiry > now then return end
+  -- Once in a while the key's expiry is set again, in case that another program took it away.
+  stayed = 0
   local next_expiry = NEVER
   while h.leases > 0 do
     local l = first_expiring_lease()

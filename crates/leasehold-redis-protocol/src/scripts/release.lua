@@ -5,6 +5,7 @@
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and
 --       8   not held
+--       13 milliseconds left, or -1   another program holds the key, so that the tombstone finds no place
 --
 -- MGET instead of GET, because an error for a key of another type would be counted in the server's statistics.
 
@@ -48,7 +49,7 @@ local function release()
 end
 
 may_exceed_memory = true
-if not begin() then return { now, 8 } end
+if not begin() then return tombstone > 0 and { now, 13, foreign } or { now, 8 } end
 grant()
 local reply = release()
 store()

@@ -61,6 +61,63 @@ local function count_rows(prefix)
 end
 --@use shortcut
 
+local function unpack_acquire(text)
+  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
+  local flags, at
+  a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text)
+  if flags % 2 == 1 then
+    a.waits = true
+    a.entry_ttl, a.longest_queue, at = struct.unpack('>I8I4', text, at)
+  end
+  if flags % 4 > 1 then
+    a.has_owner = 1
+    a.owner, at = struct.unpack('>I4c0', text, at)
+  end
+  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
+  a.metadata = string.sub(text, at)
+  return a
+end
+
+local function pack_lease(kind, l)
+  return struct.pack(LEASE, kind, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner,
+    #l.owner, l.owner, #l.metadata, l.metadata)
+end
+
+local function unpack_lease(text)
+  local l, _ = {}, nil
+  _, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner, l.owner,
+    l.metadata = struct.unpack(LEASE, text)
+  return l
+end
+
+local function unpack_header(row)
+  local s, _, at = {}, nil, nil
+  _, s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked, s.tombstones, s.next_expiry,
+    s.stays, at = struct.unpack(HEADER, row)
+  return s, string.sub(row, at)
+end
+
+-- The header, and the text of the first lease if there is one.
+local function pack_header(s, lease)
+  return struct.pack(HEADER, 'h', s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked,
+    s.tombstones, s.next_expiry, s.stays) .. lease
+end
+
+-- The lease of a plain value without its expiry, and the last token; nothing if the value is another program's.
+local function plain_lease()
+  local said, ms, sequence, granted_at, last = string.match(raw, PLAIN)
+  if not said or #said < struct.size(ACQUIRE) then return nil end
+  local a, token = unpack_acquire(said), ms * TOKENS_PER_MS + sequence
+  return { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = token, granted_at = tonumber(granted_at) or ms * 1000,
+    claimed = 1, kept = 0, metadata = a.metadata, capacity = a.capacity, ttl = a.ttl }, tonumber(last) or token
+end
+
+-- When a plain lease ends that has this many milliseconds left.
+local function plain_end(left)
+  return math.floor(now / 1000) * 1000 + left * 1000
+end
+--@use shared
+
 local h = {
   capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
   tombstones = 0, next_expiry = NEVER, stays = 0,
@@ -136,35 +193,6 @@ local function client_of(id)
   return (struct.unpack('c16c8', id))
 end
 
-local function unpack_acquire(text)
-  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
-  local flags, at
-  a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text)
-  if flags % 2 == 1 then
-    a.waits = true
-    a.entry_ttl, a.longest_queue, at = struct.unpack('>I8I4', text, at)
-  end
-  if flags % 4 > 1 then
-    a.has_owner = 1
-    a.owner, at = struct.unpack('>I4c0', text, at)
-  end
-  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
-  a.metadata = string.sub(text, at)
-  return a
-end
-
-local function pack_lease(kind, l)
-  return struct.pack(LEASE, kind, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner,
-    #l.owner, l.owner, #l.metadata, l.metadata)
-end
-
-local function unpack_lease(text)
-  local l, _ = {}, nil
-  _, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner, l.owner,
-    l.metadata = struct.unpack(LEASE, text)
-  return l
-end
-
 local function rows_of_lease(l)
   local rows = {}
   if l.is_further then
@@ -195,26 +223,22 @@ local function rows_of_waiter(w)
 end
 
 local function load_plain()
-  local said, ms, sequence, granted_at, last = string.match(raw, PLAIN)
+  local l, last = plain_lease()
   local left = redis.call('PTTL', KEYS[1])
-  if not said or #said < struct.size(ACQUIRE) then
+  if not l then
     foreign = left
     return
   end
-  local a = unpack_acquire(said)
-  granted_at = tonumber(granted_at) or ms * 1000
-  local ends = math.floor(now / 1000) * 1000 + left * 1000
+  l.expires_at = plain_end(left)
   -- Another program took the key's expiry away. The last renewal is not known, so the lease gets its ttl from now on.
   if left < 0 then
-    ends = now + a.ttl
+    l.expires_at = now + l.ttl
     is_unbounded = true
   end
-  if ends <= now then return end
-  local token = ms * TOKENS_PER_MS + sequence
-  outlive(ends)
-  h.capacity, h.in_use, h.last_token, h.leases, h.next_expiry = a.capacity, a.weight, tonumber(last) or token, 1, ends
-  first = { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = token, granted_at = granted_at,
-    expires_at = ends, claimed = 1, kept = 0, metadata = a.metadata }
+  if l.expires_at <= now then return end
+  outlive(l.expires_at)
+  h.capacity, h.in_use, h.last_token, h.leases, h.next_expiry = l.capacity, l.weight, last, 1, l.expires_at
+  first = l
 end
 
 local function load()
@@ -225,12 +249,11 @@ local function load()
     return
   end
   has_rows = true
-  local _, at
-  _, h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked, h.tombstones, h.next_expiry,
-    h.stays, at = struct.unpack(HEADER, header)
+  local lease
+  h, lease = unpack_header(header)
   stayed = h.stays
-  if at <= #header then
-    first = unpack_lease(string.sub(header, at))
+  if #lease > 0 then
+    first = unpack_lease(lease)
     first.rows = rows_of_lease(first)
   end
 end
@@ -248,9 +271,7 @@ end
 
 local function store_rows()
   open_rows()
-  local row = struct.pack(HEADER, 'h', h.capacity, h.in_use, h.last_token, h.next_place, h.head, h.leases, h.waiters, h.parked,
-    h.tombstones, h.next_expiry, h.stays)
-  if first then row = row .. pack_lease('l', first) end
+  local row = pack_header(h, first and pack_lease('l', first) or '')
   if row ~= header then
     -- In this order, because an empty sorted set is deleted, and its expiry with it.
     write('ZADD', KEYS[1], '0', row)

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::{IntoBlocking, block_on, calls};
+use crate::detached::LeaseId;
 use crate::error::Error;
 use crate::locks::lock::Lock;
 use futures_util::future::join_all;
@@ -88,6 +89,15 @@ impl Guard {
     /// As [`crate::Guard::release_timeout`].
     pub fn release_timeout(self, limit: Duration) -> Result<(), Error> {
         block_on(self.0.release_timeout(limit))
+    }
+
+    /// As [`crate::Guard::detach`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Guard::detach`].
+    pub fn detach(self) -> Result<LeaseId, Error> {
+        block_on(self.0.detach())
     }
 }
 

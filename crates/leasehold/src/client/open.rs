@@ -8,12 +8,14 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 
 use super::Client;
+use crate::digest::client_name;
 use crate::engine::clock::Clock;
 use crate::engine::manual::ManualClock;
 use crate::engine::{Session, driver};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{ClientOptions, Handle};
 use crate::store::{self, Inbox};
+use crate::telemetry::ClientTelemetry;
 use crate::url::StoreUrl;
 
 impl Client {
@@ -29,11 +31,12 @@ impl Client {
         clock: &Arc<ManualClock>,
         open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
     ) -> Result<Self, Error> {
-        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone())));
+        let telemetry = ClientTelemetry::new("memory:");
+        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone()), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
-        let store = open(session.id, Arc::downgrade(&inbox));
+        let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)));
         driver::start_manual(clock, session.clone(), store.clone());
-        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default());
+        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default(), telemetry);
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -57,26 +60,28 @@ impl Client {
         F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
     {
         let clock = Clock::System;
-        let session = Arc::new(Session::new(random_id()?, clock.clone()));
+        let telemetry = ClientTelemetry::new(&url);
+        let session = Arc::new(Session::new(random_id()?, clock.clone(), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (tell, told) = oneshot::channel();
-        let (limit, shown) = (options.connect_timeout, url.clone());
+        let (limit, shown, metered) = (options.connect_timeout, url.clone(), telemetry.clone());
         let open = move || async move {
-            let Some(limit) = limit else { return open(id, inbox, clock).await };
+            let opening = async { Ok(metered.meter(open(id, inbox, clock).await?)) };
+            let Some(limit) = limit else { return opening.await };
             let late = |_| {
                 let what = format!("{shown}: not connected within {limit:?}");
                 Err(Error::new(ErrorKind::Timeout, what))
             };
-            tokio::time::timeout(limit, open(id, inbox, clock)).await.unwrap_or_else(late)
+            tokio::time::timeout(limit, opening).await.unwrap_or_else(late)
         };
         let report = move |ready| tell.send(ready).is_ok();
         driver::start(session.clone(), open, report, thread_failed).map_err(thread_failed)?;
         let store = told.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
-        tracing::debug!(store = %url, client = %session.id, "connected");
-        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options)) })
+        tracing::debug!(store = %url, client = client_name(session.id), "connected");
+        Ok(Self { handle: Arc::new(Handle::new(session, store, url, options, telemetry)) })
     }
 }
 

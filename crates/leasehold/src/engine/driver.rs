@@ -12,15 +12,17 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use leasehold_core::{LocalTime, Resource};
+use leasehold_core::{Command, LocalTime, Resource};
 use tokio::runtime::Builder;
 use tokio::sync::Semaphore;
+use tracing::{Instrument as _, Span};
 
 use super::entry::Transmit;
 use super::manual::{Driven, ManualClock};
 use super::session::Session;
 use super::timer::Timer;
 use crate::store::Store;
+use crate::telemetry::{renewal_outcome, spans};
 
 /// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
 /// it can answer in time would look like a lost connection.
@@ -149,10 +151,16 @@ async fn send(
     let _permit = limit.acquire().await;
     let batch =
         transmits.iter().map(|(resource, transmit)| (resource.clone(), transmit.command.clone())).collect();
-    let answers = store.call_batch(batch, replicas).await;
+    let renews = transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_)));
+    let span = if renews { spans::renew(transmits.len()) } else { Span::none() };
+    let answers = store.call_batch(batch, replicas).instrument(span.clone()).await;
+    let _entered = span.entered();
     debug_assert_eq!(answers.len(), transmits.len(), "a store returns one result per command");
     let now = session.now();
-    for ((_, transmit), answered) in transmits.iter().zip(&answers) {
+    for ((resource, transmit), answered) in transmits.iter().zip(&answers) {
+        if matches!(transmit.command, Command::Renew(_)) {
+            spans::renewed(resource, renewal_outcome(answered));
+        }
         session.handle_response(transmit, now, answered);
     }
 }

@@ -1,5 +1,7 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod detach;
+mod holder;
 mod state;
 
 use std::sync::Arc;
@@ -7,8 +9,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandoffBudget, HandoffDecision, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Resource,
+    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
@@ -52,6 +54,8 @@ pub(super) struct Entry {
     pub(super) is_unsettled: bool,
     /// The tasks that wait for this entry must be woken.
     is_changed: bool,
+    /// The attempt was queued in the store.
+    pub(super) has_waited: bool,
     is_loss_logged: bool,
     /// A failure to renew or to release was logged, and its end was not.
     is_failure_logged: bool,
@@ -76,6 +80,8 @@ enum Stage {
         tombstone: Duration,
         /// The tombstone once the `Acquire` in flight is answered.
         tombstone_once_answered: Duration,
+        /// See [`Release::as_granted`].
+        as_granted: Option<(Arc<Acquire>, Token)>,
     },
     /// The store may still keep the lease or the waiter.
     Releasing(Releasing),
@@ -102,6 +108,7 @@ impl Entry {
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
+            has_waited: false,
             is_loss_logged: false,
             is_failure_logged: false,
             owner_was_granted: false,
@@ -170,10 +177,17 @@ impl Entry {
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(_)) => {
-                *tombstone = *tombstone_once_answered;
+            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+                // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
+                // release must not be skipped then.
+                if matches!(answer.reply, Reply::Granted(_)) {
+                    *tombstone = *tombstone_once_answered;
+                }
             }
-            (Stage::Lease { machine, .. }, Command::Renew(_), Ok(answer)) => {
+            (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
+                if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
+                    *as_granted = None;
+                }
                 machine.handle_reply(now, transmit.sent_at, &answer.reply);
                 if matches!(machine.state(now), LeaseState::Held)
                     && std::mem::take(&mut self.is_failure_logged)
@@ -211,7 +225,10 @@ impl Entry {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_push(now, push),
             Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Contended => machine.handle_contended(now),
+            Stage::Lease { machine, as_granted, .. } if push.kind == PushKind::Contended => {
+                *as_granted = None;
+                machine.handle_contended(now);
+            }
             // The response was faster than the push, or the lease is being released.
             Stage::Lease { .. } | Stage::Releasing(_) | Stage::Ended(_) => {}
         }
@@ -248,10 +265,11 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
-            Stage::Lease { machine, tombstone, .. } => {
+            Stage::Lease { machine, tombstone, as_granted, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
-                let release = Release { acquisition, min_hold: self.min_hold, tombstone };
+                let as_granted = as_granted.take();
+                let release = Release { acquisition, min_hold: self.min_hold, tombstone, as_granted };
                 self.begin_release(release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
@@ -316,7 +334,9 @@ impl Entry {
         self.is_changed = true;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
+            self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
+            let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
@@ -331,7 +351,7 @@ impl Entry {
             if machine.recheck_pending() {
                 lease.handle_hint(now);
             }
-            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered };
+            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted };
         } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
             let place = machine.queue_entry_ttl();
             self.begin_release(release, place, Duration::ZERO, now);
@@ -359,42 +379,5 @@ impl Entry {
         self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
         self.is_failure_logged = false;
         self.is_changed = true;
-    }
-
-    // --- What its owner asks of a lease ----------------------------------------------------------
-
-    pub(super) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
-        self.end_attempt(now);
-        self.outcome
-    }
-
-    pub(super) fn limit_hold(&mut self, ends_at: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.end_by(ends_at);
-        }
-    }
-
-    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
-    pub(super) fn abandon_renewal(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage
-            && machine.is_renewing()
-        {
-            machine.handle_failure(now);
-        }
-    }
-
-    /// Decides whether the lease goes to the next task of the local queue.
-    pub(super) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
-        match &mut self.stage {
-            // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
-            _ => HandoffDecision::Release,
-        }
-    }
-
-    pub(super) fn renew_now(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.handle_hint(now);
-        }
     }
 }

@@ -1,13 +1,105 @@
 //! What a guard does with its lease's entry.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{LocalTime, Loss, Owner, Resource, Token};
+use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token};
 
-use super::entry::Transmit;
-use super::session::Session;
+use super::entry::{Entry, Transmit};
+use super::local_queue::{LocalQueue, QueueState};
+use super::session::{Closed, Session};
+use super::table::Effects;
+
+/// How a task's hold of a lease ended.
+pub(crate) enum EndedHold {
+    /// The local queue keeps the lease for its next task.
+    HandedOff,
+    /// The lease is released by this request. `loss`: it had been lost before.
+    Releasing { transmit: Option<Transmit>, loss: Option<Loss> },
+}
+
+/// The grant of a lease that was waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueuedGrant {
+    /// When the store granted the lease; none after a hand-off within the client.
+    pub(crate) granted_at: Option<LocalTime>,
+}
+
+/// A lease that its client has forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DetachedLease {
+    pub(crate) acquisition: Acquisition,
+    pub(crate) ttl: Duration,
+    pub(crate) min_hold: Duration,
+    /// How long a release must be remembered, because an `Acquire` may still be in flight.
+    pub(crate) tombstone: Duration,
+}
+
+/// A lease of another client that this client takes over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttachedLease {
+    pub(crate) detached: DetachedLease,
+    pub(crate) token: Token,
+    pub(crate) replicas: u32,
+}
 
 impl Session {
+    /// Takes a held lease out of the table, without a release. A local queue begins a new attempt for its other tasks.
+    pub(crate) fn detach(
+        &self,
+        sequence: u64,
+        queue: Option<u64>,
+        now: LocalTime,
+    ) -> Result<DetachedLease, Loss> {
+        let mut effects = Effects::default();
+        let detached = {
+            let mut table = self.table();
+            let entry = table.entries.get_mut(&sequence).ok_or(Loss::Closed)?;
+            let detached = entry.detach(now)?;
+            if let Some(queue) = queue {
+                table.hand_off(queue, sequence, now, &mut effects);
+            }
+            table.reconcile(sequence, now, &mut effects);
+            detached
+        };
+        self.apply_effects(effects);
+        Ok(detached)
+    }
+
+    /// Adds a lease that the store has. It was valid for this time when the store looked, which was not before `asked_at`.
+    pub(crate) fn attach(
+        &self,
+        resource: Arc<Resource>,
+        lease: AttachedLease,
+        asked_at: LocalTime,
+        valid_for: Duration,
+    ) -> Result<u64, Closed> {
+        let sequence = self.next_acquisition().sequence;
+        let entry = Box::new(Entry::attached(resource, lease, asked_at, valid_for));
+        let mut effects = Effects::default();
+        {
+            let mut table = self.table();
+            if table.is_closed {
+                return Err(Closed);
+            }
+            table.insert(sequence, entry, self.now(), &mut effects);
+        }
+        self.apply_effects(effects);
+        Ok(sequence)
+    }
+
+    /// The grant that gave a lease this token; none if the lease was granted without a wait.
+    pub(crate) fn queued_grant(&self, sequence: u64, token: Token) -> Option<QueuedGrant> {
+        let table = self.table();
+        let entry = table.entries.get(&sequence)?;
+        match entry.outcome {
+            Some(Outcome::Granted { grant, since, .. }) if grant.tokens.first == token => {
+                entry.has_waited.then_some(QueuedGrant { granted_at: Some(since) })
+            }
+            _ => Some(QueuedGrant { granted_at: None }),
+        }
+    }
+
     /// How much longer a held lease may be trusted, or why it was lost.
     pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
         self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
@@ -42,14 +134,27 @@ impl Session {
         self.step(sequence, now, |entry| entry.abandon_renewal(now));
     }
 
-    /// Begins to release a lease. Returns the request, and the loss if the lease had been lost before.
-    pub(crate) fn begin_release(&self, sequence: u64, now: LocalTime) -> (Option<Transmit>, Option<Loss>) {
-        let began = self.step(sequence, now, |entry| {
-            let loss = entry.remaining(now).err();
-            entry.abandon(now);
-            (entry.poll_transmit(sequence, now), loss)
-        });
-        began.unwrap_or((None, Some(Loss::Closed)))
+    /// Ends a task's hold of a lease: hands the lease off to the next task of its local queue, or begins to release it.
+    pub(crate) fn end_hold(&self, queue: Option<u64>, lease: u64, now: LocalTime) -> EndedHold {
+        let mut effects = Effects::default();
+        let ended = {
+            let mut table = self.table();
+            let has_lease =
+                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
+            let queue = queue.filter(|queue| table.local_queues.by_id.get(queue).is_some_and(has_lease));
+            if queue.is_some_and(|queue| table.hand_off(queue, lease, now, &mut effects)) {
+                table.reconcile(lease, now, &mut effects);
+                EndedHold::HandedOff
+            } else {
+                let began = table.step(lease, now, &mut effects, |entry| {
+                    let loss = entry.end_hold(now);
+                    EndedHold::Releasing { transmit: entry.poll_transmit(lease, now), loss }
+                });
+                began.unwrap_or(EndedHold::Releasing { transmit: None, loss: Some(Loss::Closed) })
+            }
+        };
+        self.apply_effects(effects);
+        ended
     }
 
     /// When the maximum hold of this lease ends; `NEVER` without one.

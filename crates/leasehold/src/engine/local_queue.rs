@@ -4,8 +4,9 @@
 //! polled, therefore never blocks the tasks behind it. The driver sends what the queue asks the store while no task is
 //! polled. An empty queue is removed.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, LazyLock};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -15,11 +16,14 @@ use leasehold_core::{
 };
 
 use super::entry::{AttemptEnd, Entry};
+use super::number_map::NumberMap;
+use super::waiting::Waiting;
 use crate::store::StoreError;
 
 /// What a queue's tasks ask the store for. Tasks with equal keys share a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AcquireKey {
+    pub(crate) hash: ResourceHash,
     pub(crate) resource: Arc<Resource>,
     pub(crate) terms: LeaseTerms,
     pub(crate) wait: WaitFor,
@@ -27,6 +31,18 @@ pub(crate) struct AcquireKey {
     pub(crate) wait_policy: WaitPolicy,
     pub(crate) metadata: Arc<str>,
     pub(crate) hand_off: HandoffLimits,
+}
+
+/// The hash of a resource. A lock computes it once, and not with every acquire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ResourceHash(u64);
+
+impl ResourceHash {
+    pub(crate) fn of(resource: &Resource) -> Self {
+        // With random keys, because names may come from anywhere.
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Self(KEYS.hash_one(resource))
+    }
 }
 
 /// A task's place in a local queue.
@@ -62,16 +78,18 @@ pub(crate) enum CancelledWait {
 /// All local queues of a client.
 #[derive(Default)]
 pub(super) struct LocalQueues {
-    pub(super) by_id: BTreeMap<u64, LocalQueue>,
-    /// Usually one per resource: most tasks that use a lock use it with the same options.
-    by_resource: HashMap<Arc<Resource>, Vec<u64>>,
+    pub(super) by_id: NumberMap<LocalQueue>,
+    /// The newest queue of each resource hash. The others follow by [`LocalQueue::next`].
+    by_hash: NumberMap<u64>,
 }
 
 pub(super) struct LocalQueue {
     pub(super) key: AcquireKey,
+    /// Another queue with the same resource hash. Usually there is none: most tasks that use a lock use it with the same options.
+    next: Option<u64>,
     pub(super) state: QueueState,
-    /// By ticket number. A task stays in here until it has seen its assignment.
-    pub(super) waiting: BTreeMap<u64, Option<Waker>>,
+    /// A task stays in here until it has seen its assignment.
+    pub(super) waiting: Waiting,
     /// How the attempt ended, for each task that waited for it and has not been polled since.
     pub(super) ended: BTreeMap<u64, AttemptEnd>,
 }
@@ -95,26 +113,57 @@ pub(super) enum QueueState {
 
 impl LocalQueues {
     pub(super) fn find(&self, key: &AcquireKey) -> Option<u64> {
-        let ids = self.by_resource.get(&key.resource)?;
-        ids.iter().copied().find(|id| self.by_id.get(id).is_some_and(|queue| queue.key == *key))
+        let mut at = self.by_hash.get(&key.hash.0).copied();
+        while let Some(id) = at {
+            let queue = self.by_id.get(&id)?;
+            if queue.key == *key {
+                return Some(id);
+            }
+            at = queue.next;
+        }
+        None
     }
 
     pub(super) fn add(&mut self, id: u64, key: AcquireKey) {
-        self.by_resource.entry(key.resource.clone()).or_default().push(id);
-        let queue =
-            LocalQueue { key, state: QueueState::Idle, waiting: BTreeMap::new(), ended: BTreeMap::new() };
-        self.by_id.insert(id, queue);
+        let next = self.by_hash.insert(key.hash.0, id);
+        let (state, waiting, ended) = (QueueState::Idle, Waiting::default(), BTreeMap::new());
+        self.by_id.insert(id, LocalQueue { key, next, state, waiting, ended });
     }
 
     pub(super) fn remove_if_empty(&mut self, id: u64) {
-        let Some(queue) = self.by_id.get(&id).filter(|queue| queue.is_empty()) else { return };
-        if let Some(ids) = self.by_resource.get_mut(&queue.key.resource) {
-            ids.retain(|other| *other != id);
-            if ids.is_empty() {
-                self.by_resource.remove(&queue.key.resource);
+        if !self.by_id.get(&id).is_some_and(LocalQueue::is_empty) {
+            return;
+        }
+        let Some(removed) = self.by_id.remove(id) else { return };
+        let hash = removed.key.hash.0;
+        let Some(&newest) = self.by_hash.get(&hash) else { return };
+        if newest != id {
+            self.unlink(newest, id, removed.next);
+        } else if let Some(next) = removed.next {
+            self.by_hash.insert(hash, next);
+        } else {
+            self.by_hash.remove(hash);
+        }
+    }
+
+    /// Takes a removed queue out of the list that begins at `newest`.
+    fn unlink(&mut self, newest: u64, removed: u64, next: Option<u64>) {
+        let mut at = newest;
+        while let Some(queue) = self.by_id.get_mut(&at) {
+            match queue.next {
+                Some(other) if other == removed => {
+                    queue.next = next;
+                    return;
+                }
+                Some(other) => at = other,
+                None => return,
             }
         }
-        self.by_id.remove(&id);
+    }
+
+    /// Takes the waker of a waiting task, which then is not woken. The caller must drop it with the mutex free.
+    pub(super) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
+        self.by_id.get_mut(&ticket.queue)?.waiting.get_mut(ticket.number)?.take()
     }
 }
 
@@ -136,7 +185,7 @@ impl LocalQueue {
 
     /// Assigns the lease to the first waiting task.
     pub(super) fn assign(&mut self, lease: u64, token: Token, wakers: &mut Vec<Waker>) {
-        let Some((&number, waker)) = self.waiting.iter_mut().next() else { return };
+        let Some((number, waker)) = self.waiting.first_mut() else { return };
         wakers.extend(waker.take());
         self.state = QueueState::Assigned { lease, number, token };
     }
@@ -149,7 +198,7 @@ impl LocalQueue {
         wakers: &mut Vec<Waker>,
     ) {
         self.state = QueueState::Idle;
-        for (number, waker) in std::mem::take(&mut self.waiting) {
+        for (number, waker) in self.waiting.take() {
             self.ended.insert(number, (outcome, last_error.cloned()));
             wakers.extend(waker);
         }
@@ -171,5 +220,55 @@ impl LocalQueue {
         entry.local_queue = Some((id, key.hand_off));
         self.state = QueueState::Acquiring(acquisition.sequence);
         Box::new(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Kind, Name};
+
+    use super::*;
+
+    fn key(name: &str, max_queue: u32) -> AcquireKey {
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+        let ttl = Duration::from_secs(1);
+        AcquireKey {
+            hash: ResourceHash::of(&resource),
+            resource,
+            terms: LeaseTerms {
+                ttl,
+                renews: true,
+                max_hold: None,
+                min_lifetime: Duration::ZERO,
+                replicas: 0,
+            },
+            wait: WaitFor { entry_ttl: ttl, max_queue },
+            wait_policy: WaitPolicy {
+                deadline: LocalTime::NEVER,
+                repoll_interval: ttl,
+                confirms_pushes: false,
+            },
+            metadata: Arc::from(""),
+            hand_off: HandoffLimits { max_handoffs: 1, max_duration: ttl },
+        }
+    }
+
+    #[test]
+    fn queues_of_one_resource_are_found_by_their_options() {
+        let mut queues = LocalQueues::default();
+        for (id, max_queue) in [(1, 10), (2, 20), (3, 30)] {
+            queues.add(id, key("a", max_queue));
+        }
+        queues.add(4, key("b", 10));
+        let found = |queues: &LocalQueues| [10, 20, 30].map(|max_queue| queues.find(&key("a", max_queue)));
+        assert_eq!(found(&queues), [Some(1), Some(2), Some(3)]);
+        assert_eq!(queues.find(&key("b", 20)), None);
+        // From the middle, from the front, and the last one.
+        for (removed, left) in [(2, [Some(1), None, Some(3)]), (3, [Some(1), None, None]), (1, [None; 3])] {
+            queues.remove_if_empty(removed);
+            assert_eq!(found(&queues), left);
+        }
+        queues.remove_if_empty(4);
+        assert!(queues.by_id.is_empty() && queues.by_hash.is_empty());
     }
 }

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use leasehold_core::{Command, Failure, Outcome, Resource};
 
 use super::entry::Transmit;
+use super::local_queue::Ticket;
 use super::releasing::ReleaseOutcome;
 use super::session::Session;
 use crate::store::{BoxFuture, CallResult, Store, StoreError};
@@ -18,6 +19,8 @@ use crate::store::{BoxFuture, CallResult, Store, StoreError};
 pub(crate) struct Request<'a> {
     session: &'a Session,
     state: State,
+    /// The task of a local queue that polls for the answer.
+    polled_by: Option<Ticket>,
 }
 
 enum State {
@@ -52,14 +55,25 @@ impl<'a> Request<'a> {
         let state = match transmit {
             None => State::Done,
             Some(transmit) => match store.try_call_inline(resource, &transmit.command) {
-                Some(answered) => State::Answered(step(session, &transmit, answered)),
+                Some(answered) => State::Answered(step(session, &transmit, answered, None)),
                 None => {
                     let sent = store.call(resource.clone(), transmit.command.clone(), transmit.replicas);
                     State::InFlight(transmit, sent)
                 }
             },
         };
-        Self { session, state }
+        Self { session, state, polled_by: None }
+    }
+
+    /// Names the task that polls for the answer, and looks at its wait in its local queue after each poll.
+    pub(crate) fn polled_by(mut self, ticket: Ticket) -> Self {
+        self.polled_by = Some(ticket);
+        self
+    }
+
+    /// Whether the answer is still to come.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        matches!(self.state, State::InFlight(..))
     }
 
     /// Polls for the answer and steps the table with it. Returns the response once.
@@ -68,7 +82,7 @@ impl<'a> Request<'a> {
             State::Done => return None,
             State::Answered(response) => std::mem::take(response),
             State::InFlight(transmit, sent) => match sent.as_mut().poll(context) {
-                Poll::Ready(answered) => step(self.session, transmit, answered),
+                Poll::Ready(answered) => step(self.session, transmit, answered, self.polled_by),
                 Poll::Pending => return None,
             },
         };
@@ -95,10 +109,10 @@ impl Drop for Request<'_> {
 }
 
 /// Steps the table with the answer.
-fn step(session: &Session, transmit: &Transmit, answered: CallResult) -> Response {
+fn step(session: &Session, transmit: &Transmit, answered: CallResult, polled_by: Option<Ticket>) -> Response {
     let end = match transmit.command {
         Command::Release(_) => session.handle_release_response(transmit, &answered).map(End::Release),
-        _ => session.handle_response(transmit, session.now(), &answered).map(End::Attempt),
+        _ => session.handle_polled_response(polled_by, transmit, session.now(), &answered).map(End::Attempt),
     };
     Response { end, error: answered.err() }
 }
@@ -108,7 +122,7 @@ fn step(session: &Session, transmit: &Transmit, answered: CallResult) -> Respons
 pub(crate) fn release_dropped(session: &Session, store: &dyn Store, resource: &Resource, sequence: u64) {
     let Some(transmit) = session.release_dropped(sequence, session.now()) else { return };
     match store.try_call_inline(resource, &transmit.command) {
-        Some(answered) => drop(step(session, &transmit, answered)),
+        Some(answered) => drop(step(session, &transmit, answered, None)),
         None => session.defer_release(sequence, session.now()),
     }
 }

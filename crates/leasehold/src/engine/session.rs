@@ -8,9 +8,16 @@
 //! expired in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(shuttle))]
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(shuttle)]
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+// The test of threads in `sim/` decides which thread runs next.
+#[cfg(shuttle)]
+use shuttle::sync::{Mutex, MutexGuard};
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, LeaseTerms, LocalTime, Outcome, Push, Resource,
@@ -19,13 +26,16 @@ use leasehold_core::{
 use tokio::sync::Notify;
 
 use super::clock::Clock;
+use super::due::DueWork;
 use super::entry::{Entry, Transmit};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
 };
+use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
-use super::table::{DueWork, Effects, Table};
+use super::table::{Effects, Table};
 use crate::store::{CallResult, Inbox};
+use crate::telemetry::ClientTelemetry;
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
@@ -33,6 +43,7 @@ pub(crate) struct Session {
     table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
     clock: Clock,
+    telemetry: ClientTelemetry,
     /// Wakes the driver's thread before its own timer does.
     pub(super) alarm: Notify,
 }
@@ -41,10 +52,10 @@ pub(crate) struct Session {
 pub(crate) struct Closed;
 
 impl Session {
-    pub(crate) fn new(id: ClientId, clock: Clock) -> Self {
+    pub(crate) fn new(id: ClientId, clock: Clock, telemetry: ClientTelemetry) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
         let table = Table::new(id, sequence.clone());
-        Self { id, table: Mutex::new(table), sequence, clock, alarm: Notify::new() }
+        Self { id, table: Mutex::new(table), sequence, clock, telemetry, alarm: Notify::new() }
     }
 
     /// The time by this client's clock.
@@ -82,15 +93,10 @@ impl Session {
         now: LocalTime,
         act: impl FnOnce(&mut Entry) -> T,
     ) -> Option<T> {
-        let (result, effects) = {
-            let mut table = self.table();
-            let result = act(table.entries.get_mut(&sequence)?);
-            let mut effects = Effects::default();
-            table.reconcile(sequence, now, &mut effects);
-            (result, effects)
-        };
+        let mut effects = Effects::default();
+        let result = self.table().step(sequence, now, &mut effects, act);
         self.apply_effects(effects);
-        Some(result)
+        result
     }
 
     pub(super) fn apply_effects(&self, effects: Effects) {
@@ -99,6 +105,9 @@ impl Session {
             self.wake_driver();
         }
         for (resource, event) in effects.log_events {
+            if let LogEvent::Lost(loss) = event {
+                self.telemetry.lost(resource.kind, loss);
+            }
             event.log(&resource);
         }
     }
@@ -142,10 +151,32 @@ impl Session {
         now: LocalTime,
         answered: &CallResult,
     ) -> Option<Outcome> {
-        self.step(transmit.sequence, now, |entry| {
-            entry.handle_response(transmit, now, answered);
-            entry.outcome(now)
-        })?
+        self.handle_polled_response(None, transmit, now, answered)
+    }
+
+    /// As [`Self::handle_response`]. `polled_by`: the task of a local queue that has received the response. It looks at its wait right
+    /// after, so it is not woken.
+    pub(crate) fn handle_polled_response(
+        &self,
+        polled_by: Option<Ticket>,
+        transmit: &Transmit,
+        now: LocalTime,
+        answered: &CallResult,
+    ) -> Option<Outcome> {
+        self.telemetry.answered(&transmit.command, now.since(transmit.sent_at), answered);
+        let mut effects = Effects::default();
+        let (outcome, waker) = {
+            let mut table = self.table();
+            let waker = polled_by.and_then(|ticket| table.local_queues.take_waker(ticket));
+            let outcome = table.step(transmit.sequence, now, &mut effects, |entry| {
+                entry.handle_response(transmit, now, answered);
+                entry.outcome(now)
+            });
+            (outcome, waker)
+        };
+        drop(waker);
+        self.apply_effects(effects);
+        outcome?
     }
 
     /// Steps an entry with the response to its release. Returns the outcome if the release is complete.
@@ -196,7 +227,7 @@ impl Session {
                 && number == ticket.number
             {
                 queue.state = QueueState::Held(lease);
-                replaced = queue.waiting.remove(&number);
+                replaced = queue.waiting.remove(number);
                 drop(table);
                 drop(replaced);
                 return Poll::Ready(WaitOutcome::Granted(lease, token));
@@ -205,7 +236,11 @@ impl Session {
                 table.local_queues.remove_if_empty(ticket.queue);
                 return Poll::Ready(WaitOutcome::Ended(ended));
             }
-            replaced = queue.waiting.insert(ticket.number, Some(context.waker().clone()));
+            replaced = match queue.waiting.get_mut(ticket.number) {
+                Some(Some(waker)) if waker.will_wake(context.waker()) => None,
+                Some(slot) => slot.replace(context.waker().clone()),
+                None => None,
+            };
         }
         // Dropping a waker may drop its task, and with it a guard of this session, which takes the mutex.
         drop(replaced);
@@ -218,7 +253,7 @@ impl Session {
         let (cancelled, waker) = {
             let mut table = self.table();
             let queue = table.local_queues.by_id.get_mut(&ticket.queue);
-            let waker = queue.and_then(|queue| queue.waiting.remove(&ticket.number));
+            let waker = queue.and_then(|queue| queue.waiting.remove(ticket.number));
             (table.cancel_wait(ticket, now, &mut effects), waker)
         };
         drop(waker);
@@ -254,8 +289,7 @@ impl Session {
                 table.unconfirmed = 0;
             }
             effects.wake_driver = true;
-            let sequences: Vec<u64> = table.entries.keys().copied().collect();
-            for sequence in sequences {
+            for sequence in table.entries.sorted_numbers(|_| true) {
                 if let Some(entry) = table.entries.get_mut(&sequence) {
                     entry.close(now);
                 }
@@ -322,13 +356,15 @@ impl Session {
 
 impl Inbox for Session {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
+        self.telemetry.reconnected();
         let now = self.now();
-        let entries: Vec<(u64, Arc<Resource>)> = self
+        let mut entries: Vec<(u64, Arc<Resource>)> = self
             .table()
             .entries
             .iter()
             .map(|(sequence, entry)| (*sequence, entry.resource.clone()))
             .collect();
+        entries.sort_unstable_by_key(|(sequence, _)| *sequence);
         let sequences =
             entries.into_iter().filter(|(_, resource)| concerns(resource)).map(|(sequence, _)| sequence);
         for sequence in sequences {

@@ -8,31 +8,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Command, HandoffDecision, LocalTime, Outcome, Owner, Resource};
+use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
 use super::entry::{Entry, Transmit};
 use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, LocalQueues, QueueState, Ticket};
 use super::log_event::LogEvent;
+use super::number_map::NumberMap;
 use super::releasing::ReleaseOutcome;
-
-/// The largest number of commands in one batch.
-const MAX_BATCH: usize = 512;
-
-/// A renewal that is due within this fraction of its ttl is sent together with one that is due now.
-const EARLY_RENEWAL_PART: u32 = 20;
-
-/// Max time before its due time at which a renewal is sent, for any ttl.
-const EARLY_RENEWAL_MAX: Duration = Duration::from_millis(500);
 
 pub(super) struct Table {
     pub(super) id: ClientId,
     /// The session's counter.
     pub(super) sequence: Arc<AtomicU64>,
     pub(super) local_queues: LocalQueues,
-    /// By sequence number. Most clients have few entries, and a small tree costs less than hashing.
-    pub(super) entries: BTreeMap<u64, Box<Entry>>,
+    /// By sequence number.
+    pub(super) entries: NumberMap<Box<Entry>>,
     pub(super) timers: BTreeSet<(LocalTime, u64)>,
     pub(super) sleepers: BTreeMap<(LocalTime, u64), Waker>,
     /// When the driver wakes by itself.
@@ -51,15 +42,6 @@ pub(super) struct Table {
     pub(super) has_no_handles: bool,
 }
 
-/// What the driver must do.
-pub(crate) struct DueWork {
-    pub(crate) transmits: Vec<(Arc<Resource>, Transmit)>,
-    /// When to ask again.
-    pub(crate) next: LocalTime,
-    /// The client has ended and nothing is left to release.
-    pub(crate) is_over: bool,
-}
-
 /// What the caller must do once the mutex is free.
 #[derive(Default)]
 pub(super) struct Effects {
@@ -74,7 +56,7 @@ impl Table {
             id,
             sequence,
             local_queues: LocalQueues::default(),
-            entries: BTreeMap::new(),
+            entries: NumberMap::default(),
             timers: BTreeSet::new(),
             sleepers: BTreeMap::new(),
             driver_wakes_at: LocalTime::NEVER,
@@ -91,6 +73,19 @@ impl Table {
         if !self.close_wakers.iter().any(|waker| waker.will_wake(context.waker())) {
             self.close_wakers.push(context.waker().clone());
         }
+    }
+
+    /// Steps one entry, and completes the step.
+    pub(super) fn step<T>(
+        &mut self,
+        sequence: u64,
+        now: LocalTime,
+        effects: &mut Effects,
+        act: impl FnOnce(&mut Entry) -> T,
+    ) -> Option<T> {
+        let result = act(self.entries.get_mut(&sequence)?);
+        self.reconcile(sequence, now, effects);
+        Some(result)
     }
 
     /// Completes a step of one entry: advances it, updates its local queue and its timer, and removes it once it is done.
@@ -138,7 +133,7 @@ impl Table {
         let released = entry.release_outcome();
         let was_unsettled = std::mem::take(&mut entry.is_unsettled);
         if !entry.is_referenced {
-            self.entries.remove(&sequence);
+            self.entries.remove(sequence);
         }
         if was_unsettled {
             self.on_settled(released, effects);
@@ -155,9 +150,7 @@ impl Table {
         effects: &mut Effects,
     ) {
         let is_of_owner = |entry: &Entry| entry.owner.as_ref() == Some(owner) && *entry.resource == *resource;
-        let attempts = self.entries.iter().filter(|(_, entry)| entry.outcome.is_none() && is_of_owner(entry));
-        let attempts: Vec<u64> = attempts.map(|(sequence, _)| *sequence).collect();
-        for sequence in attempts {
+        for sequence in self.entries.sorted_numbers(|entry| entry.outcome.is_none() && is_of_owner(entry)) {
             if let Some(entry) = self.entries.get_mut(&sequence) {
                 entry.recheck(now);
             }
@@ -184,68 +177,6 @@ impl Table {
         }
     }
 
-    pub(super) fn due(&mut self, now: LocalTime, effects: &mut Effects) -> DueWork {
-        while let Some(sleeper) = self.sleepers.first_entry()
-            && sleeper.key().0 <= now
-        {
-            effects.wakers.push(sleeper.remove());
-        }
-        let mut transmits = Vec::new();
-        while transmits.len() < MAX_BATCH
-            && let Some(&(time, sequence)) = self.timers.first()
-            && time <= now
-        {
-            transmits.extend(self.fire(sequence, now, effects));
-        }
-        if transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_))) {
-            self.renew_early(now, &mut transmits, effects);
-        }
-        let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
-        let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
-        self.driver_wakes_at = timer.min(sleeper);
-        let is_over = self.unsettled == 0 && (self.is_closed || self.has_no_handles);
-        DueWork { transmits, next: self.driver_wakes_at, is_over }
-    }
-
-    fn fire(
-        &mut self,
-        sequence: u64,
-        now: LocalTime,
-        effects: &mut Effects,
-    ) -> Option<(Arc<Resource>, Transmit)> {
-        let entry = self.entries.get_mut(&sequence)?;
-        if let Some(set) = entry.timer.take() {
-            self.timers.remove(&(set, sequence));
-        }
-        let transmit = entry.poll_transmit(sequence, now).map(|transmit| (entry.resource.clone(), transmit));
-        self.reconcile(sequence, now, effects);
-        transmit
-    }
-
-    /// Sends renewals that are due soon together with those that are due now. Leases with equal ttls therefore come to be
-    /// renewed in one batch, whenever they were granted.
-    fn renew_early(
-        &mut self,
-        now: LocalTime,
-        transmits: &mut Vec<(Arc<Resource>, Transmit)>,
-        effects: &mut Effects,
-    ) {
-        let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, u64::MAX));
-        let early: Vec<u64> = soon
-            .map(|(_, sequence)| *sequence)
-            .filter(|sequence| {
-                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
-            })
-            .take(MAX_BATCH.saturating_sub(transmits.len()))
-            .collect();
-        for sequence in early {
-            if let Some(entry) = self.entries.get_mut(&sequence) {
-                entry.renew_now(now);
-            }
-            transmits.extend(self.fire(sequence, now, effects));
-        }
-    }
-
     // --- Local queues ----------------------------------------------------------------------------
 
     pub(super) fn enqueue(
@@ -268,7 +199,7 @@ impl Table {
         if !is_first && queue.waiting.len() >= queue.key.wait.max_queue as usize {
             return Err(EnqueueError::QueueFull);
         }
-        queue.waiting.insert(number, None);
+        queue.waiting.insert(number);
         if !is_first {
             return Ok((ticket, None));
         }
@@ -316,7 +247,19 @@ impl Table {
         cancelled
     }
 
-    fn insert(&mut self, sequence: u64, entry: Box<Entry>, now: LocalTime, effects: &mut Effects) {
+    pub(super) fn insert(
+        &mut self,
+        sequence: u64,
+        mut entry: Box<Entry>,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) {
+        if let Some(renewal) = entry.first_renewal(now) {
+            // If the attempt is granted at once, the timer is already where the lease needs it.
+            self.timers.insert((renewal, sequence));
+            entry.timer = Some(renewal);
+            self.wake_driver_by(renewal, effects);
+        }
         self.entries.insert(sequence, entry);
         self.unsettled += 1;
         self.reconcile(sequence, now, effects);

@@ -89,7 +89,7 @@ impl Session {
         match entry.release_outcome() {
             Some(given) => {
                 // The future was told, and no one else refers to the entry. Wakers are dropped with the mutex free.
-                let told = table.entries.remove(&watch.sequence);
+                let told = table.entries.remove(watch.sequence);
                 drop(table);
                 drop(told);
                 Poll::Ready(given)

@@ -5,11 +5,11 @@
 //! task.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{HandoffLimits, Kind, LocalTime, Outcome, Resource};
-use tracing::Instrument as _;
 
 use crate::engine::{
     AcquireKey, CancelledWait, EnqueueError, Request, Ticket, WaitOutcome, release_dropped, with_deadline,
@@ -19,6 +19,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::{Lock, WaitMode};
+use crate::telemetry::spans;
 
 impl Lock {
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
@@ -34,6 +35,7 @@ impl Lock {
         self.acquire(weight, None, WaitMode::AtMost(limit)).await
     }
 
+    /// Futures of rare paths are boxed, because every caller's future has room for all of them, and is copied.
     pub(crate) async fn acquire(
         &self,
         weight: u32,
@@ -41,20 +43,32 @@ impl Lock {
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let resource = self.check(weight)?;
-        let span = tracing::debug_span!("acquire", %resource, store = %self.handle.url);
+        let span = spans::acquire(resource, &self.handle.url);
+        let attempt = pin!(self.acquire_checked(resource, weight, replaces, wait));
+        self.observe(wait, span, attempt).await
+    }
+
+    async fn acquire_checked(
+        &self,
+        resource: &Arc<Resource>,
+        weight: u32,
+        replaces: Option<&Guard>,
+        wait: WaitMode,
+    ) -> Result<Option<Guard>, Error> {
         if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
-            return self.acquire_with_admission(weight, wait).instrument(span).await;
+            return Box::pin(self.acquire_with_admission(weight, wait)).await;
         }
         if let Some(hand_off) = self.handoff_limits().filter(|_| replaces.is_none()) {
             let key = self.acquire_key(resource, hand_off);
-            if let Some(deadline) = wait.deadline(self.handle.now()) {
-                return self.acquire_queued(resource, key, deadline).instrument(span).await;
+            let now = self.handle.now();
+            if let Some(deadline) = wait.deadline(now) {
+                return self.acquire_queued(resource, key, deadline, now).await;
             }
             if self.handle.session.holds_lease(&key) {
                 return Ok(None);
             }
         }
-        self.attempt(resource, weight, replaces, wait).instrument(span).await
+        Box::pin(self.attempt(resource, weight, replaces, wait)).await
     }
 
     /// The limits for handing a lease off between this client's tasks; none if each task needs a lease of its own.
@@ -72,6 +86,7 @@ impl Lock {
 
     pub(crate) fn acquire_key(&self, resource: &Arc<Resource>, hand_off: HandoffLimits) -> AcquireKey {
         AcquireKey {
+            hash: self.resource_hash,
             resource: resource.clone(),
             terms: self.terms,
             wait: self.wait_for(),
@@ -87,14 +102,14 @@ impl Lock {
         resource: &Arc<Resource>,
         key: AcquireKey,
         deadline: LocalTime,
+        now: LocalTime,
     ) -> Result<Option<Guard>, Error> {
         let handle = &self.handle;
-        let (ticket, transmit) =
-            handle.session.enqueue(key, handle.now()).map_err(|refused| match refused {
-                EnqueueError::Closed => handle.closed(),
-                EnqueueError::QueueFull => self.failed(resource, Outcome::QueueFull, None),
-            })?;
-        let request = Request::send(&handle.session, &*handle.store, resource, transmit);
+        let (ticket, transmit) = handle.session.enqueue(key, now).map_err(|refused| match refused {
+            EnqueueError::Closed => handle.closed(),
+            EnqueueError::QueueFull => self.failed(resource, Outcome::QueueFull, None),
+        })?;
+        let request = Request::send(&handle.session, &*handle.store, resource, transmit).polled_by(ticket);
         let mut waiting = QueuedTask { handle, resource, ticket, request, is_over: false };
         match waiting.wait(deadline).await {
             Some(WaitOutcome::Granted(lease, token)) => {
@@ -106,7 +121,7 @@ impl Lock {
                 waiting.is_over = true;
                 Err(self.failed(resource, outcome, last_error.as_ref()))
             }
-            None => self.time_out(resource, waiting).await,
+            None => Box::pin(self.time_out(resource, waiting)).await,
         }
     }
 

@@ -81,6 +81,7 @@ fn is_busy(answered: &CallResult) -> bool {
 struct BatchAcquire<'a> {
     handle: &'a Arc<Handle>,
     attempts: Vec<(&'a Lock, Attempt<'a>, Transmit)>,
+    started: LocalTime,
 }
 
 impl<'a> BatchAcquire<'a> {
@@ -91,7 +92,7 @@ impl<'a> BatchAcquire<'a> {
             // A new attempt always has a command to send.
             attempts.extend(transmit.map(|transmit| (*lock, attempt, transmit)));
         }
-        Ok(Self { handle, attempts })
+        Ok(Self { handle, attempts, started: handle.now() })
     }
 
     /// None if the store does not support a batch of these locks.
@@ -128,9 +129,12 @@ impl<'a> BatchAcquire<'a> {
         };
         let tokens: Option<Vec<_>> = ended.iter().map(granted).collect();
         if let Some(tokens) = tokens {
-            let guards = self.attempts.into_iter().zip(tokens).map(|((_, attempt, _), token)| {
+            let started = self.started;
+            let guards = self.attempts.into_iter().zip(tokens).map(|((lock, attempt, _), token)| {
                 tracing::debug!(resource = %attempt.resource, %token, "lease granted");
-                attempt.into_guard(token)
+                let mut guard = attempt.into_guard(token);
+                lock.granted_at_once(&mut guard, started);
+                guard
             });
             return Ok(BatchOutcome::Granted(guards.collect()));
         }
@@ -145,7 +149,7 @@ impl<'a> BatchAcquire<'a> {
 
     /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. Returns whether it came.
     async fn withdraw(self) -> bool {
-        let Self { handle, attempts } = self;
+        let Self { handle, attempts, .. } = self;
         let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();
         drop(attempts);
         let until = handle.now() + CANCEL_LIMIT;

@@ -76,7 +76,11 @@ impl Lock {
                 }
             }
         };
-        let guard = self.attempt(resource, weight, None, WaitMode::until(deadline, self.handle.now())).await;
+        let mut guard =
+            self.attempt(resource, weight, None, WaitMode::until(deadline, self.handle.now())).await;
+        if let Ok(Some(guard)) = &mut guard {
+            guard.set_admitted();
+        }
         // Admits the next client.
         drop(admission);
         guard

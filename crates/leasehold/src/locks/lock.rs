@@ -10,18 +10,21 @@ use leasehold_core::{
     HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
 
+use crate::engine::ResourceHash;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::metadata::MAX_LABEL_BYTES;
+use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use crate::options::{MAX_TTL, MIN_TTL};
+use crate::telemetry::LockTelemetry;
 
 /// A resource, and the options of its leases.
 #[derive(Clone)]
 pub(crate) struct Lock {
     pub(crate) handle: Arc<Handle>,
     resource: Result<Arc<Resource>, NameError>,
+    pub(crate) resource_hash: ResourceHash,
     /// The total weight of the resource's holders.
     pub(crate) capacity: u32,
     pub(crate) owner: Option<Owner>,
@@ -32,6 +35,7 @@ pub(crate) struct Lock {
     pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
+    pub(crate) telemetry: LockTelemetry,
 }
 
 impl fmt::Debug for Lock {
@@ -68,10 +72,15 @@ impl WaitMode {
 impl Lock {
     pub(crate) fn new(handle: Arc<Handle>, kind: Kind, name: &str, capacity: u32) -> Self {
         let metadata = handle.encoded_metadata.clone();
+        let telemetry = handle.telemetry.lock(kind);
         let ClientOptions { ttl, max_waiters, replicas, .. } = handle.options;
+        let resource = resource_of(kind, name).map(Arc::new);
         Self {
             handle,
-            resource: resource_of(kind, name).map(Arc::new),
+            resource_hash: resource
+                .as_ref()
+                .map_or(ResourceHash::default(), |resource| ResourceHash::of(resource)),
+            resource,
             capacity,
             owner: None,
             terms: LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas },
@@ -80,14 +89,31 @@ impl Lock {
             hand_off: None,
             metadata,
             label_bytes: 0,
+            telemetry,
         }
     }
 
     pub(crate) fn set_label(&mut self, label: String) {
-        let mut metadata = self.handle.options.metadata.clone();
         self.label_bytes = label.len();
-        metadata.label = Some(label);
-        self.metadata = metadata.encode();
+        self.change_metadata(|metadata| metadata.label = Some(label));
+    }
+
+    pub(crate) fn set_trace_id(&mut self, trace_id: String) {
+        // A longer one is no id of a trace.
+        let trace_id = Some(trace_id).filter(|trace_id| trace_id.len() <= MAX_LABEL_BYTES);
+        self.change_metadata(|metadata| metadata.trace_id = trace_id);
+    }
+
+    fn change_metadata(&mut self, change: impl FnOnce(&mut HolderMetadata)) {
+        let mut metadata = HolderMetadata::decode(&self.metadata);
+        change(&mut metadata);
+        self.metadata = self.handle.encode_metadata(&metadata);
+    }
+
+    pub(crate) fn set_metrics_label(&mut self, label: &str) {
+        if let Ok(resource) = &self.resource {
+            self.telemetry = self.handle.telemetry.labelled_lock(resource.kind, label);
+        }
     }
 
     /// Exchanges the lease of `held` for one with another weight. If that fails, `held` is unchanged; if it succeeds, the caller

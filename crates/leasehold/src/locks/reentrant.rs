@@ -180,7 +180,7 @@ impl ReentrantMutex {
         }
         for holder in &theirs {
             let acquisition = holder.acquisition;
-            let release = Release { acquisition, min_hold: self.0.min_hold, tombstone: Duration::ZERO };
+            let release = Release { min_hold: self.0.min_hold, ..Release::now(acquisition) };
             let answer = handle.ask((*resource).clone(), Command::Release(release)).await?;
             if acquisition.client == handle.session.id {
                 handle.session.deliver(Push { acquisition, at: answer.at, kind: PushKind::Revoked });

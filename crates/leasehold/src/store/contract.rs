@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Push, Resource};
+use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, Resource, Token};
 
 use crate::diagnostics::Diagnosis;
 
@@ -105,6 +105,12 @@ pub(crate) trait Store: Send + Sync {
     /// What sets this store apart from the others. It never changes.
     fn capabilities(&self) -> Capabilities;
 
+    /// Takes what all holders and waiters of the client have in common. Returns whether the store keeps it: the attempts then only
+    /// carry their own part, and the answers have both.
+    fn publish_client(&self, _metadata: Arc<str>) -> bool {
+        false
+    }
+
     /// Runs one command inline; `None` if that might block.
     fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
@@ -122,6 +128,14 @@ pub(crate) trait Store: Send + Sync {
     fn acquire_all(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         None
     }
+
+    /// Forgets a lease of this client, which stays at the store. Returns the attempt that the store shows as its holder.
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        acquisition
+    }
+
+    /// Takes over a lease that another client has forgotten: commands for it follow.
+    fn attach(&self, _resource: &Arc<Resource>, _request: Arc<Acquire>, _token: Token) {}
 
     /// Whether this client recently met other clients at this resource: it then queues without trying first. Only for stores
     /// with an admission queue.

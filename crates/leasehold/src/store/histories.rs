@@ -75,10 +75,7 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
     let back = (at(), 0..CLIENTS, sequences(), 0..2_u64).prop_map(|(at, client, sequence, tombstone)| {
         let acquisition = Acquisition { client: client_id(client), sequence };
         let tombstone = Duration::from_secs(4 * tombstone);
-        Joint::At(
-            at,
-            Step::Do(Command::Release(Release { acquisition, min_hold: Duration::ZERO, tombstone })),
-        )
+        Joint::At(at, Step::Do(Command::Release(Release { tombstone, ..Release::now(acquisition) })))
     });
     // By one client, and without tokens.
     let renewal = (at(), prop_oneof![0..5_u64, sequences()], 1..20_u64);
@@ -141,9 +138,9 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
     let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, min_hold, tombstone)| {
         let min_hold = Duration::from_secs(min_hold * min_hold);
         Step::Do(Command::Release(Release {
-            acquisition,
             min_hold,
             tombstone: Duration::from_secs(tombstone * 4),
+            ..Release::now(acquisition)
         }))
     });
     prop_oneof![

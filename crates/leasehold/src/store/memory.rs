@@ -309,11 +309,7 @@ mod tests {
     }
 
     fn release(client: u128) -> Command {
-        Command::Release(Release {
-            acquisition: Acquisition { client: ClientId::new(client), sequence: 0 },
-            min_hold: Duration::ZERO,
-            tombstone: Duration::ZERO,
-        })
+        Command::Release(Release::now(Acquisition { client: ClientId::new(client), sequence: 0 }))
     }
 
     fn at(seconds: u64) -> Now {

@@ -57,6 +57,13 @@ pub(crate) use schema::{ddl, fence_ddl};
 use sql::Sql;
 use transaction::Session;
 
+/// What is known of a store that is not open yet. Whether a pooler is in between is not, so waiters look again as if one were, unless
+/// the address says otherwise.
+pub(crate) fn capabilities(url: &PostgresUrl) -> Capabilities {
+    let listens = url.listen.is_some() || url.pooler == Pooler::No;
+    Capabilities::new(if listens { POLL_INTERVALS } else { POLLING_INTERVALS })
+}
+
 /// Creates the tables, unless they exist.
 pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
     let failed = |error| Error::from_store(url, &error);

@@ -8,11 +8,14 @@
 //! the client's thread sends them, and the caller's future only waits for the answer, on any executor. After a reconnect all
 //! waiters re-check and all leases are renewed, because pushes may have been missed.
 
+mod call_pool;
 mod caller_conn;
+mod client_record;
 mod cluster;
 mod codec;
 mod connect;
 mod connections;
+mod deletes;
 mod dispatch;
 mod doctor;
 mod endpoint;
@@ -23,10 +26,13 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod records;
 mod replicas;
 mod sentinel;
 mod shared_keeper;
+mod single_call;
 mod slot_map;
+mod subscriptions;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -39,12 +45,13 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Command, Resource, Token};
 pub(crate) use leasehold_redis_protocol::slot_of;
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
-use caller_conn::CallerRuntime;
+use call_pool::CallPool;
+use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
@@ -52,10 +59,15 @@ use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS,
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
 pub(crate) use nodes::Voting;
+#[cfg(feature = "_fuzzing")]
+pub(crate) use slot_map::fuzz as fuzz_cluster_slots;
 pub(crate) use wire::SharedConnection;
+#[cfg(feature = "_fuzzing")]
+pub(crate) use wire::fuzz as fuzz_connection_info;
 
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
+    calls: Arc<CallPool>,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
     /// The runtime of the client's thread.
@@ -66,21 +78,8 @@ pub(crate) struct Redis {
     warnings: Arc<Mutex<BTreeSet<String>>>,
     /// Refreshes a cluster's slot map.
     refresher: Option<tokio::task::AbortHandle>,
-}
-
-/// The runtime in which the client was created.
-#[derive(Clone)]
-struct Caller {
-    id: Id,
-    runtime: Arc<CallerRuntime>,
-}
-
-impl Caller {
-    /// Whether this runs in a task of that runtime, which may send commands.
-    fn is_here(&self) -> bool {
-        let here = Handle::try_current().ok().map(|handle| handle.id());
-        here == Some(self.id) && self.runtime.is_usable()
-    }
+    /// Keeps the client's record.
+    record_keeper: tokio::task::AbortHandle,
 }
 
 impl Redis {
@@ -163,14 +162,27 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
     doctor::diagnose_voters(&voters, abstains_for).await
 }
 
+/// What sets a Redis store apart, whether it is open or not.
+pub(crate) const fn capabilities() -> Capabilities {
+    Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+}
+
 impl Store for Redis {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+        capabilities()
+    }
+
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.nodes.record().publish(metadata);
+        true
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        if let Some(caller) = self.caller.as_ref().filter(|caller| caller.is_here()) {
+            return Box::pin(self.calls.call(caller, (resource, command), replicas));
+        }
         let nodes = self.nodes.clone();
-        let work = async move { only(nodes.run(&[(resource, command)], replicas, None).await) };
+        let work = async move { nodes.run_single(&(resource, command), replicas).await };
         self.run_on_runtime(work, || Err(runtime_ended()))
     }
 
@@ -226,6 +238,7 @@ impl Store for Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
+        self.record_keeper.abort();
         for task in [&self.refresher, &self.watch].into_iter().flatten() {
             task.abort();
         }

@@ -19,28 +19,30 @@ mod gather;
 mod inspect;
 mod limits;
 mod node;
+mod opening;
 mod release;
 mod renew;
+mod runtime;
+#[cfg(feature = "_simulation")]
+mod simulated;
+mod voter;
 mod votes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{AbortHandle, join_all};
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime, quorum_of,
+    Acquire, Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
+    Token, quorum_of,
 };
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 
-use super::redis::{Redis, Voting, runtime_ended, slot_of};
+use super::redis::{runtime_ended, slot_of};
 use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, missing_response, only};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
-use crate::error::{Error, ErrorKind};
-use crate::url::RedlockUrl;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use limits::{
@@ -48,6 +50,8 @@ use limits::{
     SLOW_ROUND_TRIPS, STRAGGLER_GRACE,
 };
 use node::Node;
+use runtime::Runtime;
+use voter::Voter;
 
 /// A quorum store.
 pub(crate) struct Redlock {
@@ -62,21 +66,26 @@ struct Quorum {
     /// Receive the nodes' pushes; the nodes hold them weakly.
     _inboxes: Vec<Arc<dyn Inbox>>,
     attempts: Attempts,
-    /// Whether a token counts only once a quorum knows it.
-    is_fenced: bool,
-    /// Max time for a node to answer, if the caller has set it.
-    node_timeout: Option<Duration>,
-    /// Max ttl, if nodes abstain after they may have lost leases.
-    max_ttl: Option<Duration>,
+    terms: Terms,
     inbox: Weak<dyn Inbox>,
-    /// The runtime of the client's thread.
-    runtime: Handle,
+    runtime: Runtime,
     admission_nodes: Mutex<AdmissionNodes>,
     contended: Mutex<ContendedLocks>,
     /// Signals that a node may not have received a release.
     releases_pending: Notify,
     /// Too many nodes abstain until then, by the local clock in microseconds.
     restart_grace_until: AtomicU64,
+}
+
+/// The options of the vote.
+#[derive(Clone, Copy)]
+struct Terms {
+    /// Whether a token counts only once a quorum knows it.
+    is_fenced: bool,
+    /// Max time for a node to answer, if the caller has set it.
+    node_timeout: Option<Duration>,
+    /// Max ttl, if nodes abstain after they may have lost leases.
+    max_ttl: Option<Duration>,
 }
 
 /// Receives the pushes of one node.
@@ -86,49 +95,9 @@ struct NodeInbox {
 }
 
 impl Redlock {
-    /// Connects to all nodes, and waits until a quorum is connected or cannot be. Runs on the runtime of the client's thread.
-    pub(crate) async fn open(
-        url: &RedlockUrl,
-        clock: Clock,
-        client: ClientId,
-        inbox: Weak<dyn Inbox>,
-        caller: Option<Handle>,
-    ) -> Result<Arc<Self>, Error> {
-        let mut failed = None;
-        let quorum = Arc::new_cyclic(|quorum: &Weak<Quorum>| {
-            let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
-            for (index, place) in url.nodes.iter().enumerate() {
-                let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node: index });
-                let voting = Voting { abstains_for: url.max_ttl };
-                let weak = Arc::downgrade(&inbox);
-                inboxes.push(inbox);
-                match Redis::open_voter(place, voting, client, weak, caller.clone()) {
-                    Ok(store) => nodes.push(Arc::new(Node::new(store, place.to_string(), clock.clone()))),
-                    Err(error) => failed = failed.take().or(Some(error)),
-                }
-            }
-            Quorum {
-                clock: clock.clone(),
-                attempts: Attempts::new(client, nodes.len()),
-                nodes,
-                _inboxes: inboxes,
-                is_fenced: url.is_fenced,
-                node_timeout: url.node_timeout,
-                max_ttl: url.max_ttl,
-                inbox,
-                runtime: Handle::current(),
-                admission_nodes: Mutex::default(),
-                contended: Mutex::default(),
-                releases_pending: Notify::new(),
-                restart_grace_until: AtomicU64::new(0),
-            }
-        });
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        quorum.connect(url).await?;
-        let release_retrier = tokio::spawn(quorum.clone().retry_releases()).abort_handle();
-        Ok(Arc::new(Self { quorum, release_retrier }))
+    fn of(quorum: Arc<Quorum>) -> Self {
+        let release_retrier = quorum.runtime.spawn_abortable(quorum.clone().retry_releases());
+        Self { quorum, release_retrier }
     }
 }
 
@@ -139,51 +108,33 @@ impl Drop for Redlock {
 }
 
 impl Quorum {
+    fn new(
+        clock: Clock,
+        client: ClientId,
+        nodes: Vec<Arc<Node>>,
+        inboxes: Vec<Arc<dyn Inbox>>,
+        terms: Terms,
+        inbox: Weak<dyn Inbox>,
+        runtime: Runtime,
+    ) -> Self {
+        Self {
+            clock,
+            attempts: Attempts::new(client, nodes.len()),
+            nodes,
+            _inboxes: inboxes,
+            terms,
+            inbox,
+            runtime,
+            admission_nodes: Mutex::default(),
+            contended: Mutex::default(),
+            releases_pending: Notify::new(),
+            restart_grace_until: AtomicU64::new(0),
+        }
+    }
+
     /// The time by the client's clock.
     fn now(&self) -> LocalTime {
         self.clock.local()
-    }
-
-    /// Waits until a quorum is connected or cannot be, and as long again for the others. Otherwise the first lease would often
-    /// have a bare quorum, only because a node connected a little later.
-    async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
-        let began = self.now();
-        let mut waiting = futures_util::stream::FuturesUnordered::new();
-        for (index, node) in self.nodes.iter().enumerate() {
-            waiting.push(async move {
-                let connected = node.store.await_connected().await;
-                if connected.is_ok() {
-                    node.clone().learn_clock().await;
-                }
-                (index, connected)
-            });
-        }
-        let (mut there, mut errors) = (0, Vec::new());
-        while let Some((index, connected)) = futures_util::StreamExt::next(&mut waiting).await {
-            match connected {
-                Ok(()) => there += 1,
-                Err(error) => errors.push(format!("{}: {}", self.nodes[index].name, error.message)),
-            }
-            if there >= quorum_of(self.nodes.len()) {
-                break;
-            }
-        }
-        let as_long_again = self.now().since(began).max(STRAGGLER_GRACE);
-        let others = futures_util::StreamExt::count(&mut waiting);
-        let _ = tokio::time::timeout(as_long_again, others).await;
-        drop(waiting);
-        if there < quorum_of(self.nodes.len()) {
-            let (nodes, needed) = (self.nodes.len(), quorum_of(self.nodes.len()));
-            let what =
-                format!("{there} of {nodes} nodes are there, {needed} are needed: {}", errors.join("; "));
-            return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
-        }
-        for (node, duplicate) in self.nodes.iter().zip(self.duplicate_nodes()) {
-            if let Some(what) = duplicate {
-                return Err(Error::new(ErrorKind::Invalid, format!("{url}: {}: {what}", node.name)));
-            }
-        }
-        Ok(())
     }
 
     /// By node: an error if it is the same server as an earlier one. This can change at any reconnect.
@@ -202,7 +153,7 @@ impl Quorum {
         loop {
             self.releases_pending.notified().await;
             loop {
-                tokio::time::sleep(RELEASE_RETRY_INTERVAL).await;
+                self.runtime.sleep(RELEASE_RETRY_INTERVAL).await;
                 self.attempts.sweep(self.now());
                 let releases_pending: Vec<Arc<Node>> =
                     self.nodes.iter().filter(|node| node.has_pending_releases()).cloned().collect();
@@ -222,7 +173,7 @@ impl Quorum {
             Some(1) => {
                 let quorum = self.clone();
                 self.runtime.spawn(async move {
-                    tokio::time::sleep(GATHER_WINDOW).await;
+                    quorum.runtime.sleep(GATHER_WINDOW).await;
                     quorum.request_recheck(acquisition);
                 });
             }
@@ -240,7 +191,7 @@ impl Quorum {
 
     /// Max time for the nodes to answer.
     fn node_timeout(&self, ttl: Duration) -> Duration {
-        self.node_timeout.unwrap_or_else(|| {
+        self.terms.node_timeout.unwrap_or_else(|| {
             let usual = self.round_trip() * SLOW_ROUND_TRIPS;
             let share = (ttl / 10).clamp(MIN_NODE_TIMEOUT, MAX_NODE_TIMEOUT);
             share.max(usual).min(ttl / 3)
@@ -304,7 +255,10 @@ impl Inbox for NodeInbox {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
         if !Attempts::is_node_attempt(push.acquisition) {
-            return inbox.deliver(push);
+            if let Some(acquisition) = quorum.admission_attempt(self.node, push.acquisition) {
+                inbox.deliver(Push { acquisition, ..push });
+            }
+            return;
         }
         match push.kind {
             PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
@@ -319,9 +273,8 @@ impl Inbox for NodeInbox {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         let Some(quorum) = self.quorum.upgrade() else { return };
         let Some(inbox) = quorum.inbox.upgrade() else { return };
-        let is_elsewhere = |resource: &Resource| {
-            is_admission_queue(resource) && quorum.admission_node(resource) != self.node
-        };
+        let is_elsewhere =
+            |resource: &Resource| is_admission_queue(resource) && !quorum.admits_at(self.node, resource);
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 
@@ -333,21 +286,30 @@ impl Inbox for NodeInbox {
 impl Redlock {
     /// A node whose caller connection can be used. Each node has one, or soon will; any of them shows whether the caller's
     /// runtime can be used.
-    fn node_on_caller(&self) -> &Redis {
+    fn node_on_caller(&self) -> &Voter {
         let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
         &first.unwrap_or(&self.quorum.nodes[0]).store
     }
 }
 
+/// What sets a quorum apart, whether it is open or not.
+pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
+    Capabilities {
+        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
+        is_exclusive_only: true,
+        needs_admission_queue: true,
+        max_ttl,
+        ..Capabilities::new(POLL_INTERVALS)
+    }
+}
+
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
-            is_exclusive_only: true,
-            needs_admission_queue: true,
-            max_ttl: self.quorum.max_ttl,
-            ..Capabilities::new(POLL_INTERVALS)
-        }
+        capabilities(self.quorum.terms.max_ttl)
+    }
+
+    fn publish_client(&self, metadata: Arc<str>) -> bool {
+        self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
@@ -365,6 +327,14 @@ impl Store for Redlock {
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
         self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.quorum.attempts.release(acquisition, None).map_or(acquisition, |known| known.acquisition)
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        self.quorum.attempts.attach(resource, request, token);
     }
 
     fn is_contended(&self, resource: &Resource) -> bool {

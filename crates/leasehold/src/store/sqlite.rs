@@ -58,6 +58,8 @@ use files::Files;
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::Mailboxes;
+#[cfg(feature = "_fuzzing")]
+pub(crate) use mailbox::fuzz as fuzz_pipe_record;
 use schema::not_sent;
 use shared::{PendingPushes, Shared, TransactionError};
 use worker::Worker;

@@ -1,6 +1,7 @@
 //! The promises of every store, tested through the public library. Every store runs the same suites.
 
 mod barrier;
+mod detach;
 mod election;
 mod handoff;
 mod latch;
@@ -278,7 +279,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 /// All suites, or those of the kinds that a store supports.
 macro_rules! suites {
     ($how:ident $what:literal) => {
-        suites!($how $what: mutex lease handoff semaphore rw reentrant election latch barrier once set);
+        suites!($how $what: mutex lease detach handoff semaphore rw reentrant election latch barrier once set);
     };
     (each $what:literal: $($suite:ident)*) => {
         $($crate::$suite::tests!(each $what);)*
@@ -318,7 +319,7 @@ stores! {
     sentinel: together "redis-sentinel";
     cluster: together "redis-cluster";
     cluster_6_2: together "redis-cluster 6.2";
-    redlock: each "redlock" (mutex lease election once set);
+    redlock: each "redlock" (mutex lease detach election once set);
     postgres: each "postgres";
     postgres_socket: each "postgresql";
     pgbouncer: each "postgres, pgbouncer";

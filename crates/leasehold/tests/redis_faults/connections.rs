@@ -121,7 +121,12 @@ async fn caller_connection_to_another_server_makes_the_client_reconnect() {
     assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &callers]), Ok(1));
     // A connection to the first server would receive pushes of grants that the second one does not know.
     until(async || connections(&first).is_empty()).await;
-    until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+    let mut guard = None;
+    until(async || {
+        guard = client.mutex("a").try_lock().await.ok().flatten();
+        guard.is_some()
+    })
+    .await;
     assert_eq!(second.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
 }
 

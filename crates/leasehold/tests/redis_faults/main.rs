@@ -1,6 +1,7 @@
 //! Locks while their Redis server, or the network to it, fails.
 
 mod connections;
+mod deletes;
 mod errors;
 mod keys;
 mod responses;

@@ -61,6 +61,11 @@ impl Entry {
         (is_held && self.terms.renews).then_some(self.terms.ttl)
     }
 
+    /// When the lease is renewed first if the attempt is granted at once. No lease is renewed before its attempt.
+    pub(in crate::engine) fn first_renewal(&self, now: LocalTime) -> Option<LocalTime> {
+        self.terms.renews.then(|| now + self.terms.ttl / 3)
+    }
+
     /// Whether a renewal is due within this fraction of the ttl.
     pub(in crate::engine) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
         let Stage::Lease { machine, .. } = &self.stage else { return false };

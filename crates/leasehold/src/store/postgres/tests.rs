@@ -134,6 +134,7 @@ fn unused_rows_are_swept_and_used_ones_are_kept() {
             acquisition: Acquisition { client: client_id(0), sequence: 1 },
             min_hold: Duration::ZERO,
             tombstone: Duration::from_secs(60),
+            as_granted: None,
         };
         assert_eq!(comparison.run(0, &Command::Release(release)), Reply::Released);
         assert_eq!(comparison.count_rows(), 2);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -30,6 +30,21 @@ pub(super) struct CallerConnection {
     /// Run id of the driver connection's server, if known.
     pub(super) server: Option<String>,
     pub(super) runtime: Arc<CallerRuntime>,
+}
+
+/// The runtime in which the client was created.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) id: Id,
+    pub(super) runtime: Arc<CallerRuntime>,
+}
+
+impl Caller {
+    /// Whether this runs in a task of that runtime, which may send commands.
+    pub(super) fn is_here(&self) -> bool {
+        let here = Handle::try_current().ok().map(|handle| handle.id());
+        here == Some(self.id) && self.runtime.is_usable()
+    }
 }
 
 /// Whether tasks of the caller's runtime may send commands.

@@ -13,9 +13,11 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use super::connect;
+use super::deletes::Deletes;
+use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::wire::Wire;
-use super::{connect, handshake};
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
@@ -65,6 +67,8 @@ pub(super) struct Connections {
     client: redis::Client,
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
+    deletes: Deletes,
+    is_cluster_node: bool,
     /// Hash slots whose inbox subscription the server confirmed.
     slots: Mutex<HashSet<u16>>,
     /// Aborted with the connections: the RESP2 push connection, and the task that opens the caller connection.
@@ -77,7 +81,7 @@ impl Connections {
         status: Arc<ConnectionStatus>,
         caller: Option<Id>,
         client: redis::Client,
-        run_id: String,
+        facts: ServerFacts,
     ) -> Self {
         Self {
             driver_conn,
@@ -86,7 +90,9 @@ impl Connections {
             caller,
             replica_conn: tokio::sync::Mutex::new(None),
             client,
-            run_id: run_id.into(),
+            run_id: facts.run_id.unwrap_or_default().into(),
+            deletes: Deletes::new(facts.delete),
+            is_cluster_node: facts.is_cluster_node,
             slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
         }
@@ -101,6 +107,16 @@ impl Connections {
         &self.run_id
     }
 
+    /// Whether the server is a node of a cluster. Unknown if the user may not ask.
+    pub(super) fn is_cluster_node(&self) -> bool {
+        self.is_cluster_node
+    }
+
+    /// How this server releases a plain lease without a script.
+    pub(super) fn deletes(&self) -> &Deletes {
+        &self.deletes
+    }
+
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
         self.driver_conn.clone()
     }
@@ -109,6 +125,18 @@ impl Connections {
     pub(super) fn caller_conn(&self) -> Option<Wire> {
         let here = Handle::try_current().ok().map(|handle| handle.id());
         if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
+    }
+
+    /// The caller connection if this runs on its runtime, otherwise the driver connection.
+    pub(super) fn preferred_conn(&self) -> Wire {
+        self.caller_conn().unwrap_or_else(|| self.driver_conn().into())
+    }
+
+    /// Drops the caller connection if this runs on its runtime, because it was lost or does not answer.
+    pub(super) fn drop_preferred_conn(&self) {
+        if self.caller_conn().is_some() {
+            self.drop_caller_conn();
+        }
     }
 
     pub(super) fn set_caller_conn(&self, connection: Wire) {

@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
-use leasehold_redis_protocol::{Channels, ScriptVariant, VoteArgs, inbox_of, slot_of};
+use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
 use super::connections::Connections;
+use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::wire;
+use super::limits::RECORD_TIMEOUT;
+use super::subscriptions::{require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::url::Host;
@@ -34,7 +36,11 @@ impl Nodes {
         replicas: u32,
         floor: Option<Token>,
     ) -> Vec<CallResult> {
-        self.dispatch(batch, replicas, floor, false).await
+        let mut answers = self.dispatch(batch, replicas, floor, false).await;
+        if batch.iter().any(|(_, command)| matches!(command, Command::Inspect | Command::ForceRelease)) {
+            Box::pin(self.add_clients(answers.iter_mut().flatten())).await;
+        }
+        answers
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.
@@ -42,6 +48,7 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
+    /// Also writes the client's record at the same time, if these commands are the first that need it.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -49,13 +56,32 @@ impl Nodes {
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
+        if !self.record().must_cover(batch) {
+            return self.send(batch, replicas, floor, is_atomic).await;
+        }
+        let write = timeout(RECORD_TIMEOUT, self.write_record());
+        let (written, answers) = Box::pin(join(write, self.send(batch, replicas, floor, is_atomic))).await;
+        if written != Ok(true) {
+            self.record().request_write();
+        }
+        answers
+    }
+
+    async fn send(
+        &self,
+        batch: &[(Arc<Resource>, Command)],
+        replicas: u32,
+        floor: Option<Token>,
+        is_atomic: bool,
+    ) -> Vec<CallResult> {
         match self {
-            Self::Server { endpoint, voting } => {
+            Self::Server { endpoint, voting, .. } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();
                 let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
-                let options = CallOptions { variant, vote_args, is_asking: false, is_atomic };
+                let options =
+                    CallOptions { variant, vote_args, is_asking: false, deletes: &NO_DELETES, is_atomic };
                 let answers = run_on(endpoint, options, replicas, &calls, None).await;
                 // Reconnect: the sentinels, or the host name, may lead to the new master.
                 if answers.iter().any(is_refused_by_a_replica) {
@@ -63,7 +89,7 @@ impl Nodes {
                 }
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
             }
-            Self::Cluster { cluster, variant, client, runtime } => {
+            Self::Cluster { cluster, variant, client, runtime, .. } => {
                 let (variant, client) = (*variant, *client);
                 Box::pin(ClusterBatch { cluster, variant, client, runtime, batch, replicas, is_atomic }.run())
                     .await
@@ -72,7 +98,7 @@ impl Nodes {
     }
 }
 
-fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
+pub(super) fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ReadOnly(_)))
 }
 
@@ -93,30 +119,49 @@ async fn run_on(
             return calls.iter().map(|_| Err(CallError::NotConnected(error.clone()))).collect();
         }
     };
-    let options =
-        CallOptions { vote_args: VoteArgs { run_id: connections.run_id(), ..options.vote_args }, ..options };
+    let options = for_server(options, &connections);
     let mut answers = match inboxes {
         None => run_over(&connections, options, replicas, calls).await,
         Some(client) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, client)).await,
     };
+    if connections.is_closed() || answers.iter().any(Result::is_err) {
+        Box::pin(settle(endpoint, &connections, options, replicas, calls, &mut answers)).await;
+    }
+    answers
+}
+
+/// Handles answers of closed connections and failed commands: repeats what was lost and may be repeated, and checks the connection.
+pub(super) async fn settle(
+    endpoint: &Endpoint,
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    replicas: u32,
+    calls: &[Call<'_>],
+    answers: &mut [Result<Answer, CallError>],
+) {
     if connections.is_closed() {
         // A reply may have been assigned to the wrong command.
-        for answer in &mut answers {
+        for answer in answers.iter_mut() {
             let cause = answer.as_ref().err().and_then(|error| StoreError::from(error.clone()).cause);
             *answer = Err(CallError::ConnectionLost(lost(cause)));
         }
     }
     if answers.iter().any(is_lost) {
         // So that an immediate retry does not use the lost connection.
-        Box::pin(endpoint.await_stable(&connections)).await;
+        endpoint.await_stable(connections).await;
         // A server that votes is one of several, and its reply would come late.
         if !options.variant.is_voter() {
-            Box::pin(repeat_lost(endpoint, options, replicas, calls, &mut answers)).await;
+            repeat_lost(endpoint, options, replicas, calls, answers).await;
         }
     } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
         endpoint.request_health_check();
     }
-    answers
+}
+
+/// The options with what is known of the connected server.
+fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
+    let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
+    CallOptions { vote_args, deletes: connections.deletes(), ..options }
 }
 
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {
@@ -144,8 +189,7 @@ async fn repeat_lost(
         return;
     }
     let again: Vec<Call<'_>> = lost.iter().map(|at| calls[*at]).collect();
-    let options =
-        CallOptions { vote_args: VoteArgs { run_id: connections.run_id(), ..options.vote_args }, ..options };
+    let options = for_server(options, &connections);
     let repeated = run_over(&connections, options, replicas, &again).await;
     if connections.is_closed() {
         return;
@@ -217,44 +261,6 @@ async fn subscribe_and_run(
         }
     }
     answers
-}
-
-/// Subscribes to a slot's inbox. Returns the error on failure.
-async fn subscribe(
-    connections: &Connections,
-    options: CallOptions<'_>,
-    client: ClientId,
-    slot: u16,
-) -> Option<(u16, CallError)> {
-    let channels = options.variant.channels();
-    let mut command = redis::cmd(channels.subscribe_command());
-    command.arg(inbox_of(client, Some(slot)));
-    let mut driver_conn = connections.driver_conn();
-    // A channel of a slot that is being imported is only served after ASKING, as its keys are.
-    let told = if options.is_asking && channels == Channels::Sharded {
-        wire::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
-    } else {
-        driver_conn.send_packed_command(&command).await
-    };
-    match told.and_then(redis::Value::extract_error) {
-        Ok(_) => {
-            connections.confirm_subscription(slot);
-            None
-        }
-        Err(error) => Some((slot, CallError::from(&error))),
-    }
-}
-
-/// Adjusts the answer to a waiting attempt whose subscription failed. A redirect means that the slot is migrating: a grant
-/// stays valid, but a queued attempt must go to a node where it can subscribe.
-fn require_subscription(answer: &mut Result<Answer, CallError>, error: &CallError) {
-    let Ok(good) = answer else { return };
-    if !matches!(error, CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) {
-        let error = StoreError { failure: Failure::Unknown, ..error.clone().into() };
-        *answer = Err(CallError::Failed(error));
-    } else if matches!(good.reply, Reply::Queued(_)) {
-        *answer = Err(CallError::NotSubscribed(Box::new(good.clone())));
-    }
 }
 
 // --- A cluster -----------------------------------------------------------------------------------
@@ -394,6 +400,7 @@ impl ClusterBatch<'_> {
             variant: self.variant,
             vote_args: VoteArgs::default(),
             is_asking,
+            deletes: &NO_DELETES,
             is_atomic: self.is_atomic,
         };
         let answers = run_on(&endpoint, options, self.replicas, &calls, Some(self.client)).await;

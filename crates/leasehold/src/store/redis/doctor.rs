@@ -98,7 +98,7 @@ impl Doctor {
                 let sentinels = Sentinels { hosts, service: service.clone(), credentials };
                 return self.probe_sentinels(&sentinels, url.is_resp2).await;
             }
-            (Place::Cluster(_), Nodes::Cluster { cluster, variant, .. }) => {
+            (_, Nodes::Cluster { cluster, variant, .. }) => {
                 return self.probe_cluster(cluster, *variant, &credentials).await;
             }
             (Place::Cluster(_), Nodes::Server { .. }) => return Ok(()),

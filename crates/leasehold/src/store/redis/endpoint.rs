@@ -367,21 +367,17 @@ impl Reconnector {
                 driver_conn.subscribe(channel).await?;
             }
         }
-        let server =
+        let facts =
             handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
-        if self.endpoint_config.is_voter && server.is_none() {
+        if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(info.redis_settings().username());
             (self.endpoint_config.warn)(explain(&error));
             return Err(error);
         }
+        let server = facts.run_id.clone();
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
-        let connections = Arc::new(Connections::new(
-            driver_conn,
-            status.clone(),
-            caller,
-            client.clone(),
-            server.clone().unwrap_or_default(),
-        ));
+        let connections =
+            Arc::new(Connections::new(driver_conn, status.clone(), caller, client.clone(), facts));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));

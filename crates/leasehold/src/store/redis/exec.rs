@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Answer, Command, Failure, Resource};
+use leasehold_core::{Answer, Command, Failure, Reply, Resource};
 use leasehold_redis_protocol::{
     MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
     resource_of,
@@ -10,6 +10,7 @@ use leasehold_redis_protocol::{
 use redis::{RedisError, Value};
 
 use super::codec;
+use super::deletes::Deletes;
 use super::error::{CallError, store_error};
 use super::wire::Wire;
 use crate::store::StoreError;
@@ -18,17 +19,19 @@ use crate::store::StoreError;
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
 /// How commands are sent to a node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(super) struct CallOptions<'a> {
     pub(super) variant: ScriptVariant,
     pub(super) vote_args: VoteArgs<'a>,
     /// Send ASKING first: the node is importing the slot.
     pub(super) is_asking: bool,
+    /// How the server releases a plain lease without a script.
+    pub(super) deletes: &'a Deletes,
     /// Send all attempts as one atomic command; their resources are in one hash slot.
     pub(super) is_atomic: bool,
 }
 
-/// Runs calls in one pipeline; renewals that need their own command follow in a second one.
+/// Runs calls in one pipeline; renewals and releases that need a script of their own follow in a second one.
 ///
 /// Futures of rare paths are boxed here, in `dispatch.rs` and in `endpoint.rs`, to keep every command's future small.
 pub(super) async fn run(
@@ -65,17 +68,22 @@ async fn run_several(
         .collect()
 }
 
-/// Fast path of [`run`] for a single command.
-async fn run_one(
+/// Runs a single command.
+pub(super) async fn run_one(
     connection: &mut Wire,
     options: CallOptions<'_>,
     (resource, command): Call<'_>,
 ) -> Result<Answer, CallError> {
-    let encode =
-        |use_eval| codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval);
-    let mut value = connection.send(&encode(false)).await.and_then(Value::extract_error);
+    if let Some(delete) = options.deletes.encode(resource, command)
+        && let Some(value) = options.deletes.result(connection.send(&delete).await)
+    {
+        return read(command, value);
+    }
+    let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), false);
+    let value = connection.send(&sent).await.and_then(Value::extract_error);
     if is_noscript(&value) {
-        value = connection.send(&encode(true)).await;
+        let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), true);
+        return read(command, Box::pin(connection.send(&sent)).await);
     }
     read(command, value)
 }
@@ -83,6 +91,8 @@ async fn run_one(
 /// One command on the wire.
 enum WireCommand<'a> {
     One(Call<'a>),
+    /// A release by a conditional delete.
+    Delete(Call<'a>, redis::Cmd, &'a Deletes),
     /// An atomic batch of attempts.
     Attempts(&'a [Call<'a>]),
     /// A batch of independent renewals.
@@ -90,28 +100,42 @@ enum WireCommand<'a> {
 }
 
 impl<'a> WireCommand<'a> {
-    fn from_calls(options: CallOptions<'_>, calls: &'a [Call<'a>]) -> Vec<Self> {
+    fn from_calls(options: CallOptions<'a>, calls: &'a [Call<'a>]) -> Vec<Self> {
         if options.is_atomic {
             return vec![Self::Attempts(calls)];
         }
+        let one = |call: Call<'a>| match options.deletes.encode(&call.0, &call.1) {
+            Some(delete) => Self::Delete(call, delete, options.deletes),
+            None => Self::One(call),
+        };
         // In a cluster a command may only use one hash slot.
         if options.variant.is_cluster() {
-            return calls.iter().map(|call| Self::One(call)).collect();
+            return calls.iter().map(|call| one(call)).collect();
         }
         let may_share =
             |(_, command): &Call<'_>| matches!(command, Command::Renew(renew) if renew.reserve == 0);
         let neighbours = calls.chunk_by(|one, next| may_share(one) && may_share(next));
         let some = |calls: &'a [Call<'a>]| match calls {
-            [call] => Self::One(call),
+            [call] => one(call),
             calls => Self::Renewals(calls),
         };
         neighbours.flat_map(|calls| calls.chunks(MAX_RENEWALS)).map(some).collect()
     }
 
-    fn encode(&self, options: CallOptions<'_>) -> ScriptCall {
+    /// The command as it goes out.
+    fn encode(&self, options: CallOptions<'_>, use_eval: bool) -> redis::Cmd {
+        if let Self::Delete(_, delete, _) = self {
+            return delete.clone();
+        }
+        codec::command(&self.script_call(options), use_eval)
+    }
+
+    fn script_call(&self, options: CallOptions<'_>) -> ScriptCall {
         let CallOptions { variant, vote_args, .. } = options;
         match self {
-            Self::One((resource, command)) => variant.encode(resource, command, vote_args),
+            Self::One((resource, command)) | Self::Delete((resource, command), ..) => {
+                variant.encode(resource, command, vote_args)
+            }
             Self::Attempts(calls) => {
                 let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
                 variant.encode_acquire_all(attempts)
@@ -130,6 +154,9 @@ impl<'a> WireCommand<'a> {
     fn read(&self, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, CallError>>> {
         match self {
             Self::One((_, command)) => vec![Some(read(command, value))],
+            Self::Delete((_, command), _, deletes) => {
+                vec![deletes.result(value).map(|value| read(command, value))]
+            }
             Self::Attempts(calls) => match value {
                 Ok(Value::Array(values)) if values.len() == calls.len() => {
                     let pairs = calls.iter().zip(values);
@@ -158,14 +185,14 @@ async fn send(
     options: CallOptions<'_>,
     sent: &[WireCommand<'_>],
 ) -> Vec<Result<Value, RedisError>> {
-    let commands = sent.iter().map(|sent| codec::command(&sent.encode(options), false));
+    let commands = sent.iter().map(|sent| sent.encode(options, false));
     let mut values = connection.pipeline(commands.collect(), options.is_asking).await;
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
         // Send each script text once; the server then knows it for the later commands.
         let mut told = Vec::new();
         let commands = unknown.iter().map(|at| {
-            let call = sent[*at].encode(options);
+            let call = sent[*at].script_call(options);
             let use_eval = !told.contains(&call.script());
             told.push(call.script());
             codec::command(&call, use_eval)
@@ -185,7 +212,12 @@ pub(super) fn is_noscript(value: &Result<Value, RedisError>) -> bool {
 
 pub(super) fn read(command: &Command, value: Result<Value, RedisError>) -> Result<Answer, CallError> {
     let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error))?;
-    decode_answer(command, &value).map_err(failed)
+    let answer = decode_answer(command, &value).map_err(failed)?;
+    if let (Command::Release(_), Reply::Foreign { .. }) = (command, &answer.reply) {
+        let what = "another program's value is in the lock's key, so the release must be repeated";
+        return Err(CallError::Failed(StoreError::new(Failure::Busy, what)));
+    }
+    Ok(answer)
 }
 
 fn failed(cause: impl std::fmt::Display) -> CallError {

@@ -1,17 +1,29 @@
-//! First commands on a new connection: layout check, settings check, run id.
+//! First commands on a new connection: layout check, settings check, run id, and which conditional delete the server allows.
 
-use leasehold_redis_protocol::{LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
+use leasehold_redis_protocol::{ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
+use super::deletes::is_refusal;
 use super::error::OWN;
-/// Checks a new connection and returns the server's run id, if the user may read it. Fails if clients with another key layout
+
+/// What a connection has found out about its server. All of it is unknown without the right to run INFO.
+#[derive(Default)]
+pub(super) struct ServerFacts {
+    pub(super) run_id: Option<String>,
+    /// The conditional delete that the user may run.
+    pub(super) delete: Option<ConditionalDelete>,
+    /// The server is a node of a cluster, whatever the address says.
+    pub(super) is_cluster_node: bool,
+}
+
+/// Checks a new connection. Fails if clients with another key layout
 /// use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
     warn: &(dyn Fn(String) + Send + Sync),
-) -> Result<Option<String>, RedisError> {
+) -> Result<ServerFacts, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
     questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
@@ -48,17 +60,47 @@ pub(super) async fn handshake(
             "maxmemory-policy is {policy}: a server that is short of memory throws locks away. Set it to noeviction"
         ));
     }
-    run_id(connection).await
+    let Some(info) = server_info(connection).await? else { return Ok(ServerFacts::default()) };
+    let delete = match ConditionalDelete::of_server(&info) {
+        Some(delete) if may_delete(connection, delete).await? => Some(delete),
+        _ => None,
+    };
+    // Redis calls it redis_mode, and Valkey server_mode.
+    let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
+    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node })
 }
 
 /// The server's run id, which changes at each start; none if the user may not ask.
 pub(super) async fn run_id(connection: &mut MultiplexedConnection) -> Result<Option<String>, RedisError> {
-    match redis::cmd("INFO").arg("server").query_async::<String>(connection).await {
-        Ok(info) => {
-            Ok(info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned()))
-        }
+    Ok(server_info(connection).await?.as_deref().and_then(run_id_in))
+}
+
+async fn server_info(connection: &mut MultiplexedConnection) -> Result<Option<String>, RedisError> {
+    match redis::cmd("INFO").arg("server").query_async(connection).await {
+        Ok(info) => Ok(Some(info)),
         Err(error) if error.code().is_some() => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+fn run_id_in(info: &str) -> Option<String> {
+    info.lines().find_map(|line| line.strip_prefix("run_id:")).map(|id| id.trim().to_owned())
+}
+
+/// Whether the user may run the conditional delete. It is tried with a value that the key never has. Any error except a refusal,
+/// for instance a redirect, shows that the server knows the command.
+async fn may_delete(
+    connection: &mut MultiplexedConnection,
+    delete: ConditionalDelete,
+) -> Result<bool, RedisError> {
+    let mut trial = redis::Cmd::new();
+    for word in delete.words(LAYOUT_KEY.as_bytes(), b"") {
+        trial.arg(word);
+    }
+    match trial.query_async::<Value>(connection).await {
+        Err(error) if error.code().is_none() => Err(error),
+        Err(error) => Ok(!is_refusal(&error)),
+        Ok(_) => Ok(true),
     }
 }
 

@@ -24,6 +24,15 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
 
+/// Interval at which a client moves the expiry of its record.
+pub(super) const RECORD_REFRESH: Duration = Duration::from_secs(180);
+
+/// Pause after the record could not be written.
+pub(super) const RECORD_RETRY: Duration = Duration::from_secs(2);
+
+/// Max time for which the first attempt of a client waits for its record.
+pub(super) const RECORD_TIMEOUT: Duration = Duration::from_millis(200);
+
 /// Backoff between failed connection attempts.
 pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =
     Duration::from_millis(50)..=Duration::from_secs(2);

@@ -9,6 +9,7 @@ use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
 
 use super::Nodes;
 use super::connections::Connections;
+use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::exec::{self, CallOptions};
@@ -29,7 +30,7 @@ impl Nodes {
     /// Every stored resource with its state, ordered by name. Some of them may not be in use.
     pub(super) async fn inspect_all(&self) -> Result<Vec<(Resource, Answer)>, StoreError> {
         let found = match self {
-            Self::Server { endpoint, voting } => {
+            Self::Server { endpoint, voting, .. } => {
                 let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 inspect_node(endpoint, variant).await?
             }
@@ -41,6 +42,8 @@ impl Nodes {
         };
         let mut listed = BTreeMap::new();
         let mut failed = Vec::new();
+        let mut found = found;
+        self.add_clients(found.iter_mut().filter_map(|(_, answer)| answer.as_mut().ok())).await;
         for (resource, answer) in found {
             match answer {
                 // SCAN may return a key twice, and a slot may have moved meanwhile.
@@ -63,7 +66,8 @@ async fn inspect_node(
 ) -> Result<Vec<(Resource, Result<Answer, CallError>)>, StoreError> {
     let connections = endpoint.connections().await?;
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    let options = CallOptions { variant, vote_args, is_asking: false, is_atomic: false };
+    let options =
+        CallOptions { variant, vote_args, is_asking: false, deletes: &NO_DELETES, is_atomic: false };
     read(&connections, |wire| exec::inspect_all(wire, options)).await
 }
 

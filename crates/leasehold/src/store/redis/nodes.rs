@@ -7,6 +7,7 @@ use leasehold_core::ClientId;
 use leasehold_redis_protocol::ScriptVariant;
 use tokio::runtime::Handle;
 
+use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::endpoint::Endpoint;
 
@@ -23,11 +24,22 @@ pub(super) enum Nodes {
         endpoint: Endpoint,
         /// Where several vote, and this is one of them.
         voting: Option<Voting>,
+        record: Arc<ClientRecord>,
     },
     Cluster {
         cluster: Arc<Cluster>,
         variant: ScriptVariant,
         client: ClientId,
         runtime: Handle,
+        record: Arc<ClientRecord>,
     },
+}
+
+impl Nodes {
+    /// What the client publishes about itself.
+    pub(super) fn record(&self) -> &ClientRecord {
+        match self {
+            Self::Server { record, .. } | Self::Cluster { record, .. } => record,
+        }
+    }
 }

@@ -10,7 +10,10 @@ use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::caller_conn::CallerRuntime;
+use super::Redis;
+use super::call_pool::CallPool;
+use super::caller_conn::{Caller, CallerRuntime};
+use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::doctor::Address;
@@ -19,10 +22,9 @@ use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::wire::{self, SharedConnection, Wire};
-use super::{Caller, Redis};
 use crate::error::{Error, ErrorKind};
 use crate::store::{Inbox, StoreError};
-use crate::url::{Place, RedisUrl};
+use crate::url::{Host, Place, RedisUrl};
 
 impl Redis {
     /// Connects for this client and subscribes to its inbox. Runs on the runtime of the client's thread.
@@ -32,23 +34,24 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let opening = Opening::new(inbox, caller, url.is_resp2);
+        let opening = Opening::new(client, inbox, caller, url.is_resp2);
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let unavailable = |error| unavailable(url, &error);
         let nodes = match &url.place {
             Place::Cluster(seeds) => {
-                let endpoint_config = opening.endpoint_config();
-                let cluster =
-                    Cluster::open(credentials, seeds.clone(), Box::new(move || endpoint_config(None)));
-                let cluster = Arc::new(cluster.await.map_err(unavailable)?);
-                let channels = cluster.channels().await.map_err(unavailable)?;
-                let variant = ScriptVariant::Cluster(channels);
-                Nodes::Cluster { cluster, variant, client, runtime: Handle::current() }
+                opening.cluster(credentials, seeds.clone(), client).await.map_err(unavailable)?
             }
-            _ => {
-                let endpoint = opening.endpoint(target(url, credentials)?, client);
-                endpoint.connections().await.map_err(unavailable)?;
-                Nodes::Server { endpoint, voting: None }
+            place => {
+                let endpoint = opening.endpoint(target(url, credentials.clone())?, client);
+                let connections = endpoint.connections().await.map_err(unavailable)?;
+                match place {
+                    // The server decides whether it is a cluster, and not the address.
+                    Place::Server(host) if connections.is_cluster_node() && !url.is_resp2 => {
+                        let seeds = vec![host.clone()];
+                        opening.cluster(credentials, seeds, client).await.map_err(unavailable)?
+                    }
+                    _ => Nodes::Server { endpoint, voting: None, record: opening.record.clone() },
+                }
             }
         };
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
@@ -62,11 +65,12 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let opening = Opening::new(inbox, caller, url.is_resp2);
+        let opening = Opening::new(client, inbox, caller, url.is_resp2);
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let opening = Opening { is_voter: true, ..opening };
         let endpoint = opening.endpoint(target(url, credentials)?, client);
-        let nodes = Nodes::Server { endpoint, voting: Some(voting) };
+        let record = opening.record.clone();
+        let nodes = Nodes::Server { endpoint, voting: Some(voting), record };
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
@@ -80,7 +84,7 @@ impl Redis {
     ) -> Result<Arc<Self>, Error> {
         let shared = shared.map(SharedConnection::for_client);
         let tasks = caller.clone();
-        let opening = Opening { shared: shared.clone(), ..Opening::new(inbox, caller, false) };
+        let opening = Opening { shared: shared.clone(), ..Opening::new(client, inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
         let endpoint = opening.endpoint(Target::Server(info.clone()), client);
@@ -95,7 +99,8 @@ impl Redis {
             connections.set_caller_conn(Wire::Shared(wire));
             opening.callers.set_usable();
         }
-        Ok(opening.finish(Nodes::Server { endpoint, voting: None }, Address::Own(Box::new(info))))
+        let nodes = Nodes::Server { endpoint, voting: None, record: opening.record.clone() };
+        Ok(opening.finish(nodes, Address::Own(Box::new(info))))
     }
 }
 
@@ -128,12 +133,36 @@ struct Opening {
     /// A connection of the program's for commands of its tasks.
     shared: Option<SharedConnection>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
+    record: Arc<ClientRecord>,
 }
 
 impl Opening {
-    fn new(inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
-        let callers = Arc::default();
-        Self { inbox, caller, callers, is_resp2, is_voter: false, shared: None, warnings: Arc::default() }
+    fn new(client: ClientId, inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
+        Self {
+            inbox,
+            caller,
+            callers: Arc::default(),
+            is_resp2,
+            is_voter: false,
+            shared: None,
+            warnings: Arc::default(),
+            record: Arc::new(ClientRecord::new(client)),
+        }
+    }
+
+    /// Opens the cluster that one of these nodes knows.
+    async fn cluster(
+        &self,
+        credentials: Credentials,
+        seeds: Vec<Host>,
+        client: ClientId,
+    ) -> Result<Nodes, StoreError> {
+        let endpoint_config = self.endpoint_config();
+        let cluster = Cluster::open(credentials, seeds, Box::new(move || endpoint_config(None)));
+        let cluster = Arc::new(cluster.await?);
+        let variant = ScriptVariant::Cluster(cluster.channels().await?);
+        let record = self.record.clone();
+        Ok(Nodes::Cluster { cluster, variant, client, runtime: Handle::current(), record })
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
@@ -144,10 +173,10 @@ impl Opening {
     fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
-        let shared = self.shared.clone();
+        let (shared, record) = (self.shared.clone(), self.record.clone());
         move |channel| {
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
-            let (holding, shared) = (inbox.clone(), shared.clone());
+            let (holding, shared, record) = (inbox.clone(), shared.clone(), record.clone());
             EndpointConfig {
                 channel,
                 on_message: Arc::new(move |_, message| {
@@ -158,6 +187,7 @@ impl Opening {
                     }
                 }),
                 on_reconnect: Arc::new(move |concerns| {
+                    record.request_write();
                     if let Some(inbox) = renewing.upgrade() {
                         inbox.reconnected(concerns);
                     }
@@ -192,14 +222,19 @@ impl Opening {
         };
         let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
         let caller = self.caller.map(|caller| Caller { id: caller.id(), runtime: self.callers });
+        let nodes = Arc::new(nodes);
+        let kept = nodes.clone();
+        let record_keeper = tokio::spawn(async move { kept.keep_record().await }).abort_handle();
         Arc::new(Redis {
-            nodes: Arc::new(nodes),
+            calls: Arc::new(CallPool::new(nodes.clone())),
+            nodes,
             address: Arc::new(address),
             runtime: Handle::current(),
             caller,
             watch,
             warnings: self.warnings,
             refresher,
+            record_keeper,
         })
     }
 }

@@ -62,6 +62,7 @@ mod tests {
     use tokio::sync::Notify;
 
     use super::super::connections::{ConnectionStatus, config};
+    use super::super::handshake::ServerFacts;
     use super::*;
 
     #[tokio::test]
@@ -76,7 +77,8 @@ mod tests {
             let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let connections =
-                Arc::new(Connections::new(own, status, Some(caller.id()), client.clone(), String::new()));
+                Connections::new(own, status, Some(caller.id()), client.clone(), ServerFacts::default());
+            let connections = Arc::new(connections);
             let keeper = SharedKeeper {
                 connection: connection.clone(),
                 connections: Arc::downgrade(&connections),

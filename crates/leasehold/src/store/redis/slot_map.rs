@@ -100,6 +100,18 @@ fn parse_host(node: &Value, asked: &Host) -> Option<Host> {
     Some(Host { name, port: u16::try_from(*port).ok()? })
 }
 
+/// For `fuzz/`: any reply is parsed or refused.
+#[cfg(feature = "_fuzzing")]
+pub(crate) fn fuzz(reply: &Value) {
+    let asked = Host { name: "asked".to_owned(), port: 6379 };
+    let Some(ranges) = parse(reply, &asked) else { return };
+    let map = SlotMap { ranges, moved: HashMap::new() };
+    for slot in [0, 8_191, 16_383] {
+        let _ = map.master_of(slot);
+    }
+    let _ = map.masters();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

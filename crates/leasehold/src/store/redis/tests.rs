@@ -11,13 +11,14 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, resource_key, slot_of,
 };
+use leasehold_testkit::Flavor;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
 
 use super::codec;
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
-use comparison::{Comparison, compare_mutex, wall_clock, with_scripts};
+use comparison::{Comparison, compare_mutex, wall_clock, with_scripts, with_scripts_on};
 
 /// Compares random histories. Each uses new resources, on one server.
 fn compare_histories<H: std::fmt::Debug>(
@@ -26,7 +27,19 @@ fn compare_histories<H: std::fmt::Debug>(
     play: impl Fn(&mut Comparison<'_, '_>, &H),
 ) {
     let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
-    with_scripts(|runner| {
+    compare_histories_on(Flavor::Redis7, cases, histories, resources, play);
+}
+
+/// As `compare_histories`. Returns how many leases were released without a script.
+fn compare_histories_on<H: std::fmt::Debug>(
+    flavor: Flavor,
+    cases: u32,
+    histories: &impl Strategy<Value = H>,
+    resources: usize,
+    play: impl Fn(&mut Comparison<'_, '_>, &H),
+) -> usize {
+    let mut deleted = 0;
+    with_scripts_on(flavor, |runner| {
         let runner = std::cell::RefCell::new(runner);
         let count = std::cell::Cell::new(0_u64);
         // A history of several resources inspects each of them, so it takes that many times longer.
@@ -48,7 +61,9 @@ fn compare_histories<H: std::fmt::Debug>(
         if let Err(error) = result {
             panic!("{error}");
         }
+        deleted = runner.borrow().deleted;
     });
+    deleted
 }
 
 fn play(comparison: &mut Comparison<'_, '_>, steps: &[Step]) {
@@ -68,6 +83,30 @@ fn play_joint(comparison: &mut Comparison<'_, '_>, steps: &[Joint]) {
 #[test]
 fn scripts_match_the_model() {
     compare_histories(&steps(1), 1, |comparison, steps| play(comparison, steps));
+}
+
+#[test]
+fn conditional_deletes_match_the_model() {
+    let deleted = |flavor, cases| {
+        compare_histories_on(flavor, cases, &steps(1), 1, |comparison, steps| play(comparison, steps))
+    };
+    let released = deleted(Flavor::Valkey9, 1_000);
+    assert!(released > 10, "{released} releases needed no script");
+    assert_eq!(deleted(Flavor::Redis7, 1), 0);
+}
+
+#[test]
+fn full_memory_refuses_a_command_as_a_whole() {
+    let refused = std::cell::Cell::new(0);
+    compare_histories_on(Flavor::Redis7, 1_500, &steps(4), 1, |comparison, steps| {
+        let is_command = |step: &Step| matches!(step, Step::Do(_));
+        let Some(last) = steps.iter().rposition(is_command) else { return };
+        play(comparison, &steps[..last]);
+        if let Step::Do(command) = &steps[last] {
+            refused.set(refused.get() + usize::from(comparison.run_with_full_memory(command)));
+        }
+    });
+    assert!(refused.get() > 10, "{} commands were refused", refused.get());
 }
 
 #[test]
@@ -122,7 +161,7 @@ fn clock_step_back_extends_no_lease() {
             |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
         let release = |acquisition, at_least_s| {
             let min_hold = Duration::from_secs(at_least_s);
-            Command::Release(Release { acquisition, min_hold, tombstone: Duration::ZERO })
+            Command::Release(Release { min_hold, ..Release::now(acquisition) })
         };
         let retained_until = |comparison: &mut Comparison<'_, '_>| match comparison.run(0, &Command::Inspect)
         {
@@ -156,6 +195,41 @@ fn clock_step_back_extends_no_lease() {
             panic!("the attempt holds the lock")
         };
         assert_eq!(grant.valid_for, Duration::from_secs(10));
+    });
+}
+
+/// The header of a shared lock can have the first lease in it. When that one is given back, the last lease is in a row.
+#[test]
+fn repeat_of_the_last_shared_attempt_is_granted_once() {
+    compare_mutex(|comparison| {
+        let acquire = |client| {
+            let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+            let shared = Acquire { capacity: 4, ..Acquire::exclusive(acquisition, Duration::from_secs(10)) };
+            Command::from(Acquire { weight: 1, ..shared })
+        };
+        for command in [acquire(0), acquire(1)] {
+            assert!(matches!(comparison.run(0, &command), Reply::Granted(_)));
+        }
+        let first = Acquisition { client: client_id(0), sequence: 1 };
+        assert_eq!(comparison.run(0, &release_of(first)), Reply::Released);
+        assert!(matches!(comparison.run(0, &acquire(1)), Reply::Granted(_)));
+        let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
+        assert_eq!((view.holders.len(), view.in_use), (1, 1));
+    });
+}
+
+/// A share may not outlive its key.
+#[test]
+fn key_of_a_shared_lock_outlives_its_longest_lease() {
+    compare_mutex(|comparison| {
+        for (client, seconds) in [(0, 10), (1, 10), (2, 3 * 3_600), (3, 10)] {
+            let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+            let acquire = Acquire::exclusive(acquisition, Duration::from_secs(seconds));
+            let acquire = Command::from(Acquire { capacity: 4, weight: 1, ..acquire });
+            assert!(matches!(comparison.run(0, &acquire), Reply::Granted(_)));
+            // It compares the key's expiry with the end of every lease.
+            comparison.inspect(0);
+        }
     });
 }
 

@@ -11,10 +11,8 @@ use leasehold_core::{
     Verdict, Vote, quorum_of,
 };
 use leasehold_redis_protocol::token_at;
-use tokio::time::sleep;
 
 use super::attempts::{NodeAttempt, NodeRequests};
-use super::gather::drain;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -80,9 +78,9 @@ impl Quorum {
         let sent_at = self.now();
         let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
         let command = Command::from(command);
-        let floor = if self.is_fenced { self.floor(sent_at) } else { None };
+        let floor = if self.terms.is_fenced { self.floor(sent_at) } else { None };
         let responses = PendingResponses::new();
-        let mut round = Round::new(self.nodes.len(), self.is_fenced, sent_at);
+        let mut round = Round::new(self.nodes.len(), self.terms.is_fenced, sent_at);
         let mut node_errors = vec![None; self.nodes.len()];
         for (node, duplicate) in self.duplicate_nodes().into_iter().enumerate() {
             if duplicate.is_some() {
@@ -112,7 +110,7 @@ impl Quorum {
         let VoteCollector { round, responses, node_errors, .. } = collector;
         // Late votes still count: for a granted lease they are more than a bare quorum, and otherwise they say which nodes
         // have something to release.
-        drain(responses);
+        self.runtime.drain(responses);
         Ballot { sent, verdict, round, node_errors, time_until_free }
     }
 
@@ -135,7 +133,7 @@ impl Quorum {
             Verdict::Busy | Verdict::Split
                 if waits && self.keeps_waiting(attempt, sent.acquisition, round, now) =>
             {
-                Some(queued(now, if is_partial(round) { Some(backoff(0)) } else { *time_until_free }))
+                Some(queued(now, if is_partial(round) { Some(self.backoff(0)) } else { *time_until_free }))
             }
             Verdict::Busy | Verdict::Split => self.conclude_refused(&ballot, now).await,
             Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&ballot, now).await),
@@ -153,10 +151,10 @@ impl Quorum {
         };
         self.release_at_nodes(&failed, round).await;
         if waits {
-            return Some(queued(self.now(), Some(backoff(failed.tries))));
+            return Some(queued(self.now(), Some(self.backoff(failed.tries))));
         }
         if retries_now {
-            sleep(backoff(failed.tries)).await;
+            self.runtime.sleep(self.backoff(failed.tries)).await;
             return None;
         }
         Some(match verdict {
@@ -194,7 +192,14 @@ impl Quorum {
         now: LocalTime,
     ) -> bool {
         let since = self.attempts.partial(attempt, acquisition, is_partial(round), now);
-        since.is_some_and(|since| now.since(since) < backoff(3) + 4 * self.round_trip())
+        since.is_some_and(|since| now.since(since) < self.backoff(3) + 4 * self.round_trip())
+    }
+
+    /// A random pause, so that attempts that collided do not collide again.
+    fn backoff(&self, tries: u32) -> Duration {
+        let longest = FIRST_BACKOFF.saturating_mul(1 << tries.min(10)).min(MAX_BACKOFF);
+        let random = self.runtime.random();
+        longest / 4 + (longest * 3 / 4).mul_f64(f64::from(random) / f64::from(u32::MAX))
     }
 
     pub(super) fn request_vote(
@@ -287,13 +292,14 @@ impl Quorum {
             // Not on the caller's runtime, which may end or stall first.
             self.runtime.spawn(unheard.for_each(|_| async {}));
         }
-        let limit = sleep(self.node_timeout(known.request.ttl));
+        let limit = self.runtime.sleep(self.node_timeout(known.request.ttl));
         let all = async { while granted.next().await.is_some() {} };
         tokio::select! {
+            biased;
             () = all => {}
             () = limit => {}
         }
-        drain(granted);
+        self.runtime.drain(granted);
     }
 }
 
@@ -321,11 +327,4 @@ fn is_unknown(answered: &CallResult) -> bool {
 fn queued(now: LocalTime, pause: Option<Duration>) -> CallResult {
     let repoll_at = pause.map_or(StoreTime::NEVER, |pause| StoreTime::from_micros(now.as_micros()) + pause);
     answer(now, Reply::Queued(Queued { is_head: true, repoll_at }))
-}
-
-/// A random pause, so that attempts that collided do not collide again.
-fn backoff(tries: u32) -> Duration {
-    let longest = FIRST_BACKOFF.saturating_mul(1 << tries.min(10)).min(MAX_BACKOFF);
-    let random = getrandom::u32().unwrap_or(u32::MAX / 2);
-    longest / 4 + (longest * 3 / 4).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }

@@ -284,6 +284,14 @@ impl Attempts {
         self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }))
     }
 
+    /// Adds a lease that another client has acquired at the nodes. Here it has the same id as there.
+    pub(super) fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        let acquisition = request.acquisition;
+        let known = NodeAttempt::new(resource.clone(), request, acquisition, self.nodes);
+        let active = NodeAttempt { token: Some(token), tries: 1, ..known };
+        self.table().put(acquisition, Some(AttemptState::Active(active)));
+    }
+
     /// Whether it was released before its acquire arrived.
     pub(super) fn is_cancelled(&self, attempt: Acquisition) -> bool {
         matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Cancelled { .. }))

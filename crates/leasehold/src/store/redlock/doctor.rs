@@ -8,7 +8,7 @@ impl Quorum {
     /// Checks each node, and whether the nodes are independent of each other.
     pub(super) async fn diagnose(&self) -> Diagnosis {
         let voters: Vec<(&str, &Redis)> =
-            self.nodes.iter().map(|node| (node.name.as_str(), &*node.store)).collect();
-        diagnose_voters(&voters, self.max_ttl).await
+            self.nodes.iter().filter_map(|node| Some((node.name.as_str(), node.store.redis()?))).collect();
+        diagnose_voters(&voters, self.terms.max_ttl).await
     }
 }

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{NodeReplies, NodeReply};
-use tokio::time::sleep;
+
+use super::runtime::Runtime;
 
 /// Passes the nodes' responses to `handle` until the tally of each command is decided. Nodes that have not responded within
 /// `limit` count as failed. Their later responses still arrive, but decide nothing.
 pub(super) async fn gather<T: Send + 'static>(
+    runtime: &Runtime,
     mut responses: FuturesUnordered<impl Future<Output = (usize, T)> + Send + 'static>,
     limit: Duration,
     replies: &mut [NodeReplies],
     mut handle: impl FnMut(&mut [NodeReplies], usize, T),
 ) {
-    let mut limit = pin!(sleep(limit));
+    let mut limit = pin!(runtime.sleep(limit));
     while replies.iter().any(|replies| replies.poll_tally().is_none()) {
         tokio::select! {
             // A response that has arrived counts, even if the whole process was suspended until the time was over.
@@ -24,20 +26,10 @@ pub(super) async fn gather<T: Send + 'static>(
             () = &mut limit => replies.iter_mut().for_each(NodeReplies::handle_timeout),
         }
     }
-    drain(responses);
+    runtime.drain(responses);
 }
 
 /// Marks a node as failed for all commands.
 pub(super) fn fail(replies: &mut [NodeReplies], node: usize) {
     replies.iter_mut().for_each(|replies| replies.handle_reply(node, NodeReply::Failed));
-}
-
-/// Awaits the remaining responses in a task of its own.
-pub(super) fn drain<F>(responses: FuturesUnordered<F>)
-where
-    F: Future<Output: Send> + Send + 'static,
-{
-    if !responses.is_empty() {
-        tokio::spawn(responses.for_each(|_| async {}));
-    }
 }

@@ -9,12 +9,11 @@ use leasehold_core::{
     Acquisition, Answer, Command, Failure, Holder, NodeReplies, NodeReply, QueueEntry, Release, Reply,
     Resource, Round, StoreTime, TOMBSTONE_TTL, Token, View, Vote, quorum_of,
 };
-use tokio::time::timeout;
 
 use super::Quorum;
 use super::admission_state::is_admission_queue;
 use crate::store::admission_queue_of;
-use crate::store::{CallResult, Store as _, StoreError};
+use crate::store::{CallResult, StoreError};
 
 /// Max time for a node to answer an inspection.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -86,7 +85,7 @@ impl Quorum {
         // A concurrent renewal may have rejoined a node that had released already.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
-            let release = Release { acquisition, min_hold: Duration::ZERO, tombstone: TOMBSTONE_TTL };
+            let release = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
             self.call_all(&resource, Command::Release(release)).await?;
         }
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
@@ -125,28 +124,27 @@ impl Quorum {
     async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
         let requests = self.nodes.iter().map(|node| {
             let call = node.clone().call(resource.clone(), command.clone(), None);
-            async { timeout(INSPECT_TIMEOUT, call).await }
+            async { self.runtime.timeout(INSPECT_TIMEOUT, call).await }
         });
         let answered = join_all(requests).await.into_iter().map(|answered| match answered {
-            Ok(answered) => answered.map_err(|error| error.message),
-            Err(_) => Err("too slow".to_owned()),
+            Some(answered) => answered.map_err(|error| error.message),
+            None => Err("too slow".to_owned()),
         });
         answered.collect()
     }
 
     /// The resources of all nodes, without admission queues.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
-        let requests =
-            self.nodes.iter().map(|node| async { timeout(INSPECT_TIMEOUT, node.store.list()).await });
+        let requests = self.nodes.iter().map(|node| self.runtime.timeout(INSPECT_TIMEOUT, node.store.list()));
         let (mut resources, mut errors, mut answered) = (Vec::new(), Vec::new(), 0);
         for (node, listed) in self.nodes.iter().zip(join_all(requests).await) {
             match listed {
-                Ok(Ok(listed)) => {
+                Some(Ok(listed)) => {
                     answered += 1;
                     resources.extend(listed.into_iter().filter(|resource| !is_admission_queue(resource)));
                 }
-                Ok(Err(error)) => errors.push(format!("{}: {}", node.name, error.message)),
-                Err(_) => errors.push(format!("{}: too slow", node.name)),
+                Some(Err(error)) => errors.push(format!("{}: {}", node.name, error.message)),
+                None => errors.push(format!("{}: too slow", node.name)),
             }
         }
         if answered < quorum_of(self.nodes.len()) {
@@ -244,6 +242,8 @@ pub(super) fn merge_holder(mut same: Vec<Holder>, silent: usize, quorum: usize) 
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(*token));
     tokens.truncate(quorum);
     lease.token = *tokens.last()?;
+    // A node may have lost the record of its client.
+    lease.metadata = same.iter().map(|holder| &holder.metadata).max_by_key(|text| text.len())?.clone();
     lease.granted_at = same.iter().map(|holder| holder.granted_at).min()?;
     Some(lease)
 }

@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::MIN_NODE_TIMEOUT;
+use super::runtime::Runtime;
+use super::voter::Voter;
+use crate::engine::clock::Clock;
+use crate::store::{CallResult, StoreError};
 use leasehold_core::{
     Acquisition, Command, Failure, Kind, LocalTime, Name, Release, Resource, StoreTime, Token,
 };
-use tokio::time::timeout;
-
-use super::MIN_NODE_TIMEOUT;
-use crate::engine::clock::Clock;
-use crate::store::redis::Redis;
-use crate::store::{CallResult, Store as _, StoreError};
 
 /// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
 const MAX_UNANSWERED: usize = 256;
@@ -30,10 +29,11 @@ const NO_CLOCK: i64 = i64::MIN;
 
 /// One quorum node, with its latency, clock offset and pending releases.
 pub(super) struct Node {
-    pub(super) store: Arc<Redis>,
+    pub(super) store: Voter,
     /// Its address without secrets.
     pub(super) name: String,
     clock: Clock,
+    runtime: Runtime,
     unanswered: AtomicUsize,
     /// Time of its last answer, or of the first unanswered request, by the local clock in microseconds.
     last_answer_at: AtomicU64,
@@ -65,11 +65,12 @@ impl Drop for Unanswered {
 }
 
 impl Node {
-    pub(super) fn new(store: Arc<Redis>, name: String, clock: Clock) -> Self {
+    pub(super) fn new(store: Voter, name: String, clock: Clock, runtime: Runtime) -> Self {
         Self {
             store,
             name,
             clock,
+            runtime,
             unanswered: AtomicUsize::new(0),
             last_answer_at: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
@@ -96,7 +97,7 @@ impl Node {
         floor: Option<Token>,
     ) -> CallResult {
         let (_unanswered, sent_at) = self.count_request()?;
-        let answered = self.store.call_as_voter(resource, command, floor).await;
+        let answered = self.store.call(resource, command, floor).await;
         if let Ok(answer) = &answered {
             let received_at = self.note_answer();
             // The usual answer to a release does not tell the time.
@@ -113,7 +114,7 @@ impl Node {
             Ok((unanswered, _)) => unanswered,
             Err(error) => return vec![Err(error); batch.len()],
         };
-        let answers = self.store.call_batch_as_voter(batch).await;
+        let answers = self.store.call_batch(batch).await;
         // A batch may take two round trips, so it measures none.
         if let Some(Ok(_)) = answers.last() {
             self.note_answer();
@@ -145,9 +146,10 @@ impl Node {
     /// Inspects an unused lock to learn the node's clock, so that the first acquire has a floor.
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
+        let runtime = self.runtime.clone();
         let call = self.call(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
         // Without an answer the first acquire has no floor.
-        let _ = timeout(MIN_NODE_TIMEOUT, call).await;
+        let _ = runtime.timeout(MIN_NODE_TIMEOUT, call).await;
     }
 
     /// An error if the node is too slow to be asked for its vote: each unanswered acquire would leave a tombstone when it is

@@ -7,7 +7,6 @@ use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
     Command, Failure, LocalTime, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
 };
-use tokio::time::timeout;
 
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
@@ -36,7 +35,7 @@ impl Quorum {
         }
         let mut replies = [NodeReplies::new(self.nodes.len())];
         let limit = self.node_timeout(known.request.ttl);
-        gather(responses, limit, &mut replies, |replies, node, reply| {
+        gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
             replies[0].handle_reply(node, reply);
         })
         .await;
@@ -64,7 +63,7 @@ impl Quorum {
         may_have_nothing: bool,
     ) -> impl Future<Output = NodeReply> + Send + use<> {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
-        let release = Release { acquisition: known.acquisition, min_hold, tombstone: Duration::ZERO };
+        let release = Release { min_hold, ..Release::now(known.acquisition) };
         // No earlier acquire can leave anything that lasts longer.
         let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
@@ -75,7 +74,7 @@ impl Quorum {
         }
         async move {
             if may_have_nothing {
-                let _ = timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
+                let _ = guard.quorum.runtime.timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
                 if matches!(requests[node].get(), RequestCounts { unanswered: 0, keeps_something: false, .. })
                 {
                     guard.confirm();
@@ -93,7 +92,7 @@ impl Quorum {
                 NodeReply::NotHeld => counts.unanswered == 0,
             };
             if counts.unanswered > 0 {
-                let _ = timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
+                let _ = guard.quorum.runtime.timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
             }
             if is_over && requests[node].get().unanswered == 0 {
                 guard.confirm();

@@ -75,7 +75,7 @@ impl Quorum {
         }
         let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
-        gather(responses, limit, &mut replies, |replies, node, answers: Vec<CallResult>| {
+        gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers: Vec<CallResult>| {
             for (replies, answer) in replies.iter_mut().zip(&answers) {
                 replies.handle_reply(node, reply_of(answer));
                 if let Err(error) = answer {
@@ -102,7 +102,7 @@ impl Quorum {
             };
             let call = (known.resource.clone(), Command::from(acquire));
             let voting = self.request_vote(node, known.requests.clone(), call, known.token);
-            tokio::spawn(voting);
+            self.runtime.spawn_here(async move { drop(voting.await) });
         }
     }
 }

@@ -72,7 +72,7 @@ impl QuorumClient {
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
-        let release = Release { acquisition: self.attempt(sequence), min_hold: Duration::ZERO, tombstone };
+        let release = Release { tombstone, ..Release::now(self.attempt(sequence)) };
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
@@ -80,7 +80,12 @@ impl QuorumClient {
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
+            let answers = node
+                .store
+                .redis()
+                .unwrap()
+                .call_batch(vec![(self.resource.clone(), Command::Inspect)], 0)
+                .await;
             let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
                 panic!("{answers:?}")
             };
@@ -214,8 +219,12 @@ async fn try_lock_retries_while_some_nodes_are_free() {
         client.quorum().acquire(client.resource.clone(), Arc::new(plain)).await.unwrap().reply
     };
     let at = async |node: usize, command| {
-        let answers =
-            client.quorum().nodes[node].store.call_batch(vec![(client.resource.clone(), command)], 0).await;
+        let answers = client.quorum().nodes[node]
+            .store
+            .redis()
+            .unwrap()
+            .call_batch(vec![(client.resource.clone(), command)], 0)
+            .await;
         answers.into_iter().next().unwrap().unwrap().reply
     };
     let tries = async || {
@@ -322,18 +331,86 @@ async fn inspect_includes_waiters_queued_at_another_node() {
         for (number, node) in (1..).zip(&client.quorum().nodes) {
             let request = client.request(10 * position + number);
             expected.push(request.acquisition);
-            let answers = node.store.call_batch(vec![(queue.clone(), Command::Acquire(request))], 0).await;
+            let answers = node
+                .store
+                .redis()
+                .unwrap()
+                .call_batch(vec![(queue.clone(), Command::Acquire(request))], 0)
+                .await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
             assert_eq!(is_first, position == 1, "{answers:?}");
         }
     }
-    // This waiter has moved to another node, and left its position there.
+    // An attempt may be queued at two nodes, until its release at the first one has arrived.
     let moved = client.request(expected[3].sequence);
-    drop(client.quorum().nodes[1].store.call_batch(vec![(queue, Command::Acquire(moved))], 0).await);
+    drop(
+        client.quorum().nodes[1]
+            .store
+            .redis()
+            .unwrap()
+            .call_batch(vec![(queue, Command::Acquire(moved))], 0)
+            .await,
+    );
     let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
     let waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();
     assert_eq!(waiters, expected);
+}
+
+/// An entry that its client has left behind is granted in its turn, and blocks the queue for a claim window of 3 s.
+#[tokio::test]
+async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
+    let servers = servers();
+    let proxies: Vec<Proxy> = servers.iter().map(Proxy::before).collect();
+    let urls: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    let (holder, moves, waits) = (
+        QuorumClient::at(&urls, 1).await,
+        QuorumClient::at(&urls, 2).await,
+        QuorumClient::at(&urls, 3).await,
+    );
+    let queue = Arc::new(admission_queue_of(&holder.resource).unwrap());
+    let ask = async |client: &QuorumClient| {
+        let acquire = Command::Acquire(client.request(1));
+        client.quorum().call_admission_queue(queue.clone(), acquire).await.unwrap().reply
+    };
+    let set_cut = async |node: usize, is_cut: bool| {
+        proxies[node].refuse(is_cut);
+        proxies[node].cut();
+        for client in [&holder, &moves, &waits] {
+            until(async || client.quorum().nodes[node].store.is_connected() != is_cut).await;
+        }
+    };
+    let clients_at = async |node: usize| {
+        let inspect = vec![(queue.clone(), Command::Inspect)];
+        let answers = holder.quorum().nodes[node].store.redis().unwrap().call_batch(inspect, 0).await;
+        let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
+            return Vec::new();
+        };
+        let (holders, waiters) = (view.holders.iter(), view.waiters.iter());
+        let there = holders.map(|holder| holder.acquisition).chain(waiters.map(|waiter| waiter.acquisition));
+        there.map(|acquisition| acquisition.client).collect::<Vec<_>>()
+    };
+    let first = holder.quorum().admission_node(&queue);
+    assert!(matches!(ask(&holder).await, Reply::Granted(_)));
+    assert!(matches!(ask(&moves).await, Reply::Queued(_)));
+    assert!(matches!(ask(&waits).await, Reply::Queued(_)));
+    set_cut(first, true).await;
+    let second = moves.quorum().admission_node(&queue);
+    assert_ne!(first, second);
+    assert!(matches!(ask(&moves).await, Reply::Granted(_)), "no other client is at that node");
+    set_cut(first, false).await;
+    until(async || clients_at(first).await == [holder.client, waits.client]).await;
+    assert_eq!(clients_at(second).await, [moves.client]);
+    // It may come back.
+    set_cut(second, true).await;
+    assert!(matches!(ask(&moves).await, Reply::Queued(_)));
+    set_cut(second, false).await;
+    until(async || clients_at(second).await.is_empty()).await;
+    assert_eq!(clients_at(first).await, [holder.client, waits.client, moves.client]);
+    let release = Command::Release(Release::now(moves.attempt(1)));
+    let released = moves.quorum().call_admission_queue(queue.clone(), release).await.unwrap().reply;
+    assert_eq!(released, Reply::Released);
+    assert_eq!(clients_at(first).await, [holder.client, waits.client]);
 }
 
 #[test]

@@ -8,7 +8,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
     Acquisition, Answer, Command, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
-use tokio::time::{sleep, timeout};
 
 use super::{Quorum, STRAGGLER_GRACE};
 use crate::store::{BoxFuture, CallResult};
@@ -38,13 +37,14 @@ pub(super) struct VoteCollector {
 impl VoteCollector {
     pub(super) async fn collect(&mut self) -> Verdict {
         let limit = self.quorum.node_timeout(self.ttl);
-        let mut late = pin!(sleep(limit));
+        let runtime = self.quorum.runtime.clone();
+        let mut late = pin!(runtime.sleep(limit));
         loop {
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
                     self.propagate(node, tokens.last);
                 }
-                late.as_mut().reset(tokio::time::Instant::now() + limit);
+                late.set(runtime.sleep(limit));
             }
             if let Some(verdict) = self.round.poll_verdict(self.quorum.now()) {
                 return verdict;
@@ -65,12 +65,13 @@ impl VoteCollector {
 
     /// Waits a little for the other votes: an attempt that does not wait retries if any node is free.
     pub(super) async fn await_stragglers(&mut self) {
+        let runtime = self.quorum.runtime.clone();
         let all = async {
             while let Some((node, heard)) = self.responses.next().await {
                 self.handle_response(node, heard);
             }
         };
-        let _ = timeout(STRAGGLER_GRACE, all).await;
+        let _ = runtime.timeout(STRAGGLER_GRACE, all).await;
     }
 
     fn propagate(&self, node: usize, token: Token) {

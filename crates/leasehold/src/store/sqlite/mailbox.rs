@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, Token, TokenRange};
+use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, TokenRange};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 /// Max number of pipes without a reader that one sweep removes.
@@ -238,7 +238,7 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
     let [head, sequence, at, first, last, valid_for, ..] = numbers;
     let kind = match head ^ MAGIC {
         1 => {
-            let tokens = TokenRange { first: Token::new(first)?, last: Token::new(last)? };
+            let tokens = TokenRange::new(first, last)?;
             PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(valid_for) })
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(first) }),
@@ -247,6 +247,14 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
         _ => return None,
     };
     Some(Push { acquisition: Acquisition { client, sequence }, at: StoreTime::from_micros(at), kind })
+}
+
+/// For `fuzz/`: any record is refused, or is a push that is written and read unchanged.
+#[cfg(feature = "_fuzzing")]
+pub(crate) fn fuzz(record: &[u8; RECORD], client: ClientId) {
+    if let Some(push) = decode(record, client) {
+        assert_eq!(decode(&encode(&push), client), Some(push));
+    }
 }
 
 #[cfg(test)]

@@ -3,13 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
-use leasehold_redis_protocol::{ScriptVariant, VoteArgs, inbox_of, resource_key, slot_of};
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource, StoreTime, Token,
+};
+use leasehold_redis_protocol::{
+    RESOURCE_PATTERN, ScriptVariant, VoteArgs, clock_key, inbox_of, resource_key, slot_of, token_time,
+};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 
+use super::super::deletes::Deletes;
+use super::super::error::explain;
 use super::super::exec::{self, CallOptions};
-use super::query::{command, info_by, median};
+use super::query::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
 
@@ -40,6 +46,8 @@ pub(super) enum Purpose {
     Cluster,
     /// Locks in a cluster with sharded channels.
     Sharded,
+    /// Releases without a script, on servers that know the command.
+    Deletes,
 }
 
 const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Right {
@@ -47,7 +55,7 @@ const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Rig
 }
 
 /// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
-pub(super) const RIGHTS: [Right; 30] = [
+pub(super) const RIGHTS: [Right; 32] = [
     right("+get", "GET KEY", Purpose::Locks),
     right("+getex", "GETEX KEY", Purpose::Locks),
     right("+set", "SET KEY x XX", Purpose::Locks),
@@ -81,6 +89,8 @@ pub(super) const RIGHTS: [Right; 30] = [
     // The first one of this purpose shows whether the server knows the others.
     right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
     right("+spublish", "SPUBLISH CHANNEL x", Purpose::Sharded),
+    right("+delifeq", "DELIFEQ KEY x", Purpose::Deletes),
+    right("+delex", "DELEX KEY IFEQ x", Purpose::Deletes),
 ];
 
 /// The patterns of keys and channels that go with them.
@@ -96,7 +106,7 @@ pub(super) struct MissingRight {
 
 impl MissingRight {
     pub(super) fn is_required(&self) -> bool {
-        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing)
+        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing | Purpose::Deletes)
     }
 }
 
@@ -141,7 +151,7 @@ pub(super) async fn missing_rights(
     let mut is_sharded = variant.is_cluster();
     for right in &RIGHTS {
         let is_needed = match right.purpose {
-            Purpose::Locks | Purpose::Replicas | Purpose::Listing => true,
+            Purpose::Locks | Purpose::Replicas | Purpose::Listing | Purpose::Deletes => true,
             Purpose::Cluster => variant.is_cluster(),
             Purpose::Sharded => is_sharded,
         };
@@ -192,6 +202,8 @@ fn missing_rule(right: &Right, error: &RedisError) -> Option<&'static str> {
 pub(super) struct Cost {
     pub(super) pair: Duration,
     pub(super) source: Source,
+    /// How far the clock of tokens is ahead of the server's.
+    pub(super) token_lead: Duration,
 }
 
 /// How it was measured.
@@ -208,24 +220,27 @@ pub(super) async fn cost(
     variant: ScriptVariant,
     probe: &Probe,
     ping: Duration,
+    deletes: &Deletes,
 ) -> Result<Cost, String> {
     // The first time the server may not know the scripts yet.
-    lock_and_release(connection, variant, probe, 0).await?;
-    let before = scripts_run(connection).await;
+    let token = lock_and_release(connection, variant, probe, 0, deletes).await?;
+    let token_lead = lead_of(connection, token).await?;
+    let before = commands_run(connection).await;
     let mut spans = Vec::new();
     for round in 1..=ROUNDS {
         let began = Instant::now();
-        lock_and_release(connection, variant, probe, round).await?;
+        lock_and_release(connection, variant, probe, round, deletes).await?;
         spans.push(began.elapsed());
     }
-    let after = scripts_run(connection).await;
+    let after = commands_run(connection).await;
     if let (Some((calls, micros)), Some((calls_after, micros_after))) = (before, after)
         && calls_after - calls == u64::from(2 * ROUNDS)
     {
         let pair = Duration::from_micros(micros_after - micros) / ROUNDS;
-        return Ok(Cost { pair, source: Source::Server });
+        return Ok(Cost { pair, source: Source::Server, token_lead });
     }
-    Ok(Cost { pair: median(&mut spans).saturating_sub(2 * ping), source: Source::RoundTrips })
+    let pair = median(&mut spans).saturating_sub(2 * ping);
+    Ok(Cost { pair, source: Source::RoundTrips, token_lead })
 }
 
 async fn lock_and_release(
@@ -233,31 +248,63 @@ async fn lock_and_release(
     variant: ScriptVariant,
     probe: &Probe,
     round: u32,
-) -> Result<(), String> {
+    deletes: &Deletes,
+) -> Result<Token, String> {
     let acquisition = Acquisition { client: probe.client, sequence: u64::from(round) };
-    let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(1)));
-    let release = Command::Release(Release::now(acquisition));
-    for command in [acquire, release] {
+    let acquire = Arc::new(Acquire::exclusive(acquisition, Duration::from_secs(1)));
+    let run = async |command: Command| {
         let call = (probe.resource.clone(), command);
-        let options =
-            CallOptions { variant, vote_args: VoteArgs::default(), is_asking: false, is_atomic: false };
-        let answer = exec::run(connection.clone().into(), options, &[&call]).await.pop();
-        match answer {
-            Some(Ok(answer)) if matches!(answer.reply, Reply::Granted(_) | Reply::Released) => {}
-            Some(Ok(answer)) => return Err(format!("it answered {:?}", answer.reply)),
-            Some(Err(error)) => return Err(StoreError::from(error).message),
-            None => return Err("it gave no answer".to_owned()),
+        let vote_args = VoteArgs::default();
+        let options = CallOptions { variant, vote_args, is_asking: false, deletes, is_atomic: false };
+        match exec::run(connection.clone().into(), options, &[&call]).await.pop() {
+            Some(Ok(answer)) => Ok(answer.reply),
+            Some(Err(error)) => Err(StoreError::from(error).message),
+            None => Err("it gave no answer".to_owned()),
         }
+    };
+    let unexpected = |reply: Reply| format!("it answered {reply:?}");
+    let token = match run(Command::Acquire(acquire.clone())).await? {
+        Reply::Granted(grant) => grant.tokens.first,
+        reply => return Err(unexpected(reply)),
+    };
+    let release = Release { as_granted: Some((acquire, token)), ..Release::now(acquisition) };
+    match run(Command::Release(release)).await? {
+        Reply::Released => Ok(token),
+        reply => Err(unexpected(reply)),
     }
-    Ok(())
 }
 
-/// Number of EVALSHA calls, and their total time in microseconds.
-async fn scripts_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64)> {
+/// How far this token, which was just granted, is ahead of the server's time.
+async fn lead_of(connection: &mut MultiplexedConnection, token: Token) -> Result<Duration, String> {
+    let time: Result<(u64, u64), _> = ask(connection, &["TIME"]).await;
+    let (seconds, micros) = time.map_err(|error| explain(&error))?;
+    let now = StoreTime::from_micros(seconds * 1_000_000 + micros);
+    Ok(token_time(token).since(now))
+}
+
+/// Whether the clock of tokens is missing, although there are locks.
+pub(super) async fn has_lost_clock(connection: &mut MultiplexedConnection) -> bool {
+    let clock: Result<u64, _> = ask(connection, &["EXISTS", &clock_key(None)]).await;
+    if !matches!(clock, Ok(0)) {
+        return false;
+    }
+    // One page is enough to find some of many locks.
+    let page: Result<(u64, Vec<String>), _> =
+        ask(connection, &["SCAN", "0", "MATCH", RESOURCE_PATTERN, "COUNT", "1000"]).await;
+    page.is_ok_and(|(_, keys)| !keys.is_empty())
+}
+
+/// Number of script calls and conditional deletes, and their total time in microseconds.
+async fn commands_run(connection: &mut MultiplexedConnection) -> Option<(u64, u64)> {
     let stats = info_by(connection, &["INFO", "commandstats"]).await;
-    let stats = stats.get("cmdstat_evalsha")?;
-    let number = |name: &str| stats.split(',').find_map(|part| part.strip_prefix(name)?.parse().ok());
-    Some((number("calls=")?, number("usec=")?))
+    let of = |command| -> Option<(u64, u64)> {
+        let stats = stats.get(command)?;
+        let number = |name: &str| stats.split(',').find_map(|part| part.strip_prefix(name)?.parse().ok());
+        Some((number("calls=")?, number("usec=")?))
+    };
+    let scripts = of("cmdstat_evalsha")?;
+    let deletes = of("cmdstat_delifeq").or_else(|| of("cmdstat_delex")).unwrap_or_default();
+    Some((scripts.0 + deletes.0, scripts.1 + deletes.1))
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use leasehold_redis_protocol::ScriptVariant;
+use leasehold_redis_protocol::{ConditionalDelete, ScriptVariant};
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionInfo, RedisError, Value};
 
 use super::super::connect;
+use super::super::deletes::Deletes;
 use super::super::error::explain;
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
@@ -89,6 +90,8 @@ pub(super) struct Snapshot {
     pub(super) missing_rights: Vec<MissingRight>,
     /// Cost of a lock and its release, or the error. `None` on a replica, and without the rights.
     pub(super) cost: Option<Result<Cost, String>>,
+    /// The clock of tokens is missing, although there are locks. Not checked in a cluster, where each slot has its own.
+    pub(super) has_lost_clock: bool,
     /// Number of leasehold's scripts in the slow log, and the longest of them.
     pub(super) slow: Option<(usize, Duration)>,
     /// A quorum node that abstains after it may have lost leases.
@@ -117,6 +120,13 @@ impl Snapshot {
 
     pub(super) fn is(&self, name: &str, value: &str) -> bool {
         self.info.get(name).is_some_and(|found| found == value)
+    }
+
+    /// The conditional delete of this version.
+    pub(super) fn conditional_delete(&self) -> Option<ConditionalDelete> {
+        let line = |name: &str| Some(format!("{name}:{}\n", self.info.get(name)?));
+        let versions = ["valkey_version", "redis_version"].into_iter().filter_map(line).collect::<String>();
+        ConditionalDelete::of_server(&versions)
     }
 
     pub(super) fn is_replica(&self) -> bool {
@@ -148,6 +158,7 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
         transport: target.transport,
         failover: target.failover,
         cost: None,
+        has_lost_clock: !target.variant.is_cluster() && acl_check::has_lost_clock(&mut connection).await,
         abstains: false,
         votes: false,
         info,
@@ -155,7 +166,9 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
         missing_rights,
     };
     if !seen.is_replica() && !seen.missing_rights.iter().any(MissingRight::is_required) {
-        seen.cost = Some(acl_check::cost(&mut connection, target.variant, &probe, round_trip).await);
+        let deletes = Deletes::new(seen.conditional_delete());
+        let cost = acl_check::cost(&mut connection, target.variant, &probe, round_trip, &deletes).await;
+        seen.cost = Some(cost);
     }
     Ok(seen)
 }

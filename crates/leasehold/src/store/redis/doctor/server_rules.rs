@@ -1,8 +1,8 @@
 //! What was seen of one server, and what that means for locks. Pure: no server is asked here.
 
-use super::acl_check::MissingRight;
+use super::acl_check::{MissingRight, Purpose};
 use super::probe::{FailoverMode, Snapshot, Transport};
-use super::time_rules::{check_clock, check_speed};
+use super::time_rules::{check_clock, check_speed, check_token_clock};
 use crate::diagnostics::{Check, Component};
 
 /// In percent of what there may be.
@@ -20,7 +20,9 @@ pub(super) fn check_server(seen: &Snapshot) -> Component {
     check_connections(seen, &mut component);
     check_transport(seen, &mut component);
     check_rights(seen, &mut component);
+    show_release(seen, &mut component);
     check_speed(seen, &mut component);
+    check_token_clock(seen, &mut component);
     if let Some(clock) = seen.clock {
         check_clock(clock, &mut component);
     }
@@ -357,7 +359,8 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
         );
     }
     if !others.is_empty() {
-        let why = "`leasehold ls` needs +scan, and locks with replicas(n) need +wait";
+        let why = "`leasehold ls` needs +scan, locks with replicas(n) need +wait, and a release without +delifeq or +delex \
+                   needs a script";
         component.advice(
             Check::OptionalRights,
             format!("the user {:?} lacks rights: {others}", seen.user),
@@ -372,6 +375,19 @@ fn check_rights(seen: &Snapshot, component: &mut Component) {
             "each command was tested without side effects",
         );
     }
+}
+
+/// How the release of an uncontended lock reaches this server.
+fn show_release(seen: &Snapshot, component: &mut Component) {
+    let by = match seen.conditional_delete() {
+        Some(delete) if !seen.missing_rights.iter().any(|lack| lack.purpose == Purpose::Deletes) => {
+            format!("{}, without a script", delete.name())
+        }
+        Some(delete) => format!("a script: the user may not run {}", delete.name()),
+        None if seen.info.is_empty() => "a script: INFO does not tell the version".to_owned(),
+        None => "a script: DELIFEQ needs Valkey 9, and DELEX Redis 8.4".to_owned(),
+    };
+    component.fact("release", by);
 }
 
 #[cfg(test)]

@@ -10,6 +10,12 @@ use crate::diagnostics::{Check, Component};
 /// A clock that differs by more than this may end a lease while its holder works.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_millis(500);
 
+/// A clock of tokens that is ahead by less than this follows the server's: reserved tokens alone move it by up to 100 ms.
+const MAX_USUAL_LEAD: Duration = Duration::from_secs(1);
+
+/// A clock of tokens that is ahead by more than this never follows the server's again in practice.
+const MAX_TOKEN_LEAD: Duration = Duration::from_secs(24 * 3_600);
+
 /// A server that takes longer than this for a lock is busy with something else.
 const MAX_LOCK_COST: Duration = Duration::from_millis(1);
 
@@ -22,7 +28,7 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
     }
     match &seen.cost {
         None => {}
-        Some(Ok(Cost { pair, source })) => {
+        Some(Ok(Cost { pair, source, .. })) => {
             let how = match source {
                 Source::Server => "the server's own count",
                 Source::RoundTrips => "what it takes longer than two PINGs",
@@ -52,6 +58,38 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
             format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
         let why = "while a script runs, the server serves no other client: long queues and lists make it longer, as does a busy machine";
         component.advice(Check::SlowCommands, what, why, Some("SLOWLOG GET 128".to_owned()));
+    }
+}
+
+/// The stream whose ids are the tokens. In a cluster this is the one of the test lock's slot.
+pub(super) fn check_token_clock(seen: &Snapshot, component: &mut Component) {
+    if seen.has_lost_clock {
+        let why = "the stream leasehold:3:clock was deleted or evicted, or FLUSHALL has removed it. Tokens follow the server's clock from now on: \
+                   if that was set back too, they are lower than earlier ones";
+        component.advice(
+            Check::TokenClock,
+            "the clock of tokens is missing, although there are locks",
+            why,
+            None,
+        );
+    }
+    let Some(Ok(Cost { token_lead: lead, .. })) = seen.cost else { return };
+    if lead < MAX_USUAL_LEAD {
+        return component.fact("clock of tokens", "follows the server's");
+    }
+    component.fact("clock of tokens", format_args!("{} ahead of the server's", span(lead)));
+    let what = format!("the clock of tokens is {} ahead of the server's", span(lead));
+    if lead < MAX_TOKEN_LEAD {
+        let why = "the server's clock was set back, or a failover led to a server whose clock is behind. Tokens keep rising. Until the \
+                   server's clock has caught up, no tokens are reserved, and tasks of one client hand the lock over through \
+                   the server";
+        component.advice(Check::TokenClock, what, why, None);
+    } else {
+        let why = "the server's clock was far ahead once, or an id from the future was added to the stream. All locks of the server have \
+                   such tokens, and no tokens are reserved. Beyond the year 2109 no lock can be acquired. If the protected resources \
+                   can forget the tokens that they have seen, make them do so, and delete the stream leasehold:3:clock (in a \
+                   cluster leasehold:3:clock:{N})";
+        component.danger(Check::TokenClock, what, why, None);
     }
 }
 

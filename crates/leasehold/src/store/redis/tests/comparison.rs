@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Lease, Rows as _, Table, apply, apply_all};
 use leasehold_core::{
-    Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, Renew, Reply, Resource, StoreTime, Token, View,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, Release, Renew, Reply, Resource,
+    StoreTime, Token, View,
 };
 use leasehold_redis_protocol::{
-    Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key, decode_answer, decode_push,
-    decode_renewals, inbox_of, resource_key,
+    ConditionalDelete, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key, decode_answer,
+    decode_push, decode_renewals, inbox_of, plain_value, resource_key,
 };
-use redis::{Connection, ConnectionLike as _, PubSub};
+use leasehold_testkit::{Flavor, Server};
+use redis::{Connection, ConnectionLike as _, PubSub, RedisResult};
 
 use crate::store::histories::{CLIENTS, Step, client_id};
 
@@ -23,27 +25,66 @@ const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);
 const TOKENS_PER_MS: u64 = 2_048;
 const MAX_LEAD_MS: u64 = 100;
 
+/// A change of the scripts that the comparison must notice: `scripts/lua-mutants` sets it.
+struct Mutant {
+    lines: String,
+    instead: String,
+}
+
+impl Mutant {
+    fn from_env() -> Option<Self> {
+        let mutant = std::env::var("LEASEHOLD_LUA_MUTANT").ok()?;
+        let (lines, instead) = mutant.split_once('\u{1}').expect("lines, and those instead of them");
+        Some(Self { lines: lines.to_owned(), instead: instead.to_owned() })
+    }
+
+    fn apply(&self, text: &str) -> String {
+        text.replace(&self.lines, &self.instead)
+    }
+}
+
 /// Runs the scripts on a server, with a subscription to the inbox of each client.
 pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// SHA1 hashes of the loaded scripts.
     scripts: HashMap<(Script, bool), String>,
+    /// The server has DELIFEQ, which releases plain leases.
+    has_delete: bool,
+    /// The attempts that the first lines granted.
+    granted: HashMap<(Resource, Acquisition), (Arc<Acquire>, Token)>,
+    /// Number of leases that DELIFEQ released.
+    pub(super) deleted: usize,
 }
 
 impl<'c> ScriptRunner<'c> {
     pub(super) fn new(commands: &'c mut Connection, inboxes: &'c mut Connection) -> Self {
-        let mut runner = Self { commands, inboxes: inboxes.as_pubsub(), scripts: HashMap::new() };
+        let mut runner = Self {
+            commands,
+            inboxes: inboxes.as_pubsub(),
+            scripts: HashMap::new(),
+            has_delete: false,
+            granted: HashMap::new(),
+            deleted: 0,
+        };
+        let info: String = redis::cmd("INFO").arg("server").query(runner.commands).unwrap();
+        runner.has_delete = ConditionalDelete::of_server(&info) == Some(ConditionalDelete::DelIfEq);
+        let mutant = Mutant::from_env();
+        let mut is_mutated = mutant.is_none();
         for script in Script::ALL {
             for variant in [ScriptVariant::Server, ScriptVariant::Voter] {
                 // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
                 let clock = "local virtual = tonumber(table.remove(ARGV))\n";
-                let source = [clock, VIRTUAL_TIME, &variant.text(script)].concat();
+                let text = variant.text(script);
+                let mutated = mutant.as_ref().map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
+                is_mutated |= mutated != text;
+                let source = [clock, VIRTUAL_TIME, &mutated].concat();
                 let sha: String =
                     redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
                 runner.scripts.insert((script, variant.is_voter()), sha);
             }
         }
+        assert!(is_mutated, "LEASEHOLD_LUA_MUTANT names lines of no script");
         for client in 0..CLIENTS {
             runner.subscribe(client_id(client));
         }
@@ -60,12 +101,76 @@ impl<'c> ScriptRunner<'c> {
     }
 
     pub(super) fn run(&mut self, resource: &Resource, command: &Command, now: Now) -> Answer {
+        if let Some(answer) = self.delete(resource, command, now) {
+            return answer;
+        }
+        let value =
+            self.value_of(resource, command, now).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let answer = decode_answer(command, &value)
+            .unwrap_or_else(|error| panic!("{command:?} returned {value:?}: {error}"));
+        if let (Command::Acquire(acquire), redis::Value::BulkString(_), Reply::Granted(grant)) =
+            (command, &value, &answer.reply)
+        {
+            let granted = (acquire.clone(), grant.tokens.first);
+            self.granted.insert((resource.clone(), acquire.acquisition), granted);
+        }
+        answer
+    }
+
+    /// The reply of the command's script.
+    fn value_of(&mut self, resource: &Resource, command: &Command, now: Now) -> RedisResult<redis::Value> {
         let (variant, vote_args) = variant_for(now);
-        let encoded = variant.encode(resource, command, vote_args);
-        let call = self.call(variant, &encoded, now);
-        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        decode_answer(command, &value)
-            .unwrap_or_else(|error| panic!("{command:?} returned {value:?}: {error}"))
+        let call = self.call(variant, &variant.encode(resource, command, vote_args), now);
+        self.commands.req_command(&call)
+    }
+
+    /// As `value_of`, while the server's memory is full. A key that has expired is deleted before, as a server does.
+    fn value_with_full_memory(
+        &mut self,
+        resource: &Resource,
+        command: &Command,
+        now: Now,
+    ) -> RedisResult<redis::Value> {
+        if self.has_expired(resource, now) {
+            redis::cmd("DEL").arg(resource_key(resource)).exec(self.commands).unwrap();
+        }
+        let before = self.dump(resource);
+        redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(self.commands).unwrap();
+        let value = self.value_of(resource, command, now).and_then(redis::Value::extract_error);
+        redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(self.commands).unwrap();
+        if value.is_err() {
+            assert_eq!(self.dump(resource), before, "{command:?} was refused, and has changed something");
+        }
+        value
+    }
+
+    fn dump(&mut self, resource: &Resource) -> Option<Vec<u8>> {
+        redis::cmd("DUMP").arg(resource_key(resource)).query(self.commands).unwrap()
+    }
+
+    /// The server does not know that the key has expired by the clock of the test.
+    fn has_expired(&mut self, resource: &Resource, now: Now) -> bool {
+        let expiry: i64 = redis::cmd("PEXPIRETIME").arg(resource_key(resource)).query(self.commands).unwrap();
+        u64::try_from(expiry).is_ok_and(|ms| ms * 1_000 <= now.time.as_micros())
+    }
+
+    /// Like a client of a server that deletes a key by its value. `None` if the script has to decide.
+    fn delete(&mut self, resource: &Resource, command: &Command, now: Now) -> Option<Answer> {
+        let Command::Release(release) = command else { return None };
+        let as_granted = self.granted.get(&(resource.clone(), release.acquisition)).cloned();
+        let value = plain_value(&Release { as_granted, ..release.clone() }).filter(|_| self.has_delete)?;
+        if self.has_expired(resource, now) {
+            return None;
+        }
+        let key = resource_key(resource);
+        let mut delete = redis::Cmd::new();
+        for word in ConditionalDelete::DelIfEq.words(key.as_bytes(), &value) {
+            delete.arg(word);
+        }
+        // An error if the key is a sorted set.
+        let value = self.commands.req_command(&delete).ok().filter(|value| *value == redis::Value::Int(1))?;
+        self.deleted += 1;
+        Some(decode_answer(command, &value).unwrap())
     }
 
     /// The call of a script, with the time of the test's clock.
@@ -228,6 +333,39 @@ impl<'l, 'c> Comparison<'l, 'c> {
         found.reply
     }
 
+    /// Runs the last command of a history while the server's memory is full. If it is refused, it has changed nothing, and its
+    /// repeat does what it would have done. Returns whether it was refused.
+    pub(super) fn run_with_full_memory(&mut self, command: &Command) -> bool {
+        let resource = self.resources[0].0.clone();
+        match self.runner.value_with_full_memory(&resource, command, self.now) {
+            Ok(_) => {
+                // What could not be granted is not what the model grants: the history ends here.
+                self.skip_pushes();
+                false
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("OOM"), "{command:?}: {error}");
+                let is_needed = matches!(command, Command::Release(_) | Command::Renew(_));
+                assert!(!is_needed, "{command:?} works although memory is full: {error}");
+                self.run(0, command);
+                true
+            }
+        }
+    }
+
+    /// Receives what the inboxes were sent so far.
+    fn skip_pushes(&mut self) {
+        let mut receivers = 0;
+        for client in (0..CLIENTS).map(client_id) {
+            let inbox = inbox_of(client, None);
+            receivers +=
+                redis::cmd("PUBLISH").arg(inbox).arg("skip").query::<usize>(self.runner.commands).unwrap();
+        }
+        while receivers > 0 {
+            receivers -= usize::from(self.runner.next_push().1.is_none());
+        }
+    }
+
     pub(super) fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
@@ -359,7 +497,11 @@ fn check_swept(runner: &mut ScriptRunner<'_>, resource: &Resource, now: StoreTim
 
 /// Runs a test with the scripts on a server of its own.
 pub(super) fn with_scripts(test: impl FnOnce(&mut ScriptRunner<'_>)) {
-    let server = leasehold_testkit::Server::on_socket();
+    with_scripts_on(Flavor::Redis7, test);
+}
+
+pub(super) fn with_scripts_on(flavor: Flavor, test: impl FnOnce(&mut ScriptRunner<'_>)) {
+    let server = Server::builder().flavor(flavor).on_socket().start();
     let (mut commands, mut inboxes) = (server.admin(), server.admin());
     test(&mut ScriptRunner::new(&mut commands, &mut inboxes));
 }

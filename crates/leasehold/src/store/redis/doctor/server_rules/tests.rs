@@ -15,7 +15,11 @@ fn sound() -> Snapshot {
         user: "locks".to_owned(),
         round_trip: Duration::from_micros(200),
         clock: Some(Clock { ahead_micros: 1_000, error: Duration::from_micros(100) }),
-        cost: Some(Ok(Cost { pair: Duration::from_micros(20), source: Source::Server })),
+        cost: Some(Ok(Cost {
+            pair: Duration::from_micros(20),
+            source: Source::Server,
+            token_lead: Duration::ZERO,
+        })),
         slow: Some((0, Duration::ZERO)),
         ..Snapshot::default()
     };
@@ -263,7 +267,8 @@ fn slow_or_refusing_server_is_reported() {
         seen.round_trip = Duration::from_millis(300);
     });
     finds(Severity::Advice, "a lock and its release take it 2.0 ms", |seen| {
-        seen.cost = Some(Ok(Cost { pair: Duration::from_millis(2), source: Source::RoundTrips }));
+        let (pair, source) = (Duration::from_millis(2), Source::RoundTrips);
+        seen.cost = Some(Ok(Cost { pair, source, token_lead: Duration::ZERO }));
     });
     finds(Severity::Danger, "the test lock could not be acquired and released", |seen| {
         seen.cost = Some(Err("the server's memory is full".to_owned()));

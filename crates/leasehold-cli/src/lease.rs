@@ -1,0 +1,137 @@
+//! `acquire`, `renew`, `status` and `release ID`: a lease that lives across commands, without a process.
+
+use std::time::Duration;
+
+use leasehold::{Client, Guard, HolderInfo, LeaseId};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::args::{AcquireArgs, LeaseArgs, RenewArgs, print};
+use crate::exit::{Exit, Stop};
+use crate::inspect::{holder_json, holder_line, print_json, store_line};
+use crate::lock::{LeaseOptions, Lock};
+use crate::progress;
+use crate::run::{
+    Acquired, Connected, MIN_CONNECT_TIMEOUT, RELEASE_TIMEOUT, acquire as wait_for, cannot_catch, close,
+    connect,
+};
+use crate::signals::Signals;
+use crate::store::Store;
+use crate::text::printable;
+
+pub(crate) async fn acquire(
+    find: impl FnOnce() -> Result<Store, Stop>,
+    args: AcquireArgs,
+) -> Result<Exit, Stop> {
+    let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
+    let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
+    let (store, began) = (find()?, Instant::now());
+    if store.is_memory() {
+        return Err(Stop::usage("memory: ends with this process, and the lease with it: name another store"));
+    }
+    let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
+        Connected::Yes(client) => client,
+        Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
+    };
+    let label = args.label.as_deref().unwrap_or("acquired by a script");
+    let options = LeaseOptions { ttl: args.ttl, min_hold: Duration::ZERO, label };
+    let lock = Lock::of_kind(&client, &args.name, &args.kind, &options, !limit.is_zero())?;
+    let left = limit.saturating_sub(began.elapsed());
+    let exit = match wait_for(&lock, left, args.verbose, &mut signals).await {
+        Ok(Acquired::Granted(held)) => match held.into_only() {
+            Some(guard) => detach(&store, guard, args.json).await,
+            None => Err(Stop::failure("several leases have no id")),
+        },
+        Ok(Acquired::NotGranted) => {
+            progress::explain_conflict(&lock, args.verbose).await;
+            Ok(Exit::Conflict(args.conflict_exit_code))
+        }
+        Ok(Acquired::Interrupted(signal)) => Ok(Exit::Signal(signal as i32)),
+        Err(stop) => Err(stop),
+    };
+    close(client).await;
+    exit
+}
+
+/// Prints the id only when nothing can end the lease any more but its ttl.
+async fn detach(store: &Store, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
+    let token = guard.token().get();
+    let id = guard.detach().await?;
+    if !is_json {
+        return print(format!("{id}\n").as_bytes());
+    }
+    let ttl_ms = u64::try_from(id.ttl().as_millis()).unwrap_or(u64::MAX);
+    print_json(&json!({
+        "id": id.to_string(),
+        "token": token,
+        "kind": id.kind().as_str(),
+        "name": id.name(),
+        "store": store.public_url(),
+        "expires_in_ms": ttl_ms,
+    }))
+}
+
+pub(crate) async fn renew(find: impl FnOnce() -> Result<Store, Stop>, args: RenewArgs) -> Result<Exit, Stop> {
+    let id: LeaseId = args.id.parse()?;
+    let store = find()?;
+    let client = store.connect().await?;
+    // `detach` renews.
+    client.attach(&id).await.map_err(ended)?.detach().await.map_err(ended)?;
+    let shown = if args.json { show(&store, &client, &id, true).await } else { Ok(Exit::Success) };
+    close(client).await;
+    shown
+}
+
+pub(crate) async fn status(
+    find: impl FnOnce() -> Result<Store, Stop>,
+    args: LeaseArgs,
+) -> Result<Exit, Stop> {
+    let id: LeaseId = args.id.parse()?;
+    let store = find()?;
+    let client = store.connect().await?;
+    show(&store, &client, &id, args.json).await
+}
+
+pub(crate) async fn release(
+    find: impl FnOnce() -> Result<Store, Stop>,
+    id: &LeaseId,
+    is_json: bool,
+) -> Result<Exit, Stop> {
+    let client = find()?.connect().await?;
+    let holder = client.inspect_lease(id).await?;
+    let guard = client.attach(id).await.map_err(ended)?;
+    guard.release_timeout(RELEASE_TIMEOUT).await.map_err(ended)?;
+    close(client).await;
+    if is_json {
+        let released: Vec<Value> = holder.iter().map(holder_json).collect();
+        return print_json(&json!({ "released": released }));
+    }
+    Ok(Exit::Success)
+}
+
+async fn show(store: &Store, client: &Client, id: &LeaseId, is_json: bool) -> Result<Exit, Stop> {
+    let Some(holder) = client.inspect_lease(id).await? else {
+        let name = printable(id.name());
+        let what = "there is no such lease: it was released, it has expired, or the id is wrong";
+        return Err(Stop::new(Exit::Conflict(1), format!("{} \"{name}\": {what}", id.kind())));
+    };
+    if is_json {
+        return print_json(&status_json(store, id, &holder));
+    }
+    let line = holder_line(id.kind(), &holder);
+    let text = format!("{}{} {}\n{line}\n", store_line(store), id.kind(), printable(id.name()));
+    print(text.as_bytes())
+}
+
+fn status_json(store: &Store, id: &LeaseId, holder: &HolderInfo) -> Value {
+    let mut value = holder_json(holder);
+    value["kind"] = id.kind().as_str().into();
+    value["name"] = id.name().into();
+    value["store"] = store.public_url().into();
+    value
+}
+
+/// An ended lease is an answer, and not a failure of the program.
+fn ended(error: leasehold::Error) -> Stop {
+    if error.is_lost() { Stop::new(Exit::Conflict(1), error.to_string()) } else { error.into() }
+}

@@ -1,0 +1,109 @@
+//! `leasehold serve`: the locks of a store over HTTP, a dashboard, and metrics.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use etcetera::BaseStrategy as _;
+use leasehold_serve::{Config, Listen, Server, Tls, Tokens, raise_open_files};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::ServeArgs;
+use crate::duration;
+use crate::exit::{Exit, Stop};
+use crate::output::message;
+use crate::store::{Store, own_folder};
+
+/// The variables that hold a token. A process list shows arguments, so no option does.
+const WRITE_TOKEN: &str = "LEASEHOLD_SERVE_TOKEN";
+const READ_TOKEN: &str = "LEASEHOLD_SERVE_READ_TOKEN";
+
+/// Descriptors that are no connections: the store's, the listening sockets, the runtime's.
+const OTHER_FILES: u64 = 64;
+
+pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: ServeArgs) -> Result<Exit, Stop> {
+    let drain = args.drain;
+    let config = config(args)?;
+    // Caught before anything is announced, so that a signal right after the start drains, too.
+    let caught =
+        |kind| signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")));
+    let (mut terminate, mut interrupt) = (caught(SignalKind::terminate())?, caught(SignalKind::interrupt())?);
+    let files = raise_open_files();
+    if let Some(files) = files
+        && files < config.limits.connections as u64 + OTHER_FILES
+    {
+        message(format_args!(
+            "warning: this process may open {files} files, which is fewer than --max-connections {}: raise ulimit -n \
+             or LimitNOFILE=",
+            config.limits.connections
+        ));
+    }
+    let store = find()?;
+    let client = store.connect().await?;
+    let server = Server::bind(config, client).await.map_err(|error| Stop::usage(error.to_string()))?;
+    let mut announced = String::new();
+    for address in server.addresses() {
+        let _ = writeln!(announced, "listening on {address}");
+    }
+    // A closed stdout is no reason to fail.
+    let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
+    let remaining = server
+        .run(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            message(format_args!("draining for up to {}: nothing new is granted", duration::show(drain)));
+        })
+        .await;
+    if remaining > 0 {
+        let leases = if remaining == 1 { "lease was" } else { "leases were" };
+        message(format_args!(
+            "{remaining} {leases} not released by the callers, and expire within their ttl"
+        ));
+    }
+    Ok(Exit::Success)
+}
+
+fn config(args: ServeArgs) -> Result<Config, Stop> {
+    let listen = if args.listen.is_empty() { vec![default_socket()?] } else { args.listen };
+    let mut config = Config::new(listen);
+    config.tokens = tokens(args.tokens)?;
+    config.tls = args.tls_cert.zip(args.tls_key).map(|(certificate, key)| Tls { certificate, key });
+    config.limits.connections = args.max_connections;
+    config.drain = args.drain;
+    if config.tokens.is_empty()
+        && let Some(tcp) = config.listen.iter().find(|listen| matches!(listen, Listen::Tcp(_)))
+    {
+        return Err(Stop::usage(format!(
+            "{tcp}: connections over TCP need a token: write `write TOKEN` into a file for --tokens, with a token from \
+             openssl rand -hex 16, or set {WRITE_TOKEN}"
+        )));
+    }
+    Ok(config)
+}
+
+fn tokens(file: Option<PathBuf>) -> Result<Tokens, Stop> {
+    let mut tokens = match file {
+        Some(path) => Tokens::from_file(&path).map_err(|what| Stop::usage(format!("--tokens: {what}")))?,
+        None => Tokens::default(),
+    };
+    for (variable, is_write) in [(WRITE_TOKEN, true), (READ_TOKEN, false)] {
+        if let Ok(token) = std::env::var(variable) {
+            let added = if is_write { tokens.add_write(&token) } else { tokens.add_read(&token) };
+            added.map_err(|what| Stop::usage(format!("{variable}: {what}")))?;
+        }
+    }
+    Ok(tokens)
+}
+
+/// `$XDG_RUNTIME_DIR/leasehold.sock`, or a socket beside the user's own store.
+fn default_socket() -> Result<Listen, Stop> {
+    let nowhere = || Stop::failure("there is no home directory for the default socket: set --listen");
+    let strategy = etcetera::base_strategy::Xdg::new().map_err(|_| nowhere())?;
+    let socket = match strategy.runtime_dir() {
+        Some(folder) if folder.is_dir() => folder.join("leasehold.sock"),
+        _ => own_folder()?.join("serve.sock"),
+    };
+    Ok(Listen::Unix(socket))
+}

@@ -1,0 +1,137 @@
+//! Each change as a line: for logs, with `--plain`, and for programs, with `--json`.
+
+use std::io::{self, Write as _};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use leasehold::{HolderInfo, LockInfo};
+use serde_json::json;
+
+use super::source::Source;
+use crate::duration::show as span;
+use crate::exit::{Exit, Stop};
+use crate::inspect::{holder_json, identity};
+use crate::output::message;
+use crate::text::printable;
+
+#[derive(Clone, Copy)]
+pub(super) enum Form {
+    Text,
+    Json,
+}
+
+/// What happened to a lock between two looks.
+#[derive(Debug)]
+enum Change<'a> {
+    Granted(&'a LockInfo, &'a HolderInfo),
+    /// The lock and the holder of the look before.
+    Ended(&'a LockInfo, &'a HolderInfo),
+    /// How many wait now.
+    Waiting(&'a LockInfo, usize),
+}
+
+/// Prints changes until stdout is closed. A lease that begins and ends between two looks is not seen.
+pub(super) async fn follow(source: &Source, interval: Duration, form: Form) -> Result<Exit, Stop> {
+    let (mut before, mut outage) = (Vec::new(), None);
+    loop {
+        match source.look().await {
+            Ok(now) => {
+                outage = None;
+                for change in changes(&before, &now) {
+                    if !write(&change, form)? {
+                        return Ok(Exit::Success);
+                    }
+                }
+                before = now;
+            }
+            // An outage is reported once.
+            Err(error) => {
+                if outage.replace(error.to_string()).is_none() {
+                    message(&error);
+                }
+            }
+        }
+        tokio::time::sleep(interval).await;
+    }
+}
+
+fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {
+    locks.iter().find(|lock| (lock.kind, &lock.name) == (like.kind, &like.name))
+}
+
+fn has(lock: Option<&LockInfo>, holder: &HolderInfo) -> bool {
+    lock.is_some_and(|lock| lock.holders.iter().any(|other| other.token == holder.token))
+}
+
+/// Ends before grants, so that the lines of a mutex never show two holders.
+fn changes<'a>(before: &'a [LockInfo], now: &'a [LockInfo]) -> Vec<Change<'a>> {
+    let mut changes = Vec::new();
+    for lock in before {
+        let then = find(now, lock);
+        let ended = lock.holders.iter().filter(|holder| !has(then, holder));
+        changes.extend(ended.map(|holder| Change::Ended(lock, holder)));
+        if then.is_none() && !lock.waiters.is_empty() {
+            changes.push(Change::Waiting(lock, 0));
+        }
+    }
+    for lock in now {
+        let earlier = find(before, lock);
+        let granted = lock.holders.iter().filter(|holder| !has(earlier, holder));
+        changes.extend(granted.map(|holder| Change::Granted(lock, holder)));
+        if lock.waiters.len() != earlier.map_or(0, |earlier| earlier.waiters.len()) {
+            changes.push(Change::Waiting(lock, lock.waiters.len()));
+        }
+    }
+    changes
+}
+
+/// Writes one line. Returns false if no program reads it any more.
+fn write(change: &Change<'_>, form: Form) -> Result<bool, Stop> {
+    let now = SystemTime::now();
+    let line = match form {
+        Form::Text => format!("{} {}\n", humantime::format_rfc3339_millis(now), text(change)),
+        Form::Json => format!("{}\n", object(change, now)),
+    };
+    let mut out = io::stdout().lock();
+    match out.write_all(line.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Stop::failure(format!("stdout can't be written: {error}"))),
+    }
+}
+
+fn text(change: &Change<'_>) -> String {
+    let of = |lock: &LockInfo| format!("{} {}", lock.kind, printable(&lock.name));
+    let who = |holder: &HolderInfo| identity(&holder.metadata, &holder.client);
+    match change {
+        Change::Granted(lock, holder) => {
+            format!("{}: granted to {}, token {}", of(lock), who(holder), holder.token)
+        }
+        Change::Ended(lock, holder) => {
+            format!(
+                "{}: ended after {}, token {}, {}",
+                of(lock),
+                span(holder.held_for),
+                holder.token,
+                who(holder)
+            )
+        }
+        Change::Waiting(lock, waiting) => format!("{}: {waiting} waiting", of(lock)),
+    }
+}
+
+fn object(change: &Change<'_>, now: SystemTime) -> serde_json::Value {
+    let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let (event, lock, holder, waiting) = match change {
+        Change::Granted(lock, holder) => ("granted", lock, Some(holder), lock.waiters.len()),
+        Change::Ended(lock, holder) => ("ended", lock, Some(holder), lock.waiters.len()),
+        Change::Waiting(lock, waiting) => ("waiting", lock, None, *waiting),
+    };
+    json!({
+        "time_ms": u64::try_from(time).unwrap_or(u64::MAX),
+        "event": event,
+        "kind": lock.kind.as_str(),
+        "name": lock.name,
+        "waiting": waiting,
+        "holder": holder.map(|holder| holder_json(holder)),
+    })
+}

@@ -1,0 +1,419 @@
+//! The live view on a terminal: a table of the locks, and one lock with its holders and its queue.
+//!
+//! [`View`] is a value: keys and looks go in, and what to do comes out, so it is tested without a terminal.
+
+use std::io;
+use std::time::Duration;
+
+use leasehold::{HolderInfo, Kind, LockInfo, Token};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState, Wrap};
+use ratatui::{DefaultTerminal, Frame};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::time::{Instant, sleep_until};
+
+use super::source::Source;
+use crate::exit::{Exit, Stop};
+use crate::inspect::{HEAD, identity, lock_text, row};
+use crate::text::printable;
+
+pub(super) async fn show(source: &Source, interval: Duration) -> Result<Exit, Stop> {
+    let failed = |error: io::Error| Stop::failure(format!("the terminal can't be used: {error}"));
+    let mut terminal = ratatui::try_init().map_err(failed)?;
+    let ended = run(&mut terminal, source, interval).await;
+    ratatui::restore();
+    ended.map_err(failed)
+}
+
+async fn run(terminal: &mut DefaultTerminal, source: &Source, interval: Duration) -> io::Result<Exit> {
+    let mut keys = read_keys()?;
+    let mut ends = signal(SignalKind::terminate())?;
+    let mut view = View { url: printable(&source.url), ..View::default() };
+    let mut next = Instant::now();
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        let look = async {
+            sleep_until(next).await;
+            source.look().await
+        };
+        let wish = tokio::select! {
+            biased;
+            _ = ends.recv() => return Ok(Exit::Signal(nix::sys::signal::Signal::SIGTERM as i32)),
+            key = keys.recv() => key.map_or(Wish::Quit, |key| view.handle_key(key)),
+            seen = look => {
+                next = Instant::now() + interval;
+                view.handle_look(seen.map_err(|error| error.to_string()));
+                Wish::Nothing
+            }
+        };
+        match wish {
+            Wish::Nothing => {}
+            Wish::Quit => return Ok(Exit::Success),
+            Wish::Release(kind, name, token) => {
+                let released = source.release(kind, &name, token).await;
+                view.note = match released {
+                    Ok(true) => format!("released {kind} {}, token {token}", printable(&name)),
+                    Ok(false) => format!("token {token} did not hold {kind} {} any more", printable(&name)),
+                    Err(error) => error.to_string(),
+                };
+                next = Instant::now();
+            }
+        }
+    }
+}
+
+/// Keys, and changes of the terminal's size, which need a new picture only.
+fn read_keys() -> io::Result<Receiver<KeyEvent>> {
+    let (sender, keys) = channel(16);
+    let redraw = KeyEvent::new(KeyCode::Null, KeyModifiers::NONE);
+    let read = move || {
+        while let Ok(event) = event::read() {
+            let key = match event {
+                Event::Key(key) if key.kind != KeyEventKind::Release => key,
+                Event::Resize(..) => redraw,
+                _ => continue,
+            };
+            if sender.blocking_send(key).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("keys".to_owned()).spawn(read)?;
+    Ok(keys)
+}
+
+/// What a key asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Wish {
+    Nothing,
+    Quit,
+    Release(Kind, String, Token),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sort {
+    #[default]
+    Name,
+    Held,
+    Waiting,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Mode {
+    #[default]
+    List,
+    /// The filter is typed.
+    Filter,
+    /// One lock.
+    Lock(Kind, String),
+    /// Whether to release this holder.
+    Confirm(Kind, String, Token),
+}
+
+#[derive(Default)]
+struct View {
+    url: String,
+    locks: Vec<LockInfo>,
+    /// Why the last look failed.
+    outage: Option<String>,
+    /// The result of the last release.
+    note: String,
+    filter: String,
+    sort: Sort,
+    mode: Mode,
+    selected: usize,
+}
+
+impl View {
+    fn handle_look(&mut self, seen: Result<Vec<LockInfo>, String>) {
+        match seen {
+            Ok(locks) => {
+                // The selection stays at its lock.
+                let selected = self.selected_lock().map(|lock| (lock.kind, lock.name.clone()));
+                (self.locks, self.outage) = (locks, None);
+                let at = selected.and_then(|selected| {
+                    self.visible()
+                        .iter()
+                        .position(|lock| (lock.kind, &lock.name) == (selected.0, &selected.1))
+                });
+                self.selected = at.unwrap_or(self.selected).min(self.visible().len().saturating_sub(1));
+            }
+            Err(error) => self.outage = Some(error),
+        }
+    }
+
+    /// The locks that pass the filter, in order.
+    fn visible(&self) -> Vec<&LockInfo> {
+        let has_text = |lock: &&LockInfo| row(lock).iter().any(|cell| cell.contains(&self.filter));
+        let mut locks: Vec<&LockInfo> = self.locks.iter().filter(has_text).collect();
+        let held_for = |lock: &LockInfo| lock.holders.iter().map(|holder| holder.held_for).max();
+        match self.sort {
+            Sort::Name => {}
+            Sort::Held => locks.sort_by_key(|lock| std::cmp::Reverse(held_for(lock))),
+            Sort::Waiting => locks.sort_by_key(|lock| std::cmp::Reverse(lock.waiters.len())),
+        }
+        locks
+    }
+
+    fn selected_lock(&self) -> Option<&LockInfo> {
+        self.visible().get(self.selected).copied()
+    }
+
+    /// The lock that the view is about: the one that is open, or the selected one.
+    fn lock(&self) -> Option<&LockInfo> {
+        match &self.mode {
+            Mode::Lock(kind, name) | Mode::Confirm(kind, name, _) => {
+                self.locks.iter().find(|lock| (lock.kind, &lock.name) == (*kind, name))
+            }
+            Mode::List | Mode::Filter => self.selected_lock(),
+        }
+    }
+
+    fn handle_key(&mut self, key: KeyEvent) -> Wish {
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Wish::Quit;
+        }
+        match (&self.mode, key.code) {
+            (Mode::Filter, code) => self.edit_filter(code),
+            (Mode::Confirm(..), code) => return self.handle_answer(code),
+            (_, KeyCode::Char('q')) => return Wish::Quit,
+            (_, KeyCode::Char('r')) => self.ask(),
+            (Mode::Lock(..), KeyCode::Esc | KeyCode::Backspace | KeyCode::Left) => self.mode = Mode::List,
+            (Mode::List, KeyCode::Char('/')) => self.mode = Mode::Filter,
+            (Mode::List, KeyCode::Esc) => self.filter.clear(),
+            (Mode::List, KeyCode::Char('s')) => {
+                self.sort = match self.sort {
+                    Sort::Name => Sort::Held,
+                    Sort::Held => Sort::Waiting,
+                    Sort::Waiting => Sort::Name,
+                };
+            }
+            (Mode::List, KeyCode::Down | KeyCode::Char('j')) => {
+                self.selected = (self.selected + 1).min(self.visible().len().saturating_sub(1));
+            }
+            (Mode::List, KeyCode::Up | KeyCode::Char('k')) => self.selected = self.selected.saturating_sub(1),
+            (Mode::List, KeyCode::Enter | KeyCode::Right) => {
+                if let Some(lock) = self.selected_lock() {
+                    self.mode = Mode::Lock(lock.kind, lock.name.clone());
+                }
+            }
+            _ => {}
+        }
+        Wish::Nothing
+    }
+
+    fn edit_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char(c) => self.filter.push(c),
+            KeyCode::Backspace => {
+                self.filter.pop();
+            }
+            KeyCode::Enter => self.mode = Mode::List,
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.mode = Mode::List;
+            }
+            _ => {}
+        }
+        self.selected = 0;
+    }
+
+    /// Asks whether to release the first holder.
+    fn ask(&mut self) {
+        let first =
+            self.lock().and_then(|lock| Some((lock.kind, lock.name.clone(), lock.holders.first()?.token)));
+        if let Some((kind, name, token)) = first {
+            self.mode = Mode::Confirm(kind, name, token);
+        }
+    }
+
+    /// Only `y` releases.
+    fn handle_answer(&mut self, code: KeyCode) -> Wish {
+        if code == KeyCode::Null {
+            return Wish::Nothing;
+        }
+        match std::mem::take(&mut self.mode) {
+            Mode::Confirm(kind, name, token) if code == KeyCode::Char('y') => {
+                Wish::Release(kind, name, token)
+            }
+            _ => Wish::Nothing,
+        }
+    }
+
+    // --- The picture -----------------------------------------------------------------------------
+
+    fn draw(&self, frame: &mut Frame<'_>) {
+        let [head, body, foot] =
+            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+                .areas(frame.area());
+        let waiting: usize = self.locks.iter().map(|lock| lock.waiters.len()).sum();
+        let title = format!("{}  {} locks, {waiting} waiting", self.url, self.locks.len());
+        frame.render_widget(Paragraph::new(title).style(Style::new().add_modifier(Modifier::BOLD)), head);
+        match &self.mode {
+            Mode::List | Mode::Filter => {
+                let mut state = TableState::default().with_selected(Some(self.selected));
+                frame.render_stateful_widget(self.table(), body, &mut state);
+            }
+            Mode::Lock(kind, name) | Mode::Confirm(kind, name, _) => {
+                let free = || format!("{kind} {}\nfree", printable(name));
+                let text = self.lock().map_or_else(free, lock_text);
+                frame
+                    .render_widget(Paragraph::new(text).wrap(Wrap { trim: false }).block(Block::new()), body);
+            }
+        }
+        frame.render_widget(
+            Paragraph::new(self.foot()).style(Style::new().add_modifier(Modifier::REVERSED)),
+            foot,
+        );
+    }
+
+    fn table(&self) -> Table<'static> {
+        let rows = self.visible().into_iter().map(|lock| Row::new(row(lock)));
+        let widths = [
+            Constraint::Fill(2),
+            Constraint::Length(9),
+            Constraint::Fill(3),
+            Constraint::Length(8),
+            Constraint::Length(10),
+            Constraint::Length(7),
+            Constraint::Length(17),
+        ];
+        let head = Row::new(HEAD).style(Style::new().add_modifier(Modifier::BOLD));
+        Table::new(rows, widths)
+            .header(head)
+            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+    }
+
+    fn foot(&self) -> String {
+        if let Some(outage) = &self.outage {
+            return printable(outage);
+        }
+        match &self.mode {
+            Mode::Filter => format!("filter: {}_   Enter keeps it, Esc clears it", printable(&self.filter)),
+            Mode::Confirm(kind, name, token) => {
+                let who = |holder: &HolderInfo| identity(&holder.metadata, &holder.client);
+                let holder =
+                    self.lock().and_then(|lock| lock.holders.iter().find(|holder| holder.token == *token));
+                let who = holder.map_or_else(|| "a former holder".to_owned(), who);
+                let what = format!("{kind} {}", printable(name));
+                format!(
+                    "release {what} from {who}, token {token}? It may still be working. y: release, other keys: no"
+                )
+            }
+            _ if !self.note.is_empty() => self.note.clone(),
+            Mode::Lock(..) => "Esc back   r release by force   q quit".to_owned(),
+            Mode::List => {
+                let sort = match self.sort {
+                    Sort::Name => "name",
+                    Sort::Held => "held for",
+                    Sort::Waiting => "waiting",
+                };
+                let filter = if self.filter.is_empty() {
+                    String::new()
+                } else {
+                    format!(" ({})", printable(&self.filter))
+                };
+                format!("Enter open   / filter{filter}   s sort: {sort}   r release by force   q quit")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    /// Locks of a store in memory: `b` has a waiter, and `a` has none.
+    fn locks() -> Vec<LockInfo> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let client = leasehold::Client::connect("memory:").await.unwrap();
+            let (a, b) = (client.mutex("a").label("first"), client.mutex("b").global_fifo().label("second"));
+            let held = (a.lock().await.unwrap(), b.lock().await.unwrap());
+            let waiting = tokio::spawn(async move { b.lock().await.map(drop) });
+            let locks = loop {
+                tokio::task::yield_now().await;
+                let locks = client.list().await.unwrap();
+                if locks.iter().any(|lock| !lock.waiters.is_empty()) {
+                    break locks;
+                }
+            };
+            drop(held);
+            waiting.await.unwrap().unwrap();
+            locks
+        })
+    }
+
+    fn view() -> View {
+        let mut view = View { url: "memory:".to_owned(), ..View::default() };
+        view.handle_look(Ok(locks()));
+        view
+    }
+
+    fn press(view: &mut View, keys: &str) -> Wish {
+        let mut wish = Wish::Nothing;
+        for key in keys.chars() {
+            let code = match key {
+                '\n' => KeyCode::Enter,
+                '\x1b' => KeyCode::Esc,
+                c => KeyCode::Char(c),
+            };
+            wish = view.handle_key(KeyEvent::new(code, KeyModifiers::NONE));
+        }
+        wish
+    }
+
+    fn picture(view: &View) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn locks_are_listed_filtered_and_sorted() {
+        let mut view = view();
+        let shown = picture(&view);
+        assert!(shown.contains("memory:  2 locks, 1 waiting") && shown.contains("(first)"), "{shown}");
+        let names = |view: &View| view.visible().iter().map(|lock| lock.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&view), ["a", "b"]);
+        press(&mut view, "ss");
+        assert_eq!(names(&view), ["b", "a"], "by waiters");
+        press(&mut view, "/first\n");
+        assert_eq!(names(&view), ["a"]);
+        assert!(picture(&view).contains("/ filter (first)"));
+        press(&mut view, "\x1b");
+        assert_eq!(names(&view), ["b", "a"]);
+    }
+
+    #[test]
+    fn open_lock_shows_its_queue_and_only_y_releases_its_holder() {
+        let mut view = view();
+        press(&mut view, "j\n");
+        let shown = picture(&view);
+        assert!(shown.contains("mutex b") && shown.contains("1. ") && shown.contains("waits"), "{shown}");
+        assert_eq!(press(&mut view, "r"), Wish::Nothing);
+        assert!(picture(&view).contains("It may still be working"));
+        assert_eq!(press(&mut view, "q"), Wish::Nothing, "any other key means no");
+        let token = view.locks[1].holders[0].token;
+        assert_eq!(press(&mut view, "jry"), Wish::Release(Kind::Mutex, "b".to_owned(), token));
+        assert_eq!(press(&mut view, "q"), Wish::Quit);
+    }
+
+    #[test]
+    fn selection_stays_at_its_lock_and_an_outage_is_shown() {
+        let mut view = view();
+        press(&mut view, "j");
+        let locks = std::mem::take(&mut view.locks);
+        view.locks.clone_from(&locks);
+        view.handle_look(Ok(locks[1..].to_vec()));
+        assert_eq!((view.selected, view.lock().map(|lock| lock.name.as_str())), (0, Some("b")));
+        view.handle_look(Err("connection refused".to_owned()));
+        assert!(picture(&view).contains("connection refused") && picture(&view).contains("(second)"));
+    }
+}

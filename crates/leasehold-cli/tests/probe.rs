@@ -1,0 +1,61 @@
+//! `wait`, `health`, and the release of one holder.
+
+mod common;
+
+use common::Place;
+use leasehold_testkit::Server;
+
+#[test]
+fn wait_ends_when_the_lock_is_free() {
+    let place = Place::new();
+    assert_eq!(place.code(&["wait", "a"]).0, 0, "it is free");
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let (code, said) = place.code(&["wait", "-w", "0.1", "a"]);
+    assert!(code == 1 && said.contains("still in use"), "{said}");
+    assert_eq!(place.code(&["wait", "--kind", "rw", "a"]).0, 0, "another kind is free");
+    let mut waiting = place.start(&["wait", "a"]);
+    assert!(waiting.0.try_wait().unwrap().is_none());
+    holder.signal("TERM");
+    assert_eq!(waiting.end(), 0);
+}
+
+#[test]
+fn health_is_zero_only_if_the_store_grants() {
+    let server = Server::on_socket();
+    let place = Place::on(&server.url());
+    let output = place.output(&["health", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let health: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(health["lock_ms"].as_f64() > Some(0.0));
+    place.until_unused();
+    server.signal("STOP");
+    let (code, said) = place.code(&["health", "--timeout", "1s"]);
+    server.signal("CONT");
+    assert!(code == 1 && !said.is_empty(), "{said}");
+    // A server that holds no room for writes grants nothing.
+    server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(place.code(&["health"]).0, 1);
+    server.run(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(place.code(&["health"]).0, 0);
+}
+
+#[test]
+fn release_by_token_frees_that_holder_only() {
+    let server = Server::on_socket();
+    for place in [Place::new(), Place::on(&server.url())] {
+        let run = ["run", "--ttl", "3s", "--semaphore", "2", "a", "--", "sh", "-c"];
+        let mut holders: Vec<_> = (0..2)
+            .map(|_| place.start(&[&run[..], &["echo $LEASEHOLD_TOKEN; exec sleep 60"]].concat()))
+            .collect();
+        let tokens: Vec<String> = holders.iter_mut().map(common::Started::line).collect();
+        let (code, said) = place.code(&["release", "--force", "--token", "1", "a"]);
+        assert!(code == 1 && said.contains("no holder of a has the token 1"), "{said}");
+        assert_eq!(place.code(&["release", "--force", "--token", &tokens[0], "a"]).0, 0);
+        assert_eq!(holders[0].end(), 124, "it notices the loss");
+        let left = place.show("a")["holders"].clone();
+        assert_eq!(left.as_array().unwrap().len(), 1);
+        assert_eq!(left[0]["token"].to_string(), tokens[1]);
+        assert!(holders[1].0.try_wait().unwrap().is_none());
+    }
+}

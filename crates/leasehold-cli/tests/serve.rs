@@ -1,0 +1,350 @@
+//! `leasehold serve` as a program: its clients, what is left when one of them is killed, and its dashboard in a browser.
+#![cfg(feature = "serve")]
+
+mod common;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Place, Started, until};
+use serde_json::{Value, json};
+
+const WRITE: &str = "write-0123456789abcdef";
+const READ: &str = "read-0123456789abcdef";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A running server, on a Unix socket and on TCP.
+struct Server {
+    place: Place,
+    program: Started,
+    url: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let place = Place::new();
+        let tokens = place.path("tokens");
+        fs::write(&tokens, format!("read {READ}\nwrite {WRITE}\n")).unwrap();
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
+        let socket = format!("unix:{}", place.path("socket").display());
+        let (tokens, tcp) = (tokens.display().to_string(), "127.0.0.1:0");
+        let mut program = place
+            .start(&["serve", "--listen", &socket, "--listen", tcp, "--tokens", &tokens, "--drain", "1s"]);
+        assert_eq!(program.line(), format!("listening on {socket}"));
+        let url = program.line();
+        let url = url.strip_prefix("listening on ").unwrap_or_else(|| panic!("{url}")).to_owned();
+        Self { place, program, url }
+    }
+
+    /// A request through the socket: the status and the body.
+    fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let mut stream = UnixStream::connect(self.place.path("socket")).unwrap();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        );
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, serde_json::from_str(body).unwrap_or_default())
+    }
+
+    fn is_free(&self, name: &str) -> bool {
+        self.call("GET", &format!("/v1/locks/mutex/{name}"), &Value::Null).1["holders"] == json!([])
+    }
+
+    /// A program with the address and the token in its environment.
+    fn client(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = common::as_from_terminal(program);
+        command.args(args).env("LEASEHOLD_URL", &self.url).env("LEASEHOLD_TOKEN", WRITE);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+#[test]
+fn ten_line_clients_wait_and_release() {
+    let server = Server::start();
+    let folder = root().join("examples/http-clients");
+    let cache = server.place.path("go").display().to_string();
+    for (program, arg, file) in [
+        ("python3", "", "lock.py"),
+        ("node", "", "lock.mjs"),
+        ("sh", "-e", "lock.sh"),
+        ("go", "run", "lock.go"),
+    ] {
+        let (_, held) =
+            server.call("POST", "/v1/locks/mutex/nightly-report/acquire", &json!({ "ttl_ms": 600_000 }));
+        let file = folder.join(file).display().to_string();
+        let args: Vec<&str> = [arg, &file].into_iter().filter(|arg| !arg.is_empty()).collect();
+        let mut command = server.client(program, &args);
+        command
+            .env("GOFLAGS", "-mod=mod")
+            .env("GO111MODULE", "off")
+            .env("GOTMPDIR", server.place.path("").display().to_string());
+        if std::env::var_os("HOME").is_none() {
+            command.env("GOCACHE", &cache);
+        }
+        let client = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program}: {error}: scripts/test install installs it"));
+        let mut client = Started(client);
+        until(|| {
+            // It waits; a client that ends instead has failed.
+            let ended = client.0.try_wait().unwrap();
+            assert!(ended.is_none(), "{program}: {}", client.stderr());
+            let state = server.call("GET", "/v1/locks/mutex/nightly-report", &Value::Null).1;
+            (state["waiters"].as_array().unwrap().len() == 1).then_some(())
+        });
+        let (status, _) =
+            server.call("POST", "/v1/locks/mutex/nightly-report/release", &json!({ "lease": held["lease"] }));
+        assert_eq!(status, 204);
+        let line = client.line();
+        let token: u64 = line
+            .strip_prefix("token ")
+            .and_then(|token| token.parse().ok())
+            .unwrap_or_else(|| panic!("{program}: {line}"));
+        assert!(token > held["token"].as_u64().unwrap(), "{program}");
+        assert_eq!(client.end(), 0, "{program}: {}", client.stderr());
+        assert!(server.is_free("nightly-report"), "{program} has released it");
+    }
+}
+
+/// Holds a lock in a session, and sends heartbeats until one is refused.
+const HOLDER: &str = r#"
+import json, os, sys, time, urllib.error, urllib.request
+def call(path, **body):
+    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_TOKEN"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["LEASEHOLD_URL"] + path, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as answer:
+        return json.loads(answer.read() or "null")
+session = call("/v1/sessions", heartbeat_ms=2000)["session"]
+call("/v1/locks/mutex/a/acquire", session=session, ttl_ms=30_000)
+print("held", flush=True)
+try:
+    while True:
+        call("/v1/sessions/" + session + "/heartbeat")
+        time.sleep(0.2)
+except urllib.error.HTTPError as error:
+    print(json.loads(error.read())["code"], flush=True)
+    sys.exit(3)
+"#;
+
+#[test]
+fn killed_client_frees_its_lock_within_its_heartbeat() {
+    let server = Server::start();
+    let mut client = Started(server.client("python3", &["-c", HOLDER]).spawn().unwrap());
+    assert_eq!(client.line(), "held");
+    client.signal("KILL");
+    let begin = Instant::now();
+    until(|| server.is_free("a").then_some(()));
+    // The lease itself would last 30 s.
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn frozen_client_loses_its_lock_and_is_told() {
+    let server = Server::start();
+    let mut client = Started(server.client("python3", &["-c", HOLDER]).spawn().unwrap());
+    assert_eq!(client.line(), "held");
+    client.signal("STOP");
+    let begin = Instant::now();
+    until(|| server.is_free("a").then_some(()));
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    let (status, next) = server.call("POST", "/v1/locks/mutex/a/acquire", &json!({}));
+    assert_eq!(status, 200, "{next}");
+    client.signal("CONT");
+    assert_eq!(client.line(), "session-ended");
+    assert_eq!(client.end(), 3);
+}
+
+#[test]
+fn leases_of_a_killed_server_end_within_their_ttl() {
+    let server = Server::start();
+    let (_, session) = server.call("POST", "/v1/sessions", &json!({ "heartbeat_ms": 60_000 }));
+    let body = json!({ "session": session["session"], "ttl_ms": 2000 });
+    assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &body).0, 200);
+    assert_eq!(server.place.show("a")["holders"].as_array().unwrap().len(), 1);
+    server.program.signal("KILL");
+    let begin = Instant::now();
+    until(|| server.place.show("a")["holders"].as_array()?.is_empty().then_some(()));
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    // The next server takes the socket over.
+    let socket = format!("unix:{}", server.place.path("socket").display());
+    let mut next = server.place.start(&["serve", "--listen", &socket]);
+    assert_eq!(next.line(), format!("listening on {socket}"));
+    assert_eq!(server.call("GET", "/healthz", &Value::Null).0, 200);
+}
+
+#[test]
+fn terminated_server_drains_and_exits_with_0() {
+    let mut server = Server::start();
+    assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 })).0, 200);
+    server.program.signal("TERM");
+    assert_eq!(server.program.end(), 0);
+    let stderr = server.program.stderr();
+    assert!(
+        stderr.contains("draining for up to 1s") && stderr.contains("1 lease was not released"),
+        "{stderr}"
+    );
+    assert!(!server.place.path("socket").exists());
+    assert_eq!(
+        server.place.show("a")["holders"].as_array().unwrap().len(),
+        1,
+        "its caller may still be working"
+    );
+}
+
+#[test]
+fn wrong_settings_are_refused_with_the_fix() {
+    let place = Place::new();
+    let open = place.path("open");
+    fs::write(&open, format!("write {WRITE}\n")).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o644)).unwrap();
+    let short = place.path("short");
+    fs::write(&short, "write secret\n").unwrap();
+    fs::set_permissions(&short, fs::Permissions::from_mode(0o600)).unwrap();
+    let (open, short, missing) =
+        (open.display().to_string(), short.display().to_string(), place.path("no").display().to_string());
+    let tcp = ["serve", "--listen", "127.0.0.1:0"];
+    for (args, says) in [
+        (&tcp[..], "openssl rand -hex 16"),
+        (&[&tcp[..], &["--tokens", &open]].concat(), "chmod 600"),
+        (&[&tcp[..], &["--tokens", &short]].concat(), "line 1: a token has 16 to 1024"),
+        (&[&tcp[..], &["--tokens", &missing]].concat(), "can't be read"),
+        (&["serve", "--listen", "8430"], "write unix:PATH or HOST:PORT"),
+        (&["serve", "--tls-cert", "a.pem"], "--tls-key"),
+        (&["serve", "--max-connections", "0"], "1.."),
+    ] {
+        let (code, stderr) = place.code(args);
+        assert_eq!(
+            (code, stderr.contains(says), stderr.contains("secret")),
+            (2, true, false),
+            "{args:?}: {stderr}"
+        );
+    }
+}
+
+#[test]
+fn dashboard_shows_a_lock_of_a_real_program_its_queue_and_its_release() {
+    let server = Server::start();
+    let script = root().join("crates/leasehold-serve/tests/browser.py").display().to_string();
+    let output = server
+        .client("python3", &[&script, "real", &server.url, READ, WRITE])
+        .env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"))
+        .env("LEASEHOLD_STORE", server.place.store())
+        .output()
+        .expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+}
+
+// --- Examples for operators ----------------------------------------------------------------------
+
+fn words(list: &serde_yaml_ng::Value) -> Vec<String> {
+    let words = list.as_sequence().unwrap_or_else(|| panic!("no list: {list:?}"));
+    words.iter().map(|word| word.as_str().expect("a word").to_owned()).collect()
+}
+
+#[test]
+fn compose_example_runs_without_containers() {
+    let text = fs::read_to_string(root().join("examples/serve/compose.yaml")).unwrap();
+    let mut compose: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
+    compose.apply_merge().unwrap();
+    let services = &compose["services"];
+    let redis = leasehold_testkit::Server::on_port();
+    for setting in words(&services["redis"]["command"])[1..].chunks(2) {
+        // The server of the test has a port of its own.
+        let name = setting[0].trim_start_matches("--");
+        if name != "port" {
+            redis.run(&["CONFIG", "SET", name, &setting[1]]);
+        }
+    }
+    let serve = &services["serve"];
+    assert!(
+        serve["environment"]["LEASEHOLD_SERVE_TOKEN"]
+            .as_str()
+            .unwrap()
+            .starts_with("${LEASEHOLD_SERVE_TOKEN:?")
+    );
+    let store = serve["environment"]["LEASEHOLD_STORE"].as_str().unwrap();
+    let place = Place::on(&store.replace("redis:6379", &format!("127.0.0.1:{}", redis.port())));
+    let command: Vec<String> =
+        words(&serve["command"]).iter().map(|word| word.replace("0.0.0.0:8430", "127.0.0.1:0")).collect();
+    assert!(command.contains(&"127.0.0.1:0".to_owned()), "{command:?}");
+    let command: Vec<&str> = command.iter().map(String::as_str).collect();
+    let mut server = Started(place.leasehold(&command).env("LEASEHOLD_SERVE_TOKEN", WRITE).spawn().unwrap());
+    let url = server.line().replace("listening on ", "");
+    let mut workers = Vec::new();
+    for name in ["worker-1", "worker-2"] {
+        let worker = &services[name];
+        assert_eq!(worker["environment"]["LEASEHOLD_URL"], "http://serve:8430");
+        let command = words(&worker["command"]);
+        let script = root().join("examples/serve").join(command[1].strip_prefix("/worker/").unwrap());
+        let mut command = common::as_from_terminal(&command[0]);
+        command.arg(script).env("LEASEHOLD_URL", &url).env("LEASEHOLD_TOKEN", WRITE);
+        command.env("ROUNDS", "5").env("WORK_SECONDS", "0.05").stdout(Stdio::piped()).stderr(Stdio::piped());
+        workers.push(Started(command.spawn().unwrap()));
+    }
+    let mut tokens = Vec::new();
+    for worker in &mut workers {
+        let mut before = 0;
+        for _ in 0..5 {
+            let line = worker.line();
+            let token: u64 =
+                line.strip_prefix("working with token ").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+            assert!(token > before);
+            before = token;
+            tokens.push(token);
+        }
+        assert_eq!(worker.end(), 0);
+    }
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 10, "no token is granted twice");
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
+}
+
+#[test]
+fn unit_and_container_start_the_server() {
+    let read = |name: &str| fs::read_to_string(root().join("examples/serve").join(name)).unwrap();
+    let (unit, container) = (read("leasehold-serve.service"), read("Containerfile"));
+    let start =
+        unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/leasehold ")).unwrap();
+    let entry = container.lines().find_map(|line| line.strip_prefix("ENTRYPOINT ")).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<String>>(entry).unwrap(), ["leasehold"]);
+    let command = container.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
+    let command: Vec<String> = serde_json::from_str(command).unwrap();
+    for args in [start.split(' ').map(str::to_owned).collect(), command] {
+        let place = Place::new();
+        let tokens = place.path("tokens");
+        fs::write(&tokens, format!("write {WRITE}\n")).unwrap();
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
+        let here = |word: &String| {
+            word.replace("${CREDENTIALS_DIRECTORY}/tokens", &tokens.display().to_string())
+                .replace("/run/leasehold/serve.sock", &place.path("socket").display().to_string())
+                .replace("127.0.0.1:8430", "127.0.0.1:0")
+                .replace("0.0.0.0:8430", "127.0.0.1:0")
+        };
+        let args: Vec<String> = args.iter().map(here).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut server = Started(place.leasehold(&args).env("LEASEHOLD_SERVE_TOKEN", WRITE).spawn().unwrap());
+        assert!(server.line().starts_with("listening on "), "{args:?}");
+        server.signal("TERM");
+        assert_eq!(server.end(), 0);
+    }
+    assert!(unit.contains("\n[Service]\n") && unit.contains("\n[Install]\n"));
+    // Longer than the drain.
+    assert!(start.contains("--drain 10s") && unit.contains("TimeoutStopSec=20s"));
+}

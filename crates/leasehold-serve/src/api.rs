@@ -1,0 +1,236 @@
+//! The paths of the API, and what every request passes: its origin, its token, and the count of its answer.
+
+mod events;
+mod locks;
+mod pages;
+mod request;
+mod sessions;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderName, Method};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete, get, post};
+
+use crate::app::App;
+use crate::problem::{Code, Problem};
+use crate::tokens::Access;
+use request::cut;
+
+/// How a request came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// The permissions of the socket have decided who may connect.
+    Unix,
+    /// The request needs a token.
+    Tcp,
+}
+
+/// A path of the API with one method.
+struct Route {
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests compare it with the description"))]
+    method: Method,
+    path: &'static str,
+    access: Access,
+    handler: MethodRouter<Arc<App>>,
+}
+
+fn routes() -> Vec<Route> {
+    use Access::{Public, Read, Write};
+    let route = |method, path, access, handler| Route { method, path, access, handler };
+    let lock = "/v1/locks/{kind}/{name}";
+    let session = "/v1/sessions/{session}";
+    vec![
+        route(Method::GET, "/", Public, get(pages::dashboard)),
+        route(Method::GET, "/healthz", Public, get(pages::health)),
+        route(Method::GET, "/v1/openapi.json", Public, get(pages::description)),
+        route(Method::GET, "/metrics", Read, get(pages::metrics)),
+        route(Method::GET, "/v1/access", Read, get(pages::access)),
+        route(Method::GET, "/v1/events", Read, get(events::locks)),
+        route(Method::GET, "/v1/locks", Read, get(locks::list)),
+        route(Method::GET, lock, Read, get(locks::show)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/acquire", Write, post(locks::acquire)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/renew", Write, post(locks::renew)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/release", Write, post(locks::release)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/force-release", Write, post(locks::force_release)),
+        route(Method::POST, "/v1/sessions", Write, post(sessions::open)),
+        route(Method::GET, session, Write, get(sessions::show)),
+        route(Method::DELETE, session, Write, delete(sessions::close)),
+        route(Method::POST, "/v1/sessions/{session}/heartbeat", Write, post(sessions::heartbeat)),
+        route(Method::GET, "/v1/sessions/{session}/events", Write, get(events::session)),
+    ]
+}
+
+/// The service of all connections.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let mut router = Router::new();
+    for Route { method: _, path, access, handler } in routes() {
+        let checked = from_fn_with_state((app.clone(), access), check_access);
+        router = router.route(path, handler.layer(checked));
+    }
+    router
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .layer(from_fn(check_origin))
+        .layer(from_fn_with_state(app.clone(), count))
+        .with_state(app)
+}
+
+async fn unknown_path(request: Request) -> Problem {
+    Problem::new(Code::UnknownPath, format!("there is no path {:?}", cut(request.uri().path())))
+}
+
+async fn unknown_method(request: Request) -> Problem {
+    let (method, path) = (request.method(), cut(request.uri().path()));
+    Problem::new(Code::MethodNotAllowed, format!("{path:?} has no method {:?}", cut(method.as_str())))
+}
+
+/// Refuses a request without a token that allows it.
+async fn check_access(
+    State((app, needed)): State<(Arc<App>, Access)>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let granted = match request.extensions().get::<Transport>() {
+        Some(Transport::Unix) => Access::Write,
+        _ => token_access(&app, request.headers())?,
+    };
+    if granted == Access::Public && needed != Access::Public {
+        return Err(Problem::new(Code::Unauthorized, "there is no token in the header `Authorization`"));
+    }
+    if granted < needed {
+        return Err(Problem::new(Code::ReadOnlyToken, "this needs a read-write token"));
+    }
+    request.extensions_mut().insert(granted);
+    Ok(next.run(request).await)
+}
+
+fn token_access(app: &App, headers: &HeaderMap) -> Result<Access, Problem> {
+    let Some(value) = headers.get(AUTHORIZATION) else { return Ok(Access::Public) };
+    let value = value.as_bytes();
+    let scheme = value.get(..7).is_some_and(|word| word.eq_ignore_ascii_case(b"bearer "));
+    if !scheme {
+        return Err(Problem::new(
+            Code::Unauthorized,
+            "the header `Authorization` does not begin with `Bearer `",
+        ));
+    }
+    let known = app.tokens.access_of(value[7..].trim_ascii());
+    known.ok_or_else(|| Problem::new(Code::Unauthorized, "the server does not know this token"))
+}
+
+/// Refuses requests that a browser sends for a page of another site.
+///
+/// The socket needs no token, and a browser may reach it through a forwarded port (`ssh -L`). A page of another site must
+/// not use that, even if its name was made to resolve to this host.
+async fn check_origin(request: Request, next: Next) -> Result<Response, Problem> {
+    let headers = request.headers();
+    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let host = text(HOST);
+    if let Some(origin) = text(ORIGIN)
+        && origin.split_once("://").map(|(_, rest)| rest) != host
+    {
+        return Err(Problem::new(Code::ForeignOrigin, "the header `Origin` names another site"));
+    }
+    let is_unix = request.extensions().get::<Transport>() == Some(&Transport::Unix);
+    if is_unix && !host.is_none_or(is_local) {
+        let what = "on the Unix socket the header `Host` is localhost, or a name without dots";
+        return Err(Problem::new(Code::ForeignOrigin, what));
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whether a name can't be a site of the internet.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let is_plain = !name.contains('.') && !name.contains(':');
+    is_plain
+        || name == "[::1]"
+        || name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback())
+}
+
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    // Any word is a method; only those of the API are counted by name.
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        _ => "other",
+    };
+    let response = next.run(request).await;
+    // Some readers of metrics do not expect braces in a label.
+    let path =
+        path.map_or_else(|| "other".to_owned(), |path| path.as_str().replace('{', ":").replace('}', ""));
+    app.metrics.request(method, path, response.status().as_u16());
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn description_has_exactly_the_paths_and_methods_of_the_server() {
+        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        let mut described: Vec<String> = Vec::new();
+        for (path, operations) in description["paths"].as_object().unwrap() {
+            let methods = operations.as_object().unwrap().keys().filter(|key| *key != "parameters");
+            described.extend(methods.map(|method| format!("{} {path}", method.to_uppercase())));
+        }
+        let mut served: Vec<String> =
+            routes().iter().map(|route| format!("{} {}", route.method, route.path)).collect();
+        described.sort();
+        served.sort();
+        assert_eq!(described, served);
+    }
+
+    #[test]
+    fn description_has_the_access_of_each_path() {
+        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        for Route { method, path, access, .. } in routes() {
+            let operation = &description["paths"][path][method.as_str().to_lowercase()];
+            let described = operation["security"][0]["token"][0].as_str();
+            let expected = match access {
+                Access::Public => None,
+                Access::Read => Some("read"),
+                Access::Write => Some("write"),
+            };
+            assert_eq!(described, expected, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn every_problem_is_described() {
+        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        let described = &description["components"]["schemas"]["Problem"]["properties"]["code"]["enum"];
+        let described: Vec<_> = described.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert_eq!(described, Code::ALL.map(Code::as_str));
+        let page = include_str!("../../../docs/http-api.md");
+        for code in Code::ALL {
+            let row = format!("| <a id=\"{0}\"></a>`{0}` | {1} |", code.as_str(), code.status().as_u16());
+            assert!(page.contains(&row), "docs/http-api.md lacks {row}");
+        }
+    }
+
+    #[test]
+    fn host_of_the_socket_is_local() {
+        for local in
+            ["localhost", "localhost:8430", "leasehold", "127.0.0.1:80", "127.8.8.8", "[::1]:80", "[::1]", ""]
+        {
+            assert!(is_local(local), "{local}");
+        }
+        for foreign in ["example.com", "evil.example:8430", "10.0.0.1", "[fe80::1]:80", "localhost.evil.com"]
+        {
+            assert!(!is_local(foreign), "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Streams of server-sent events: what changes in the store, and what a session must know.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::request::{Lock, Parameters, SessionPath};
+use crate::app::{App, Watcher};
+use crate::leases::Id;
+use crate::observer::{Key, Row, Snapshot};
+use crate::problem::Problem;
+use crate::sessions::{OpenRequest, Session};
+use crate::time::millis;
+
+/// Rows of one event.
+const MAX_ROWS: usize = 500;
+
+type Events = Sse<
+    axum::response::sse::KeepAliveStream<
+        std::pin::Pin<Box<dyn Stream<Item = Result<Event, Infallible>> + Send>>,
+    >,
+>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsParameters {
+    kind: Option<String>,
+    name: Option<String>,
+}
+
+/// Changes of all locks as rows; with `kind` and `name`, also the whole state and the timeline of this lock.
+pub(super) async fn locks(
+    State(app): State<Arc<App>>,
+    Parameters(parameters): Parameters<EventsParameters>,
+) -> Result<Events, Problem> {
+    let lock = match (parameters.kind, parameters.name) {
+        (Some(kind), Some(name)) => Some(Lock::new(&kind, name)?),
+        _ => None,
+    };
+    let watcher = app.watch()?;
+    let feed = Feed {
+        snapshots: app.observer.subscribe(),
+        sent: BTreeMap::new(),
+        ready: vec![event("history", &app.observer.history())],
+        is_first: true,
+        stopping: app.stopping.clone(),
+        lock,
+        app,
+        _watcher: watcher,
+    };
+    Ok(stream(unfold(feed, async |mut feed| feed.next().await.map(|event| (Ok(event), feed)))))
+}
+
+/// What one watcher has been sent.
+struct Feed {
+    app: Arc<App>,
+    lock: Option<Lock>,
+    snapshots: watch::Receiver<Arc<Snapshot>>,
+    sent: BTreeMap<Key, Arc<Row>>,
+    /// Events of this look that are not sent yet, the last one first.
+    ready: Vec<Event>,
+    is_first: bool,
+    stopping: CancellationToken,
+    _watcher: Watcher,
+}
+
+impl Feed {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(event);
+            }
+            if !self.is_first {
+                tokio::select! {
+                    changed = self.snapshots.changed() => changed.ok()?,
+                    () = self.stopping.cancelled() => return None,
+                }
+            }
+            let snapshot = self.snapshots.borrow_and_update().clone();
+            let mut events = self.changes(&snapshot);
+            if let Some(lock) = &self.lock {
+                events.push(self.state(lock).await);
+            }
+            events.reverse();
+            self.ready = events;
+        }
+    }
+
+    /// The rows that differ from those that were sent. The first event of a stream begins an empty list.
+    fn changes(&mut self, snapshot: &Snapshot) -> Vec<Event> {
+        let is_new =
+            |key: &Key, row: &Arc<Row>| self.sent.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, row));
+        let changed = snapshot.rows.iter().filter(|(key, row)| is_new(key, row));
+        let changed: Vec<&Row> = changed.map(|(_, row)| &**row).collect();
+        let gone: Vec<_> = self.sent.keys().filter(|key| !snapshot.rows.contains_key(*key)).collect();
+        let gone: Vec<_> = gone.iter().map(|(kind, name)| (kind.as_str(), name)).collect();
+        let mut events = Vec::new();
+        let mut reset = self.is_first;
+        for part in changed.chunks(MAX_ROWS) {
+            events.push(event("rows", &json!({ "reset": reset, "rows": part, "gone": [] })));
+            reset = false;
+        }
+        for part in gone.chunks(MAX_ROWS) {
+            events.push(event("rows", &json!({ "reset": false, "rows": [], "gone": part })));
+        }
+        let status = json!({
+            "error": snapshot.error,
+            "locks": snapshot.rows.len(),
+            "took_ms": millis(snapshot.took),
+            "stopping": self.app.draining.is_cancelled(),
+            "point": self.app.observer.last_point(),
+        });
+        events.push(event("status", &status));
+        self.sent.clone_from(&snapshot.rows);
+        self.is_first = false;
+        events
+    }
+
+    async fn state(&self, lock: &Lock) -> Event {
+        match self.app.client.inspect(lock.kind, &lock.name).await {
+            Ok(info) => {
+                let timeline = self.app.observer.timeline(lock.kind, &lock.name);
+                event("lock", &json!({ "lock": info, "timeline": timeline }))
+            }
+            Err(error) => event("lock", &json!({ "error": format!("{error:#}") })),
+        }
+    }
+}
+
+/// The events of a session. While the stream is open, the session lives.
+pub(super) async fn session(
+    State(app): State<Arc<App>>,
+    SessionPath(id): SessionPath,
+) -> Result<Events, Problem> {
+    let open = app.sessions.enter(&Id::from(id.as_str()))?;
+    let opened = event("open", &json!({ "heartbeat_ms": millis(open.0.heartbeat) }));
+    let line = Line { app, open, ready: vec![opened], is_over: false, told_stopping: false };
+    Ok(stream(unfold(line, async |mut line| line.next().await.map(|event| (Ok(event), line)))))
+}
+
+/// The stream of one session.
+struct Line {
+    app: Arc<App>,
+    open: OpenRequest,
+    ready: Vec<Event>,
+    is_over: bool,
+    told_stopping: bool,
+}
+
+impl Line {
+    async fn next(&mut self) -> Option<Event> {
+        let session: &Arc<Session> = &self.open.0;
+        loop {
+            if let Some(event) = self.ready.pop() {
+                return Some(event);
+            }
+            if self.is_over {
+                return None;
+            }
+            let losses = session.take_losses();
+            self.ready.extend(losses.iter().rev().map(|lost| event("lost", lost)));
+            if !self.ready.is_empty() {
+                continue;
+            }
+            // A third of the heartbeat, so that a client that hears nothing for a heartbeat knows that its line is cut.
+            let pause = session.heartbeat / 3;
+            tokio::select! {
+                () = session.news.notified() => {}
+                () = session.ended.cancelled() => {
+                    self.is_over = true;
+                    self.ready.push(event("ended", &json!({})));
+                }
+                () = self.app.draining.cancelled(), if !self.told_stopping => {
+                    self.told_stopping = true;
+                    self.ready.push(event("stopping", &json!({})));
+                }
+                () = self.app.stopping.cancelled() => return None,
+                () = tokio::time::sleep(pause) => self.ready.push(event("alive", &json!({}))),
+            }
+        }
+    }
+}
+
+fn event(name: &str, data: &impl Serialize) -> Event {
+    // Rows and numbers always serialize.
+    Event::default().event(name).data(serde_json::to_string(data).unwrap_or_default())
+}
+
+fn stream(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Events {
+    let events: std::pin::Pin<Box<dyn Stream<Item = _> + Send>> = Box::pin(events);
+    Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(5)))
+}

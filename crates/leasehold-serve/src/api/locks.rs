@@ -1,0 +1,265 @@
+//! Acquire, renew and release; the state of locks.
+
+mod attempt;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use leasehold::{Kind, LockInfo, MAX_TTL, MIN_TTL};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::request::{JsonBody, Lock, Parameters, span};
+use crate::app::App;
+use crate::leases::{Id, Lease};
+use crate::metrics::AcquireTimer;
+use crate::problem::{Code, Problem};
+use crate::sessions::OpenRequest;
+use crate::time::millis;
+use attempt::Attempt;
+
+/// The ttl of a lease whose request names none.
+const DEFAULT_TTL: Duration = Duration::from_secs(10);
+
+/// What a list is at most old, so that several callers share one look at the store.
+const LIST_AGE: Duration = Duration::from_millis(100);
+
+/// Locks of one page of the list.
+const MAX_PAGE: usize = 10_000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AcquireRequest {
+    session: Option<String>,
+    #[serde(default)]
+    wait_ms: u64,
+    ttl_ms: Option<u64>,
+    label: Option<String>,
+    mode: Option<attempt::RequestedMode>,
+    permits: Option<u32>,
+    capacity: Option<u32>,
+    owner: Option<String>,
+}
+
+/// A lease that was granted, or is held.
+#[derive(Debug, Serialize)]
+pub(super) struct Grant {
+    lease: String,
+    kind: &'static str,
+    name: String,
+    token: u64,
+    expires_in_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<String>,
+}
+
+impl Grant {
+    pub(super) fn new(lease: &Lease, remaining: Duration) -> Self {
+        Self {
+            lease: lease.id.as_str().to_owned(),
+            kind: lease.kind.as_str(),
+            name: lease.name.clone(),
+            token: lease.token.get(),
+            expires_in_ms: millis(remaining),
+            session: lease.session.as_ref().map(|id| id.as_str().to_owned()),
+        }
+    }
+}
+
+/// Acquires a lock. The attempt ends when the request is dropped, because its future is.
+pub(super) async fn acquire(
+    State(app): State<Arc<App>>,
+    lock: Lock,
+    JsonBody(request): JsonBody<AcquireRequest>,
+) -> Result<Json<Grant>, Problem> {
+    app.check_open()?;
+    let timer = AcquireTimer::start(lock.kind);
+    let result = acquire_now(&app, &lock, request).await;
+    timer.end(result.as_ref().map_or_else(|problem| problem.code.as_str(), |_| "granted"));
+    result.map(Json)
+}
+
+async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<Grant, Problem> {
+    let wait = span("wait_ms", request.wait_ms, Duration::ZERO, app.limits.max_wait)?;
+    let ttl = request.ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
+    let session = request.session.as_deref().map(|id| app.sessions.enter(&Id::from(id))).transpose()?;
+    let label = request.label.or_else(|| session.as_ref().and_then(|open| open.0.label.clone()));
+    let attempt = Attempt {
+        kind: lock.kind,
+        name: &lock.name,
+        ttl,
+        // A session renews its leases; a lease without one is renewed by its caller.
+        renews: session.is_some(),
+        label,
+        mode: request.mode,
+        permits: request.permits,
+        capacity: request.capacity,
+        owner: request.owner,
+    };
+    attempt.check()?;
+    let permit = app.leases.reserve()?;
+    let ended = session.as_ref().map(|open| open.0.ended.clone());
+    let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;
+    let held = held.ok_or_else(|| not_granted(lock, wait))?;
+    let id = session.as_ref().map(|open| open.0.id.clone());
+    let lease = app.leases.insert(lock.key(), id, held, permit)?;
+    if let Some(open) = &session {
+        join(app, open, &lease)?;
+    }
+    Ok(Grant::new(&lease, lease.remaining()))
+}
+
+/// Adds the lease to its session, which may have ended in the meantime.
+fn join(app: &App, open: &OpenRequest, lease: &Lease) -> Result<(), Problem> {
+    let joined = app.sessions.add_lease(&open.0, &lease.id);
+    if joined.is_err() {
+        app.drop_lease(lease, "it ended during the grant");
+    }
+    joined
+}
+
+/// Runs an attempt until the server or the session ends.
+async fn unless_ended<T>(
+    app: &App,
+    session: Option<&CancellationToken>,
+    attempt: impl Future<Output = Result<T, leasehold::Error>>,
+) -> Result<T, Problem> {
+    let session_ended = async {
+        match session {
+            Some(ended) => ended.cancelled().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = app.draining.cancelled() => Err(App::stopping_problem()),
+        () = session_ended => Err(Problem::new(Code::SessionEnded, "the session ended during the wait")),
+        result = attempt => Ok(result?),
+    }
+}
+
+fn not_granted(lock: &Lock, wait: Duration) -> Problem {
+    let Lock { kind, name } = lock;
+    if wait.is_zero() {
+        Problem::new(Code::Busy, format!("{kind} {name:?} is held, and the request does not wait"))
+    } else {
+        Problem::new(Code::TimedOut, format!("{kind} {name:?} was not granted within {wait:?}"))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LeaseRequest {
+    lease: String,
+}
+
+pub(super) async fn renew(
+    State(app): State<Arc<App>>,
+    lock: Lock,
+    JsonBody(request): JsonBody<LeaseRequest>,
+) -> Result<Json<Grant>, Problem> {
+    let lease = app.leases.get(lock.key(), &Id::from(request.lease.as_str()))?;
+    let remaining = app.leases.renew(&lease).await?;
+    Ok(Json(Grant::new(&lease, remaining)))
+}
+
+/// Releases a lease. A repeated release succeeds too, because the answer of the first one may have been lost.
+pub(super) async fn release(
+    State(app): State<Arc<App>>,
+    lock: Lock,
+    JsonBody(request): JsonBody<LeaseRequest>,
+) -> Result<StatusCode, Problem> {
+    let id = Id::from(request.lease.as_str());
+    if app.leases.is_released(lock.key(), &id) {
+        return Ok(StatusCode::NO_CONTENT);
+    }
+    let lease = app.leases.get(lock.key(), &id)?;
+    app.forget_lease(&lease);
+    // A task of its own: its outcome is kept for a repeated release, although this request may be dropped.
+    let releasing = tokio::spawn(async move { app.leases.release(&lease).await });
+    let ended = releasing.await;
+    ended.map_err(|error| {
+        Problem::new(Code::StoreUnavailable, format!("the release has failed: {error}"))
+    })??;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ForceRequest {
+    /// The holder that the caller means.
+    token: Option<u64>,
+}
+
+/// Releases a lock by force. With a token, only if its holder is still the one with this token.
+pub(super) async fn force_release(
+    State(app): State<Arc<App>>,
+    lock: Lock,
+    JsonBody(request): JsonBody<ForceRequest>,
+) -> Result<Json<Value>, Problem> {
+    let Lock { kind, name } = &lock;
+    if let Some(token) = request.token {
+        let info = app.client.inspect(*kind, name).await?;
+        if !info.holders.iter().any(|holder| holder.token.get() == token) {
+            let what = format!("{kind} {name:?} has no holder with the token {token}");
+            return Err(Problem::new(Code::NotHeld, what));
+        }
+    }
+    let released = app.client.force_release(*kind, name).await?;
+    if released.is_empty() {
+        return Err(Problem::new(Code::NotHeld, format!("{kind} {name:?} is not held")));
+    }
+    Ok(Json(json!({ "released": released })))
+}
+
+pub(super) async fn show(State(app): State<Arc<App>>, lock: Lock) -> Result<Json<LockInfo>, Problem> {
+    Ok(Json(app.client.inspect(lock.kind, &lock.name).await?))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListParameters {
+    kind: Option<String>,
+    /// Part of the name.
+    search: Option<String>,
+    limit: Option<usize>,
+    /// `kind/name` of the last lock of the page before.
+    after: Option<String>,
+}
+
+/// The locks in use, ordered by kind and name, in pages.
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Parameters(parameters): Parameters<ListParameters>,
+) -> Result<Response, Problem> {
+    let ListParameters { kind, search, limit, after } = parameters;
+    if let Some(kind) = &kind {
+        Lock::new(kind, String::new())?;
+    }
+    let limit = limit.unwrap_or(1000);
+    if limit == 0 || limit > MAX_PAGE {
+        return Err(Problem::new(Code::InvalidRequest, format!("limit is 1 to {MAX_PAGE}, not {limit}")));
+    }
+    let snapshot = app.observer.look(LIST_AGE).await;
+    if let Some(error) = &snapshot.error {
+        return Err(Problem::new(Code::StoreUnavailable, error.clone()));
+    }
+    let place = |kind: Kind, name: &str| format!("{kind}/{name}");
+    let is_wanted = |lock: &&LockInfo| {
+        kind.as_ref().is_none_or(|kind| lock.kind.as_str() == kind)
+            && search.as_ref().is_none_or(|part| lock.name.contains(part.as_str()))
+            && after.as_ref().is_none_or(|after| place(lock.kind, &lock.name) > *after)
+    };
+    let mut locks: Vec<&LockInfo> = snapshot.locks.iter().filter(is_wanted).collect();
+    locks.sort_by_cached_key(|lock| place(lock.kind, &lock.name));
+    let is_more = locks.len() > limit;
+    locks.truncate(limit);
+    let last = locks.last().filter(|_| is_more);
+    let next = last.map(|lock| place(lock.kind, &lock.name));
+    Ok(Json(json!({ "locks": locks, "next": next })).into_response())
+}

@@ -1,0 +1,70 @@
+//! What is no lock: the dashboard, the description, metrics, and the state of the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::leases::Id;
+use crate::problem::{Code, Problem};
+use crate::tokens::Access;
+
+pub(super) const DESCRIPTION: &str = include_str!("../../openapi.json");
+
+const DASHBOARD: &str = include_str!("../dashboard.html");
+
+/// What metrics are at most old: two servers of Prometheus share one look.
+const METRICS_AGE: Duration = Duration::from_secs(1);
+
+/// How old a look may be for the health: the pause between looks, and some more.
+const HEALTH_AGE: Duration = Duration::from_secs(10);
+
+pub(super) async fn description() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], DESCRIPTION)
+}
+
+/// The page, which has no data. Only its own script runs, and it loads nothing from elsewhere.
+pub(super) async fn dashboard() -> Result<Response, Problem> {
+    let nonce = Id::random()?;
+    let policy = format!(
+        "default-src 'none'; connect-src 'self'; img-src data:; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+        (CONTENT_SECURITY_POLICY, policy),
+        (CACHE_CONTROL, "no-store".to_owned()),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (REFERRER_POLICY, "no-referrer".to_owned()),
+    ];
+    Ok((headers, DASHBOARD.replace("{{nonce}}", nonce.as_str())).into_response())
+}
+
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let snapshot = app.observer.look(METRICS_AGE).await;
+    app.metrics.set_sizes(app.leases.len(), app.sessions.len());
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render(&snapshot))
+}
+
+/// Whether the server grants locks: for probes of load balancers and containers.
+pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, Problem> {
+    app.check_open()?;
+    let snapshot = app.observer.look(HEALTH_AGE).await;
+    match &snapshot.error {
+        None => Ok(Json(json!({ "status": "ok" }))),
+        // The message names the store, and this path needs no token.
+        Some(_) => Err(Problem::new(Code::StoreUnavailable, "the store did not answer the last look")),
+    }
+}
+
+/// What the token of this request allows.
+pub(super) async fn access(Extension(access): Extension<Access>) -> Json<Value> {
+    Json(json!({ "access": if access == Access::Write { "write" } else { "read" } }))
+}

@@ -1,0 +1,143 @@
+//! Parts of requests, with problems instead of the framework's errors.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
+use http_body_util::LengthLimitError;
+use leasehold::{Kind, MAX_NAME_BYTES};
+use serde::de::DeserializeOwned;
+
+use crate::app::App;
+use crate::problem::{Code, Problem};
+
+/// The lock that the path names.
+pub(super) struct Lock {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+}
+
+impl Lock {
+    pub(super) fn key(&self) -> (Kind, &str) {
+        (self.kind, &self.name)
+    }
+
+    /// Parses the words of a path or a query.
+    pub(super) fn new(kind: &str, name: String) -> Result<Self, Problem> {
+        let invalid = |what: String| Problem::new(Code::InvalidRequest, what);
+        let kind = Kind::ALL.iter().copied().find(|known| known.as_str() == kind).ok_or_else(|| {
+            let known: Vec<_> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
+            invalid(format!("{:?} is no kind of lock; there are {}", cut(kind), known.join(", ")))
+        })?;
+        if name.len() > MAX_NAME_BYTES {
+            return Err(invalid(format!(
+                "a lock's name has at most {MAX_NAME_BYTES} bytes, this one has {}",
+                name.len()
+            )));
+        }
+        if let Some(position) = name.find(char::is_control) {
+            return Err(invalid(format!(
+                "a lock's name has no control characters, this one has one at byte {position}"
+            )));
+        }
+        Ok(Self { kind, name })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Lock {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((kind, name)) =
+            path.map_err(|error| Problem::new(Code::InvalidRequest, error.body_text()))?;
+        Self::new(&kind, name)
+    }
+}
+
+/// The session that the path names.
+pub(super) struct SessionPath(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.map(|Path(id)| Self(id)).map_err(|error| Problem::new(Code::InvalidRequest, error.body_text()))
+    }
+}
+
+/// The parameters after `?`.
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let query = Query::<T>::from_request_parts(parts, state).await;
+        query
+            .map(|Query(value)| Self(value))
+            .map_err(|error| Problem::new(Code::InvalidRequest, error.body_text()))
+    }
+}
+
+/// A JSON body; without a body, that of `{}`.
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let limit = app.limits.body_bytes;
+        let received = tokio::time::timeout(app.limits.receive_timeout, receive(&parts, body, limit));
+        let bytes = received.await.map_err(|_| {
+            let what = format!("the body did not end within {:?}", app.limits.receive_timeout);
+            Problem::new(Code::SlowBody, what)
+        })??;
+        let bytes = if bytes.is_empty() { b"{}".to_vec() } else { bytes };
+        // An array would be read as the values of the members.
+        if bytes.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::new(Code::InvalidRequest, "the body is no JSON object"));
+        }
+        let value = serde_json::from_slice(&bytes)
+            .map_err(|error| Problem::new(Code::InvalidRequest, format!("the body: {error}")))?;
+        Ok(Self(value))
+    }
+}
+
+async fn receive(parts: &Parts, body: Body, limit: usize) -> Result<Vec<u8>, Problem> {
+    let declared = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
+    let media = declared.map(|value| value.split(';').next().unwrap_or_default().trim());
+    let bytes = to_bytes(body, limit).await.map_err(|error| {
+        if error.into_inner().is::<LengthLimitError>() {
+            Problem::new(Code::BodyTooLarge, format!("a body has at most {limit} bytes"))
+        } else {
+            Problem::new(Code::InvalidRequest, "the body ended early")
+        }
+    })?;
+    // A page of another site can send anything but this type without asking first.
+    let is_json = media.is_some_and(|media| media.eq_ignore_ascii_case("application/json"));
+    if !bytes.is_empty() && !is_json {
+        return Err(Problem::new(Code::NotJson, "a body has the type application/json"));
+    }
+    Ok(bytes.to_vec())
+}
+
+/// A time in milliseconds that is in a range.
+pub(super) fn span(field: &str, ms: u64, least: Duration, most: Duration) -> Result<Duration, Problem> {
+    let span = Duration::from_millis(ms);
+    if span < least || span > most {
+        let what = format!("{field} is {} to {}, not {ms}", least.as_millis(), most.as_millis());
+        return Err(Problem::new(Code::InvalidRequest, what));
+    }
+    Ok(span)
+}
+
+/// The beginning of a text from a client, for a message.
+pub(super) fn cut(text: &str) -> String {
+    text.chars().take(200).collect()
+}

@@ -1,0 +1,112 @@
+//! Sessions: open, heartbeat, state, close.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use leasehold::MAX_LABEL_BYTES;
+use serde::{Deserialize, Serialize};
+
+use super::locks::Grant;
+use super::request::{JsonBody, SessionPath, span};
+use crate::app::App;
+use crate::leases::{Ending, Id};
+use crate::problem::{Code, Problem};
+use crate::sessions::{LostLease, Session};
+use crate::time::millis;
+
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
+const MIN_HEARTBEAT: Duration = Duration::from_millis(500);
+const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OpenRequest {
+    heartbeat_ms: Option<u64>,
+    label: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct SessionState {
+    session: String,
+    heartbeat_ms: u64,
+    /// The time until the session ends without another heartbeat.
+    expires_in_ms: u64,
+    /// The server stops: release what is held.
+    stopping: bool,
+    leases: Vec<Grant>,
+    /// Leases that were lost since the last answer.
+    lost: Vec<LostLease>,
+}
+
+impl SessionState {
+    fn new(app: &App, session: &Session, lost: Vec<LostLease>) -> Self {
+        let leases = session.leases();
+        let leases = leases.iter().filter_map(|id| app.leases.by_id(id));
+        Self {
+            session: session.id.as_str().to_owned(),
+            heartbeat_ms: millis(session.heartbeat),
+            expires_in_ms: millis(session.remaining()),
+            stopping: app.draining.is_cancelled(),
+            leases: leases.map(|lease| Grant::new(&lease, lease.remaining())).collect(),
+            lost,
+        }
+    }
+}
+
+pub(super) async fn open(
+    State(app): State<Arc<App>>,
+    JsonBody(request): JsonBody<OpenRequest>,
+) -> Result<(StatusCode, Json<SessionState>), Problem> {
+    app.check_open()?;
+    let heartbeat = request
+        .heartbeat_ms
+        .map_or(Ok(DEFAULT_HEARTBEAT), |ms| span("heartbeat_ms", ms, MIN_HEARTBEAT, MAX_HEARTBEAT))?;
+    if let Some(label) = &request.label
+        && label.len() > MAX_LABEL_BYTES
+    {
+        let what = format!("a label has at most {MAX_LABEL_BYTES} bytes, this one has {}", label.len());
+        return Err(Problem::new(Code::InvalidRequest, what));
+    }
+    let session = app.sessions.open(heartbeat, request.label)?;
+    Ok((StatusCode::CREATED, Json(SessionState::new(&app, &session, Vec::new()))))
+}
+
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    SessionPath(id): SessionPath,
+) -> Result<Json<SessionState>, Problem> {
+    let session = app.sessions.get(&Id::from(id.as_str()))?;
+    Ok(Json(SessionState::new(&app, &session, Vec::new())))
+}
+
+pub(super) async fn heartbeat(
+    State(app): State<Arc<App>>,
+    SessionPath(id): SessionPath,
+) -> Result<Json<SessionState>, Problem> {
+    let session = app.sessions.get(&Id::from(id.as_str()))?;
+    session.beat();
+    let lost = session.take_losses();
+    Ok(Json(SessionState::new(&app, &session, lost)))
+}
+
+/// Releases every lease of the session, waits until the store has confirmed that, and ends the session.
+pub(super) async fn close(
+    State(app): State<Arc<App>>,
+    SessionPath(id): SessionPath,
+) -> Result<StatusCode, Problem> {
+    let session = app.sessions.get(&Id::from(id.as_str()))?;
+    let why = "it was closed";
+    app.metrics.session_ended("closed");
+    let leases: Vec<_> =
+        app.sessions.end(&session, why).iter().filter_map(|id| app.leases.by_id(id)).collect();
+    let releases = leases.iter().map(|lease| app.leases.release(lease));
+    let mut failed = None;
+    for (lease, released) in leases.iter().zip(futures_util::future::join_all(releases).await) {
+        app.leases.end(lease, Ending::Session(why.to_owned()));
+        failed = failed.or(released.err().filter(|problem| problem.code != Code::LeaseEnded));
+    }
+    failed.map_or(Ok(StatusCode::NO_CONTENT), Err)
+}

@@ -1,0 +1,169 @@
+//! What all requests share, and the work that no request does: ending sessions and lost leases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::Client;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Limits;
+use crate::leases::{Ending, Id, Lease, Leases};
+use crate::metrics::Metrics;
+use crate::observer::Observer;
+use crate::problem::{Code, Problem};
+use crate::sessions::{LostLease, Session, Sessions};
+use crate::tokens::Tokens;
+
+/// How often sessions are looked at. A session ends this much after its deadline at most.
+const SWEEP: Duration = Duration::from_millis(100);
+
+/// Leases are looked at in every fifth of these rounds, because there may be many.
+const LEASES_EVERY: u64 = 5;
+
+/// Metrics are added up every five seconds.
+const UPKEEP_EVERY: u64 = 50;
+
+/// The state of a server.
+pub(crate) struct App {
+    pub(crate) client: Client,
+    pub(crate) leases: Leases,
+    pub(crate) sessions: Sessions,
+    pub(crate) observer: Observer,
+    pub(crate) metrics: Metrics,
+    pub(crate) tokens: Tokens,
+    pub(crate) limits: Limits,
+    /// Nothing new is granted.
+    pub(crate) draining: CancellationToken,
+    /// Connections end.
+    pub(crate) stopping: CancellationToken,
+    watchers: AtomicUsize,
+}
+
+/// A connection that receives events.
+pub(crate) struct Watcher(Arc<App>);
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.0.watchers.fetch_sub(1, Ordering::Relaxed);
+        self.0.observer.unwatch();
+    }
+}
+
+impl App {
+    pub(crate) fn new(client: Client, tokens: Tokens, limits: Limits) -> Self {
+        Self {
+            observer: Observer::new(client.clone()),
+            client,
+            leases: Leases::new(limits.leases),
+            sessions: Sessions::new(limits.sessions),
+            metrics: Metrics::new(),
+            tokens,
+            limits,
+            draining: CancellationToken::new(),
+            stopping: CancellationToken::new(),
+            watchers: AtomicUsize::new(0),
+        }
+    }
+
+    /// An error while the server stops.
+    pub(crate) fn check_open(&self) -> Result<(), Problem> {
+        if self.draining.is_cancelled() { Err(Self::stopping_problem()) } else { Ok(()) }
+    }
+
+    pub(crate) fn stopping_problem() -> Problem {
+        Problem::new(Code::Stopping, "the server is stopping and grants no more locks")
+    }
+
+    pub(crate) fn watch(self: &Arc<Self>) -> Result<Watcher, Problem> {
+        let limit = self.limits.watchers;
+        let counted = self
+            .watchers
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1));
+        counted.map_err(|_| {
+            Problem::new(
+                Code::LimitReached,
+                format!("{limit} connections receive events, which is the limit"),
+            )
+        })?;
+        self.observer.watch();
+        Ok(Watcher(self.clone()))
+    }
+
+    /// Ends a session, and releases its leases in the background. Returns what was held.
+    pub(crate) fn end_session(&self, session: &Session, why: &str) -> Vec<Arc<Lease>> {
+        let ids = self.sessions.end(session, why);
+        let mut ended = Vec::new();
+        for id in ids {
+            if let Some(lease) = self.leases.by_id(&id) {
+                self.leases.end(&lease, Ending::Session(why.to_owned()));
+                ended.push(lease);
+            }
+        }
+        ended
+    }
+
+    /// Releases the lease of a request that is no longer wanted, because its session has ended.
+    pub(crate) fn drop_lease(&self, lease: &Lease, why: &str) {
+        self.leases.end(lease, Ending::Session(why.to_owned()));
+    }
+
+    /// Takes a lease out of its session.
+    pub(crate) fn forget_lease(&self, lease: &Lease) {
+        if let Some(session) = self.session_of(lease) {
+            session.remove_lease(&lease.id);
+        }
+    }
+
+    fn session_of(&self, lease: &Lease) -> Option<Arc<Session>> {
+        lease.session.as_ref().and_then(|id: &Id| self.sessions.get(id).ok())
+    }
+
+    /// Ends overdue sessions and lost leases, until the server stops.
+    pub(crate) async fn sweep(&self) {
+        let mut ticks = tokio::time::interval(SWEEP);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for round in 0_u64.. {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.stopping.cancelled() => return,
+            }
+            self.end_overdue();
+            if round.is_multiple_of(LEASES_EVERY) {
+                self.end_lost();
+            }
+            if round.is_multiple_of(UPKEEP_EVERY) {
+                self.metrics.upkeep();
+            }
+        }
+    }
+
+    fn end_overdue(&self) {
+        for session in self.sessions.overdue(Instant::now()) {
+            let heartbeat = session.heartbeat;
+            let held = self.end_session(&session, &format!("there was no heartbeat for {heartbeat:?}"));
+            self.metrics.session_ended("heartbeat");
+            for lease in held {
+                self.metrics.lease_lost(lease.kind, "heartbeat");
+                self.observer.count_loss();
+            }
+        }
+    }
+
+    fn end_lost(&self) {
+        for (lease, reason) in self.leases.sweep() {
+            self.metrics.lease_lost(lease.kind, "store");
+            self.observer.count_loss();
+            if let Some(session) = self.session_of(&lease) {
+                session.lose(LostLease {
+                    lease: lease.id.as_str().to_owned(),
+                    kind: lease.kind.to_string(),
+                    name: lease.name.clone(),
+                    token: lease.token.get(),
+                    reason,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Where a server listens, and its limits.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::tokens::Tokens;
+
+/// An address on which a server listens.
+///
+/// ```
+/// use leasehold_serve::Listen;
+///
+/// assert_eq!("unix:/run/leasehold.sock".parse(), Ok(Listen::Unix("/run/leasehold.sock".into())));
+/// assert_eq!("127.0.0.1:8430".parse(), Ok(Listen::Tcp("127.0.0.1:8430".to_owned())));
+/// assert!("8430".parse::<Listen>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Listen {
+    /// A Unix socket, mode 0600. Requests need no token.
+    Unix(PathBuf),
+    /// `HOST:PORT`. Requests need a token. Port 0 is any free port.
+    Tcp(String),
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let path = text.strip_prefix("unix:").or_else(|| text.starts_with('/').then_some(text));
+        if let Some(path) = path {
+            return if path.is_empty() {
+                Err("the path of the socket is missing: unix:PATH".to_owned())
+            } else {
+                Ok(Self::Unix(path.into()))
+            };
+        }
+        let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        match port.map(str::parse::<u16>) {
+            Some(Ok(_)) => Ok(Self::Tcp(text.to_owned())),
+            _ => Err(format!(
+                "{text:?} is no address: write unix:PATH or HOST:PORT, for example 127.0.0.1:8430"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+/// A certificate with its key, both PEM files.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// The certificate, followed by those of its authorities.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// What one server accepts before it refuses.
+///
+/// ```
+/// let mut limits = leasehold_serve::Limits::default();
+/// limits.connections = 100;
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Open connections, each with at most one request; further ones are answered with 503 and closed.
+    pub connections: usize,
+    /// Leases that requests hold or wait for.
+    pub leases: usize,
+    /// Sessions.
+    pub sessions: usize,
+    /// Connections that receive events.
+    pub watchers: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// The time in which a request's header, a request's body, and a TLS handshake must arrive.
+    pub receive_timeout: Duration,
+    /// The time in which a client must take in a part of an answer.
+    pub send_timeout: Duration,
+    /// The longest `wait_ms`.
+    pub max_wait: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 4096,
+            leases: 100_000,
+            sessions: 10_000,
+            watchers: 64,
+            body_bytes: 16 * 1024,
+            receive_timeout: Duration::from_secs(20),
+            send_timeout: Duration::from_secs(20),
+            max_wait: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// The settings of a server.
+///
+/// ```
+/// let mut config = leasehold_serve::Config::new(["127.0.0.1:0".parse().unwrap()]);
+/// config.tokens.add_write("0123456789abcdef0123456789abcdef").unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// The addresses, at least one.
+    pub listen: Vec<Listen>,
+    /// The tokens for connections over TCP.
+    pub tokens: Tokens,
+    /// Encrypts connections over TCP.
+    pub tls: Option<Tls>,
+    /// The limits.
+    pub limits: Limits,
+    /// How long a stopping server waits for the release of its leases.
+    pub drain: Duration,
+}
+
+impl Config {
+    /// The settings of a server that listens there, with the default limits and without tokens.
+    #[must_use]
+    pub fn new(listen: impl IntoIterator<Item = Listen>) -> Self {
+        Self {
+            listen: listen.into_iter().collect(),
+            tokens: Tokens::default(),
+            tls: None,
+            limits: Limits::default(),
+            drain: Duration::from_secs(10),
+        }
+    }
+}

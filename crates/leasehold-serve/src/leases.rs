@@ -1,0 +1,318 @@
+//! The leases that callers hold through this server.
+//!
+//! A lease's id is 128 random bits, and whoever knows it may renew and release the lease. An ended lease keeps its id for a
+//! while, so that a late caller is told what happened.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use leasehold::{Guard, Kind, Token, WriteGuard};
+use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
+
+use crate::problem::{Code, Problem};
+
+/// How many ended leases, and how many ended sessions, are remembered.
+const REMEMBERED: usize = 20_000;
+
+/// A random id of a lease or a session.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Id(Arc<str>);
+
+impl Id {
+    pub(crate) fn random() -> Result<Self, Problem> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Problem::new(Code::StoreUnavailable, format!("no random numbers: {error}")))?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self(text.into()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Id {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The guard of a lease, by its type.
+pub(crate) enum Held {
+    Guard(Guard),
+    Write(WriteGuard),
+}
+
+impl Held {
+    async fn release(self) -> Result<(), leasehold::Error> {
+        match self {
+            Self::Guard(guard) => guard.release().await,
+            Self::Write(guard) => guard.release().await,
+        }
+    }
+}
+
+impl Deref for Held {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        match self {
+            Self::Guard(guard) => guard,
+            Self::Write(guard) => guard,
+        }
+    }
+}
+
+/// One lease.
+pub(crate) struct Lease {
+    pub(crate) id: Id,
+    pub(crate) kind: Kind,
+    pub(crate) name: String,
+    pub(crate) token: Token,
+    pub(crate) session: Option<Id>,
+    /// Empty once somebody releases it.
+    held: RwLock<Option<Held>>,
+    /// Its share of the limit.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// How a lease ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Released,
+    /// The store did not confirm the release yet.
+    ReleaseUnconfirmed,
+    /// Its session ended, for this reason.
+    Session(String),
+    /// It was lost, for this reason.
+    Lost(String),
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Released => f.write_str("it was released"),
+            Self::ReleaseUnconfirmed => f.write_str("its release is not confirmed yet"),
+            Self::Session(why) => write!(f, "its session ended: {why}"),
+            Self::Lost(why) => f.write_str(why),
+        }
+    }
+}
+
+/// The endings of the last leases or sessions.
+pub(crate) struct Endings<T> {
+    known: HashMap<Id, T>,
+    order: VecDeque<Id>,
+}
+
+impl<T> Default for Endings<T> {
+    fn default() -> Self {
+        Self { known: HashMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<T> Endings<T> {
+    pub(crate) fn insert(&mut self, id: &Id, ending: T) {
+        if self.known.insert(id.clone(), ending).is_none() {
+            self.order.push_back(id.clone());
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn get(&self, id: &Id) -> Option<&T> {
+        self.known.get(id)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    live: HashMap<Id, Arc<Lease>>,
+    ended: Endings<(Kind, String, Ending)>,
+}
+
+/// The leases of all callers.
+pub(crate) struct Leases {
+    table: Mutex<Table>,
+    permits: Arc<Semaphore>,
+    limit: usize,
+}
+
+impl Leases {
+    pub(crate) fn new(limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self { table: Mutex::default(), permits: Arc::new(Semaphore::new(limit)), limit }
+    }
+
+    /// A share of the limit, before the lock is requested.
+    pub(crate) fn reserve(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        self.permits.clone().try_acquire_owned().map_err(|_| {
+            let what = format!("{} leases are held or waited for, which is the limit", self.limit);
+            Problem::new(Code::LimitReached, what)
+        })
+    }
+
+    pub(crate) fn insert(
+        &self,
+        lock: (Kind, &str),
+        session: Option<Id>,
+        held: Held,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Arc<Lease>, Problem> {
+        let id = Id::random()?;
+        let lease = Arc::new(Lease {
+            id: id.clone(),
+            kind: lock.0,
+            name: lock.1.to_owned(),
+            token: held.token(),
+            session,
+            held: RwLock::new(Some(held)),
+            _permit: permit,
+        });
+        self.table().live.insert(id, lease.clone());
+        Ok(lease)
+    }
+
+    /// The lease of that lock with this id.
+    pub(crate) fn get(&self, lock: (Kind, &str), id: &Id) -> Result<Arc<Lease>, Problem> {
+        let table = self.table();
+        let of_lock = |kind: Kind, name: &str| (kind, name) == lock;
+        match (table.live.get(id), table.ended.get(id)) {
+            (Some(lease), _) if of_lock(lease.kind, &lease.name) => Ok(lease.clone()),
+            (None, Some((kind, name, ending))) if of_lock(*kind, name) => {
+                let what = format!("{kind} {name:?}: {ending}");
+                let code = if *ending == Ending::ReleaseUnconfirmed {
+                    Code::StoreUnavailable
+                } else {
+                    Code::LeaseEnded
+                };
+                Err(Problem::new(code, what))
+            }
+            _ => Err(Problem::new(
+                Code::UnknownLease,
+                format!("{} {:?} has no lease with this id", lock.0, lock.1),
+            )),
+        }
+    }
+
+    pub(crate) fn by_id(&self, id: &Id) -> Option<Arc<Lease>> {
+        self.table().live.get(id).cloned()
+    }
+
+    /// Whether the caller has released the lease already.
+    pub(crate) fn is_released(&self, lock: (Kind, &str), id: &Id) -> bool {
+        let table = self.table();
+        let ended = table.ended.get(id);
+        ended
+            .is_some_and(|(kind, name, ending)| (*kind, name.as_str()) == lock && *ending == Ending::Released)
+    }
+
+    /// Renews the lease for its whole ttl, and returns the remaining time.
+    pub(crate) async fn renew(&self, lease: &Lease) -> Result<Duration, Problem> {
+        let held = lease.held.read().await;
+        let guard = held.as_ref().ok_or_else(|| self.ended_problem(lease))?;
+        match guard.renew().await {
+            Ok(()) => Ok(guard.remaining()),
+            Err(error) => {
+                if error.is_lost() {
+                    self.end(lease, Ending::Lost(error.to_string()));
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Releases the lease, and waits until the store has confirmed it.
+    pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Problem> {
+        self.end(lease, Ending::ReleaseUnconfirmed);
+        let Some(held) = lease.held.write().await.take() else {
+            return Err(self.ended_problem(lease));
+        };
+        let released = held.release().await;
+        let ending = match &released {
+            Ok(()) => Ending::Released,
+            Err(error) if error.is_lost() => Ending::Lost(error.to_string()),
+            Err(_) => Ending::ReleaseUnconfirmed,
+        };
+        self.end(lease, ending);
+        released.map_err(Problem::from)
+    }
+
+    /// Forgets the lease. If it is still held, it is released in the background.
+    pub(crate) fn end(&self, lease: &Lease, ending: Ending) {
+        let mut table = self.table();
+        let removed = table.live.remove(&lease.id);
+        table.ended.insert(&lease.id, (lease.kind, lease.name.clone(), ending));
+        drop(table);
+        drop(removed);
+    }
+
+    /// Ends the leases that were lost, and returns them with the reasons.
+    pub(crate) fn sweep(&self) -> Vec<(Arc<Lease>, String)> {
+        let all: Vec<_> = self.table().live.values().cloned().collect();
+        let mut lost = Vec::new();
+        for lease in all {
+            if let Some(why) = lease.loss() {
+                self.end(&lease, Ending::Lost(why.clone()));
+                lost.push((lease, why));
+            }
+        }
+        lost
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table().live.len()
+    }
+
+    /// Leaves the leases to the store, where they expire: their callers may still be working.
+    pub(crate) fn abandon(&self) {
+        let live = std::mem::take(&mut self.table().live);
+        std::mem::forget(live);
+    }
+
+    fn ended_problem(&self, lease: &Lease) -> Problem {
+        match self.get((lease.kind, &lease.name), &lease.id) {
+            Err(problem) => problem,
+            Ok(_) => {
+                Problem::new(Code::LeaseEnded, format!("{} {:?}: it was released", lease.kind, lease.name))
+            }
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    /// The remaining time; zero if the lease has ended.
+    pub(crate) fn remaining(&self) -> Duration {
+        let held = self.held.try_read().ok();
+        held.and_then(|held| held.as_ref().map(|guard| guard.remaining())).unwrap_or_default()
+    }
+
+    /// The loss, if it is lost. A lease that is being released is not lost.
+    fn loss(&self) -> Option<String> {
+        let held = self.held.try_read().ok()?;
+        let guard = held.as_ref()?;
+        if guard.is_held() {
+            return None;
+        }
+        let loss = guard.lost().now_or_never();
+        Some(loss.map_or_else(|| "it is not held any more".to_owned(), |loss| loss.to_string()))
+    }
+}

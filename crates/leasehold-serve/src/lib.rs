@@ -1,0 +1,39 @@
+//! Distributed locks over HTTP, for hosts whose languages have no client and for people who look.
+//!
+//! A [`Server`] answers requests with the locks of one [`Client`](leasehold::Client): acquire (waiting in the lock's FIFO
+//! queue), renew, release, sessions, the state of locks, a dashboard, and metrics for Prometheus. It listens on a Unix
+//! socket, or on TCP with tokens and TLS. `leasehold serve` is this server as a program; `docs/http-api.md` explains the API.
+//!
+//! It has no locks of its own: every rule is in the library and its store. Several servers on one store exclude each other's
+//! callers.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use leasehold_serve::{Config, Listen, Server};
+//!
+//! let client = leasehold::Client::connect("redis://127.0.0.1").await?;
+//! let config = Config::new([Listen::Unix("/run/leasehold.sock".into())]);
+//! let server = Server::bind(config, client).await?;
+//! server.run(std::future::pending()).await; // or until a signal
+//! # Ok(()) }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod app;
+mod config;
+mod connection;
+mod leases;
+mod listener;
+mod metrics;
+mod observer;
+mod problem;
+mod server;
+mod sessions;
+mod time;
+mod tokens;
+
+pub use config::{Config, Limits, Listen, Tls};
+pub use server::{Server, StartError, raise_open_files};
+pub use tokens::{MIN_TOKEN_BYTES, Tokens};

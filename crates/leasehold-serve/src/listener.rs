@@ -1,0 +1,147 @@
+//! Listening sockets: a Unix socket that only its owner may use, and TCP with or without TLS.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::{Listen, Tls};
+use crate::leases::Id;
+
+/// A connection whose host is gone is closed after about this time.
+const GONE_AFTER: Duration = Duration::from_secs(20);
+
+/// A socket that accepts connections.
+pub(crate) enum Listener {
+    Unix(UnixListener, SocketFile),
+    Tcp(TcpListener, Option<TlsAcceptor>),
+}
+
+/// A new connection.
+pub(crate) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream, Option<TlsAcceptor>),
+}
+
+/// Removes the socket's file at the end, unless another server has replaced it.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Listener {
+    pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsAcceptor>) -> Result<Self, String> {
+        let failed = |what: String| format!("{listen}: {what}");
+        match listen {
+            Listen::Unix(path) => bind_unix(path).map_err(failed),
+            Listen::Tcp(address) => {
+                let listener = TcpListener::bind(address).await;
+                let listener = listener.map_err(|error| failed(format!("can't listen there: {error}")))?;
+                Ok(Self::Tcp(listener, tls.cloned()))
+            }
+        }
+    }
+
+    /// The address, with the port that the system has chosen.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Self::Unix(_, file) => format!("unix:{}", file.path.display()),
+            Self::Tcp(listener, tls) => {
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                let address =
+                    listener.local_addr().map_or_else(|_| "?".to_owned(), |found| found.to_string());
+                format!("{scheme}://{address}")
+            }
+        }
+    }
+
+    /// The next connection.
+    pub(crate) async fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Self::Unix(listener, _) => Ok(Stream::Unix(listener.accept().await?.0)),
+            Self::Tcp(listener, tls) => {
+                let (stream, _) = listener.accept().await?;
+                let socket = SockRef::from(&stream);
+                let keepalive = TcpKeepalive::new().with_time(GONE_AFTER / 2).with_interval(GONE_AFTER / 4);
+                // Without them a connection is only slower to answer, or to be found dead.
+                let _ = socket.set_tcp_nodelay(true);
+                let _ = socket.set_tcp_keepalive(&keepalive);
+                #[cfg(target_os = "linux")]
+                let _ = socket.set_tcp_user_timeout(Some(GONE_AFTER));
+                Ok(Stream::Tcp(stream, tls.clone()))
+            }
+        }
+    }
+}
+
+/// Binds a socket that never was open to others: in a folder of its own, from which it is moved to its place.
+fn bind_unix(path: &Path) -> Result<Listener, String> {
+    remove_stale(path)?;
+    let shown = |error: io::Error| format!("can't listen there: {error}");
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let random = Id::random().map_err(|problem| problem.detail)?;
+    let folder = parent.join(format!(".{}", &random.as_str()[..8]));
+    DirBuilder::new().mode(0o700).create(&folder).map_err(shown)?;
+    let temporary = folder.join("s");
+    let bound = UnixListener::bind(&temporary).and_then(|listener| {
+        fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
+        let inode = fs::symlink_metadata(&temporary)?.ino();
+        fs::rename(&temporary, path)?;
+        Ok(Listener::Unix(listener, SocketFile { path: path.to_owned(), inode }))
+    });
+    let _ = fs::remove_file(&temporary);
+    let _ = fs::remove_dir(&folder);
+    bound.map_err(shown)
+}
+
+/// Removes the socket of a server that was killed. A server that answers is left alone, and so is any other file.
+fn remove_stale(path: &Path) -> Result<(), String> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err("there is a file which is no socket: choose another path".to_owned());
+    }
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err("another server listens there: stop it, or choose another path".to_owned());
+    }
+    fs::remove_file(path)
+        .map_err(|error| format!("the socket of an earlier server can't be removed: {error}"))
+}
+
+/// Reads the certificate and its key.
+pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
+    let unreadable = |path: &Path, what: String| format!("{}: {what}", path.display());
+    let certificates = CertificateDer::pem_file_iter(&tls.certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| unreadable(&tls.certificate, format!("no certificate can be read: {error}")))?;
+    if certificates.is_empty() {
+        return Err(unreadable(&tls.certificate, "it has no certificate in PEM form".to_owned()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key)
+        .map_err(|error| unreadable(&tls.key, format!("no private key can be read: {error}")))?;
+    let unusable = |error: rustls::Error| {
+        unreadable(&tls.certificate, format!("it can't be used with {}: {error}", tls.key.display()))
+    };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(unusable)?.with_no_client_auth();
+    let mut config = builder.with_single_cert(certificates, key).map_err(unusable)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

@@ -1,0 +1,170 @@
+//! Metrics for Prometheus: what this server counts, what its store holds, and what the library counts in this process.
+//!
+//! Labels have few values: kinds of lock, paths of the API, outcomes. A lock's name is never a label.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use leasehold::Kind;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+use crate::observer::Snapshot;
+
+/// Upper bounds of the histograms, in seconds: from a local store to a long wait.
+const BUCKETS: [f64; 14] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0];
+
+/// The recorder of this process; the servers of one process share it, as they share its counters.
+static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
+
+/// The metrics of this process.
+pub(crate) struct Metrics(PrometheusHandle);
+
+/// A request that acquires a lock. If it is dropped without an outcome, its caller has gone.
+pub(crate) struct AcquireTimer {
+    kind: Kind,
+    started: std::time::Instant,
+    outcome: &'static str,
+}
+
+impl AcquireTimer {
+    pub(crate) fn start(kind: Kind) -> Self {
+        gauge!("leasehold_serve_acquiring").increment(1.0);
+        Self { kind, started: std::time::Instant::now(), outcome: "cancelled" }
+    }
+
+    pub(crate) fn end(mut self, outcome: &'static str) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for AcquireTimer {
+    fn drop(&mut self) {
+        let (kind, outcome) = (self.kind.as_str(), self.outcome);
+        gauge!("leasehold_serve_acquiring").decrement(1.0);
+        counter!("leasehold_serve_acquires_total", "kind" => kind, "outcome" => outcome).increment(1);
+        histogram!("leasehold_serve_acquire_seconds", "kind" => kind, "outcome" => outcome)
+            .record(self.started.elapsed().as_secs_f64());
+    }
+}
+
+/// An open connection.
+pub(crate) struct ConnectionGauge;
+
+impl ConnectionGauge {
+    pub(crate) fn open() -> Self {
+        gauge!("leasehold_serve_connections").increment(1.0);
+        Self
+    }
+}
+
+impl Drop for ConnectionGauge {
+    fn drop(&mut self) {
+        gauge!("leasehold_serve_connections").decrement(1.0);
+    }
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let handle = RECORDER.get_or_init(|| {
+            let builder = PrometheusBuilder::new().set_buckets(&BUCKETS).expect("there are buckets");
+            let recorder = builder.build_recorder();
+            let handle = recorder.handle();
+            // A program that embeds the server may have a recorder of its own, which then gets everything.
+            let _ = metrics::set_global_recorder(recorder);
+            describe();
+            handle
+        });
+        Self(handle.clone())
+    }
+
+    /// Adds the samples of histograms up. Without it they would be kept until somebody asks for the metrics.
+    pub(crate) fn upkeep(&self) {
+        self.0.run_upkeep();
+    }
+
+    pub(crate) fn request(&self, method: &'static str, path: String, status: u16) {
+        let labels = [("method", method.to_owned()), ("path", path), ("status", status.to_string())];
+        counter!("leasehold_serve_requests_total", &labels).increment(1);
+    }
+
+    pub(crate) fn refused(&self, reason: &'static str) {
+        counter!("leasehold_serve_refused_connections_total", "reason" => reason).increment(1);
+    }
+
+    pub(crate) fn lease_lost(&self, kind: Kind, cause: &'static str) {
+        counter!("leasehold_serve_leases_lost_total", "kind" => kind.as_str(), "cause" => cause).increment(1);
+    }
+
+    pub(crate) fn session_ended(&self, cause: &'static str) {
+        counter!("leasehold_serve_sessions_ended_total", "cause" => cause).increment(1);
+    }
+
+    pub(crate) fn set_sizes(&self, leases: usize, sessions: usize) {
+        gauge!("leasehold_serve_leases").set(leases as f64);
+        gauge!("leasehold_serve_sessions").set(sessions as f64);
+    }
+
+    /// The text of all metrics, with what the store held at this moment.
+    pub(crate) fn render(&self, snapshot: &Snapshot) -> String {
+        set_store(snapshot);
+        self.0.render()
+    }
+}
+
+fn set_store(snapshot: &Snapshot) {
+    gauge!("leasehold_store_up").set(if snapshot.error.is_none() { 1.0 } else { 0.0 });
+    gauge!("leasehold_store_list_seconds").set(snapshot.took.as_secs_f64());
+    gauge!("leasehold_store_age_seconds").set(snapshot.age().as_secs_f64());
+    for kind in Kind::ALL {
+        let of_kind = snapshot.locks.iter().filter(|lock| lock.kind == *kind);
+        let (mut held, mut holders, mut waiters, mut oldest) = (0, 0, 0, Duration::ZERO);
+        for lock in of_kind {
+            held += usize::from(!lock.holders.is_empty());
+            holders += lock.holders.len();
+            waiters += lock.waiters.len();
+            oldest = lock.waiters.iter().map(|waiter| waiter.waiting_for).fold(oldest, Duration::max);
+        }
+        let kind = kind.as_str();
+        gauge!("leasehold_store_locks_held", "kind" => kind).set(held as f64);
+        gauge!("leasehold_store_holders", "kind" => kind).set(holders as f64);
+        gauge!("leasehold_store_waiters", "kind" => kind).set(waiters as f64);
+        gauge!("leasehold_store_oldest_wait_seconds", "kind" => kind).set(oldest.as_secs_f64());
+    }
+}
+
+fn describe() {
+    describe_counter!("leasehold_serve_requests_total", "Requests by method, path and status");
+    describe_counter!("leasehold_serve_acquires_total", "Requests that acquire, by kind and outcome");
+    describe_histogram!("leasehold_serve_acquire_seconds", Unit::Seconds, "From the request to its outcome");
+    describe_gauge!("leasehold_serve_acquiring", "Requests that acquire or wait now");
+    describe_gauge!("leasehold_serve_connections", "Open connections");
+    describe_gauge!("leasehold_serve_leases", "Leases that callers of this server hold");
+    describe_gauge!("leasehold_serve_sessions", "Open sessions");
+    describe_counter!(
+        "leasehold_serve_leases_lost_total",
+        "Leases that ended without a release, by kind and cause"
+    );
+    describe_counter!("leasehold_serve_sessions_ended_total", "Sessions that ended, by cause");
+    describe_counter!(
+        "leasehold_serve_refused_connections_total",
+        "Connections that were refused, by reason"
+    );
+    describe_gauge!("leasehold_store_up", "1 if the store answered the last look, or else 0");
+    describe_gauge!(
+        "leasehold_store_list_seconds",
+        Unit::Seconds,
+        "How long the last look at all locks took"
+    );
+    describe_gauge!("leasehold_store_age_seconds", Unit::Seconds, "How old the last look is");
+    describe_gauge!("leasehold_store_locks_held", "Locks with a holder, by kind");
+    describe_gauge!("leasehold_store_holders", "Holders, by kind");
+    describe_gauge!("leasehold_store_waiters", "Waiters in queues, by kind");
+    describe_gauge!("leasehold_store_oldest_wait_seconds", Unit::Seconds, "The longest wait now, by kind");
+    describe_histogram!(
+        "leasehold_store_latency_seconds",
+        Unit::Seconds,
+        "Round trip of one command to the store"
+    );
+}

@@ -1,0 +1,228 @@
+//! Errors as problem details (RFC 9457), each with what the caller can do about it.
+
+use axum::Json;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use leasehold::{Error, ErrorKind};
+use serde::Serialize;
+
+/// The page that explains each problem; the code is the anchor.
+const PAGE: &str = "https://github.com/leasehold/leasehold/blob/main/docs/http-api.md#";
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    InvalidRequest,
+    Unauthorized,
+    ReadOnlyToken,
+    ForeignOrigin,
+    UnknownPath,
+    UnknownLease,
+    UnknownSession,
+    MethodNotAllowed,
+    SlowBody,
+    Busy,
+    TimedOut,
+    NotHeld,
+    LeaseEnded,
+    SessionEnded,
+    BodyTooLarge,
+    NotJson,
+    Unsupported,
+    LimitReached,
+    Stopping,
+    StoreUnavailable,
+}
+
+impl Code {
+    /// Every code, for the test that compares them with the documents.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 20] = [
+        Self::InvalidRequest,
+        Self::Unauthorized,
+        Self::ReadOnlyToken,
+        Self::ForeignOrigin,
+        Self::UnknownPath,
+        Self::UnknownLease,
+        Self::UnknownSession,
+        Self::MethodNotAllowed,
+        Self::SlowBody,
+        Self::Busy,
+        Self::TimedOut,
+        Self::NotHeld,
+        Self::LeaseEnded,
+        Self::SessionEnded,
+        Self::BodyTooLarge,
+        Self::NotJson,
+        Self::Unsupported,
+        Self::LimitReached,
+        Self::Stopping,
+        Self::StoreUnavailable,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid-request",
+            Self::Unauthorized => "unauthorized",
+            Self::ReadOnlyToken => "read-only-token",
+            Self::ForeignOrigin => "foreign-origin",
+            Self::UnknownPath => "unknown-path",
+            Self::UnknownLease => "unknown-lease",
+            Self::UnknownSession => "unknown-session",
+            Self::MethodNotAllowed => "method-not-allowed",
+            Self::SlowBody => "slow-body",
+            Self::Busy => "busy",
+            Self::TimedOut => "timed-out",
+            Self::NotHeld => "not-held",
+            Self::LeaseEnded => "lease-ended",
+            Self::SessionEnded => "session-ended",
+            Self::BodyTooLarge => "body-too-large",
+            Self::NotJson => "not-json",
+            Self::Unsupported => "unsupported",
+            Self::LimitReached => "limit-reached",
+            Self::Stopping => "stopping",
+            Self::StoreUnavailable => "store-unavailable",
+        }
+    }
+
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidRequest => StatusCode::BAD_REQUEST,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::ReadOnlyToken | Self::ForeignOrigin => StatusCode::FORBIDDEN,
+            Self::UnknownPath | Self::UnknownLease | Self::UnknownSession => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::Busy | Self::TimedOut | Self::NotHeld => StatusCode::CONFLICT,
+            Self::LeaseEnded | Self::SessionEnded => StatusCode::GONE,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::LimitReached => StatusCode::TOO_MANY_REQUESTS,
+            Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "the request is invalid",
+            Self::Unauthorized => "the request has no valid token",
+            Self::ReadOnlyToken => "the token may only read",
+            Self::ForeignOrigin => "the request comes from another site",
+            Self::UnknownPath => "there is no such path",
+            Self::UnknownLease => "there is no such lease",
+            Self::UnknownSession => "there is no such session",
+            Self::MethodNotAllowed => "the path has no such method",
+            Self::SlowBody => "the body did not arrive in time",
+            Self::Busy => "the lock is held",
+            Self::TimedOut => "the lock was not granted in time",
+            Self::NotHeld => "the lock is not held like that",
+            Self::LeaseEnded => "the lease has ended",
+            Self::SessionEnded => "the session has ended",
+            Self::BodyTooLarge => "the body is too large",
+            Self::NotJson => "the body is not declared as JSON",
+            Self::Unsupported => "the lock or the store does not support this",
+            Self::LimitReached => "a limit of the server is reached",
+            Self::Stopping => "the server is stopping",
+            Self::StoreUnavailable => "the store did not answer",
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "correct what the detail names; /v1/openapi.json describes every field",
+            Self::Unauthorized => "send the header `Authorization: Bearer TOKEN` with a token of this server",
+            Self::ReadOnlyToken => "use a read-write token",
+            Self::ForeignOrigin => "call the server by its own address, and not from a page of another site",
+            Self::UnknownPath | Self::MethodNotAllowed => {
+                "/v1/openapi.json lists the paths and their methods"
+            }
+            Self::UnknownLease => {
+                "pass the lease and the lock as acquire answered them; leases do not survive a restart of the server"
+            }
+            Self::UnknownSession => {
+                "open a session with POST /v1/sessions; sessions do not survive a restart"
+            }
+            Self::SlowBody => "send the body at once",
+            Self::Busy => "wait in the queue with `wait_ms`, or try again later",
+            Self::TimedOut => "wait longer with `wait_ms`, or look at the holders: GET the lock",
+            Self::NotHeld => "GET the lock for its holders and their tokens",
+            Self::LeaseEnded | Self::SessionEnded => {
+                "stop the work that the lock protects, then acquire the lock again"
+            }
+            Self::BodyTooLarge => "send a shorter body",
+            Self::NotJson => "send the header `Content-Type: application/json`",
+            Self::Unsupported => "the detail names what is supported",
+            Self::LimitReached => "release leases or close connections, or try again later",
+            Self::Stopping => "try again: another instance, or this one after its restart",
+            Self::StoreUnavailable => "try again; check the store with `leasehold doctor`",
+        }
+    }
+}
+
+/// An answer that is an error.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) code: Code,
+    pub(crate) detail: String,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: String,
+    code: &'a str,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    remedy: &'a str,
+}
+
+impl Problem {
+    pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self { code, detail: detail.into() }
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Self {
+        let code = match error.kind() {
+            ErrorKind::Invalid => Code::InvalidRequest,
+            ErrorKind::Unsupported => Code::Unsupported,
+            ErrorKind::Lost | ErrorKind::Stale => Code::LeaseEnded,
+            ErrorKind::NotOwner => Code::NotHeld,
+            ErrorKind::QueueFull => Code::LimitReached,
+            ErrorKind::Closed => Code::Stopping,
+            _ => Code::StoreUnavailable,
+        };
+        Self::new(code, format!("{error:#}"))
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let Self { code, detail } = &self;
+        let status = code.status();
+        let body = Body {
+            r#type: format!("{PAGE}{}", code.as_str()),
+            code: code.as_str(),
+            title: code.title(),
+            status: status.as_u16(),
+            detail,
+            remedy: code.remedy(),
+        };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        match code {
+            Code::Unauthorized => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"leasehold\""));
+            }
+            Code::LimitReached | Code::Stopping | Code::StoreUnavailable => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

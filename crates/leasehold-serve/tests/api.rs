@@ -1,0 +1,361 @@
+//! The API: locks, sessions, tokens and problems. Every answer is compared with the description of its operation.
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
+
+use common::{Place, READ, WRITE, checked, send, until};
+use serde_json::{Value, json};
+
+const LOCK: &str = "/v1/locks/mutex/a";
+
+fn lease(grant: &Value) -> Value {
+    json!({ "lease": grant["lease"] })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_is_acquired_renewed_shown_and_released() {
+    let place = Place::new().await;
+    let grant = place.acquire("a", json!({ "ttl_ms": 30_000, "label": "import" })).await;
+    let remaining = grant["expires_in_ms"].as_u64().unwrap();
+    assert!((20_000..=30_000).contains(&remaining), "{grant}");
+    let state = place.state("a").await;
+    assert_eq!(state["holders"][0]["token"], grant["token"]);
+    assert_eq!(state["holders"][0]["metadata"]["label"], "import");
+    assert!(!state.to_string().contains(grant["lease"].as_str().unwrap()), "the id is the caller's secret");
+
+    assert_eq!(place.post(&format!("{LOCK}/acquire"), json!({})).await.expect(409).code(), "busy");
+    let renewed = place.post(&format!("{LOCK}/renew"), lease(&grant)).await.expect(200).json();
+    assert_eq!(renewed["token"], grant["token"]);
+    // A release whose answer was lost can be repeated.
+    for _ in 0..2 {
+        place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(204);
+    }
+    assert_eq!(place.post(&format!("{LOCK}/renew"), lease(&grant)).await.expect(410).code(), "lease-ended");
+    let next = place.acquire("a", json!({})).await;
+    assert!(next["token"].as_u64() > grant["token"].as_u64());
+    // An id is good for its own lock only.
+    let wrong = place.post("/v1/locks/mutex/b/release", lease(&next)).await.expect(404);
+    assert_eq!(wrong.code(), "unknown-lease");
+    let other_kind = place.post("/v1/locks/election/a/release", lease(&next)).await.expect(404);
+    assert_eq!(other_kind.code(), "unknown-lease");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kind_with_leases_is_acquired() {
+    let place = Place::new().await;
+    let acquire =
+        async |path: &str, body: Value| place.post(&format!("/v1/locks/{path}/acquire"), body).await;
+    for _ in 0..2 {
+        acquire("rw/prices", json!({ "mode": "read" })).await.expect(200);
+    }
+    assert_eq!(acquire("rw/prices", json!({ "mode": "write" })).await.expect(409).code(), "busy");
+    acquire("rw/other", json!({})).await.expect(200);
+    assert_eq!(acquire("rw/other", json!({ "mode": "read" })).await.expect(409).code(), "busy");
+    acquire("semaphore/slots", json!({ "capacity": 3, "permits": 2 })).await.expect(200);
+    assert_eq!(
+        acquire("semaphore/slots", json!({ "capacity": 3, "permits": 2 })).await.expect(409).code(),
+        "busy"
+    );
+    acquire("semaphore/slots", json!({ "capacity": 3 })).await.expect(200);
+    assert_eq!(acquire("semaphore/slots", json!({})).await.expect(400).code(), "invalid-request");
+    assert_eq!(
+        acquire("semaphore/slots", json!({ "capacity": 2 })).await.expect(400).code(),
+        "invalid-request"
+    );
+    acquire("election/leader", json!({})).await.expect(200);
+    for _ in 0..2 {
+        acquire("mutex/nested", json!({ "owner": "job-7" })).await.expect(200);
+    }
+    assert_eq!(acquire("mutex/nested", json!({ "owner": "job-8" })).await.expect(409).code(), "busy");
+    assert_eq!(acquire("latch/done", json!({})).await.expect(422).code(), "unsupported");
+    assert_eq!(acquire("mutex/a", json!({ "capacity": 2 })).await.expect(422).code(), "unsupported");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_are_granted_in_the_order_of_their_requests() {
+    let place = Place::new().await;
+    let first = place.acquire("a", json!({})).await;
+    let session = place.call("POST", "/v1/sessions", None).await.expect(201).json()["session"].clone();
+    // With the same label and session: each of them is seen as a waiter nevertheless.
+    let wait = json!({ "wait_ms": 60_000, "session": session });
+    let mut waiting = Vec::new();
+    let path = format!("{LOCK}/acquire");
+    for position in 1..=3 {
+        let stream = place.unix().await;
+        let (path, wait) = (path.clone(), wait.clone());
+        waiting.push(tokio::spawn(async move { send(stream, "POST", &path, Some(wait), &[]).await }));
+        place.until_waiting("a", position).await;
+    }
+    let mut before = first;
+    for request in waiting {
+        place.post(&format!("{LOCK}/release"), lease(&before)).await.expect(204);
+        let grant = checked("POST", &path, request.await.unwrap()).expect(200).json();
+        assert!(grant["token"].as_u64() > before["token"].as_u64());
+        before = grant;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_ends_in_time_and_a_dropped_request_leaves_the_queue() {
+    let place = Place::new().await;
+    place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    let begin = Instant::now();
+    let answer = place.post(&format!("{LOCK}/acquire"), json!({ "wait_ms": 200 })).await.expect(409);
+    assert_eq!(answer.code(), "timed-out");
+    assert!(begin.elapsed() >= Duration::from_millis(200));
+
+    for session in
+        [None, Some(place.call("POST", "/v1/sessions", None).await.expect(201).json()["session"].clone())]
+    {
+        let stream = place.unix().await;
+        let mut body = json!({ "wait_ms": 60_000 });
+        if let Some(session) = session {
+            body["session"] = session;
+        }
+        let request =
+            tokio::spawn(
+                async move { send(stream, "POST", &format!("{LOCK}/acquire"), Some(body), &[]).await },
+            );
+        place.until_waiting("a", 1).await;
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        place.until_waiting("a", 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lease_without_a_session_ends_after_its_ttl_and_the_caller_is_told() {
+    let place = Place::new().await;
+    let grant = place.acquire("a", json!({ "ttl_ms": 300 })).await;
+    place.until_free("a").await;
+    until(async || place.post(&format!("{LOCK}/renew"), lease(&grant)).await.status == 410).await;
+    let late = place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(410);
+    assert_eq!(late.code(), "lease-ended");
+    assert!(late.json()["remedy"].as_str().unwrap().contains("stop the work"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_renews_its_leases_while_it_beats_and_frees_them_after_the_last_beat() {
+    let place = Place::new().await;
+    let session = place
+        .post("/v1/sessions", json!({ "heartbeat_ms": 3000, "label": "worker 3" }))
+        .await
+        .expect(201)
+        .json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    let body = json!({ "session": session["session"], "ttl_ms": 3000 });
+    let grant = place.acquire("a", body.clone()).await;
+    assert_eq!(grant["session"], session["session"]);
+    // Longer than the ttl and than one heartbeat.
+    let begin = Instant::now();
+    until(async || {
+        let state = place.call("POST", &format!("{path}/heartbeat"), None).await.expect(200).json();
+        assert_eq!(state["leases"][0]["lease"], grant["lease"]);
+        assert_eq!(state["lost"], json!([]));
+        begin.elapsed() > Duration::from_secs(5)
+    })
+    .await;
+    assert_eq!(place.state("a").await["holders"][0]["metadata"]["label"], "worker 3");
+    // No more beats: the caller has crashed, or is frozen.
+    let last = Instant::now();
+    place.until_free("a").await;
+    assert!(last.elapsed() < Duration::from_secs(20), "{:?}", last.elapsed());
+    let back = place.call("POST", &format!("{path}/heartbeat"), None).await.expect(410);
+    assert_eq!(back.code(), "session-ended");
+    assert!(back.json()["detail"].as_str().unwrap().contains("no heartbeat"));
+    let late = place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(410);
+    assert_eq!(late.code(), "lease-ended");
+    assert_eq!(place.post(&format!("{LOCK}/acquire"), body).await.expect(410).code(), "session-ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+    let place = Place::new().await;
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 1500 })).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    let grant = place.acquire("a", json!({ "session": session["session"] })).await;
+    let mut stream = BufReader::new(place.unix().await);
+    let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut events = async |wanted: &str| {
+        let mut line = String::new();
+        while !line.starts_with(wanted) {
+            line.clear();
+            let read = tokio::time::timeout(common::SOON, stream.read_line(&mut line)).await;
+            assert!(read.expect("in time").unwrap() > 0, "the stream ended");
+        }
+        line
+    };
+    for _ in 0..6 {
+        // Three per heartbeat: two heartbeats.
+        events("event: alive").await;
+    }
+    place.get(&path).await.expect(200);
+    let released =
+        place.post(&format!("{LOCK}/force-release"), json!({ "token": grant["token"] })).await.expect(200);
+    assert_eq!(released.json()["released"][0]["token"], grant["token"]);
+    events("event: lost").await;
+    assert!(events("data:").await.contains("was revoked"));
+    assert_eq!(place.get(&path).await.expect(200).json()["leases"], json!([]));
+    // The connection ends, and so does the session.
+    let again = place.acquire("a", json!({ "session": session["session"] })).await;
+    assert!(again["token"].as_u64() > grant["token"].as_u64());
+    drop(stream);
+    place.until_free("a").await;
+    until(async || place.get(&path).await.status == 410).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_session_has_released_its_leases() {
+    let place = Place::new().await;
+    let session = place.call("POST", "/v1/sessions", None).await.expect(201).json()["session"].clone();
+    let path = format!("/v1/sessions/{}", session.as_str().unwrap());
+    for name in ["a", "b"] {
+        place.acquire(name, json!({ "session": session })).await;
+    }
+    place.call("DELETE", &path, None).await.expect(204);
+    for name in ["a", "b"] {
+        assert_eq!(place.state(name).await["holders"], json!([]));
+    }
+    assert_eq!(place.call("DELETE", &path, None).await.expect(410).code(), "session-ended");
+    assert_eq!(place.get("/v1/sessions/0123").await.expect(404).code(), "unknown-session");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forced_release_needs_the_token_of_a_holder_if_one_is_given() {
+    let place = Place::new().await;
+    let force = async |body: Value| place.post(&format!("{LOCK}/force-release"), body).await;
+    assert_eq!(force(json!({})).await.expect(409).code(), "not-held");
+    let grant = place.acquire("a", json!({})).await;
+    let other = grant["token"].as_u64().unwrap() + 1;
+    assert_eq!(force(json!({ "token": other })).await.expect(409).code(), "not-held");
+    force(json!({})).await.expect(200);
+    place.until_free("a").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_are_listed_in_pages_by_kind_and_part_of_the_name() {
+    let place = Place::new().await;
+    for name in ["b%2F1", "a%201", "c%C3%A4"] {
+        place.acquire(name, json!({})).await;
+    }
+    place.post("/v1/locks/election/a/acquire", json!({})).await.expect(200);
+    let names = |page: &Value| -> Vec<String> {
+        let locks = page["locks"].as_array().unwrap().iter();
+        locks
+            .map(|lock| format!("{}/{}", lock["kind"].as_str().unwrap(), lock["name"].as_str().unwrap()))
+            .collect()
+    };
+    let page = async |query: &str| place.get(&format!("/v1/locks?{query}")).await.expect(200).json();
+    // A list may be as old as 100 ms.
+    until(async || names(&page("").await).len() == 4).await;
+    assert_eq!(names(&page("").await), ["election/a", "mutex/a 1", "mutex/b/1", "mutex/cä"]);
+    assert_eq!(names(&page("kind=mutex&search=1").await), ["mutex/a 1", "mutex/b/1"]);
+    let first = page("limit=3").await;
+    assert_eq!(first["next"], "mutex/b/1");
+    let rest = page("limit=3&after=mutex%2Fb%2F1").await;
+    assert_eq!((names(&rest), &rest["next"]), (vec!["mutex/cä".to_owned()], &Value::Null));
+    for query in ["kind=queue", "limit=0", "limit=10001", "limit=x", "serach=a"] {
+        assert_eq!(place.get(&format!("/v1/locks?{query}")).await.expect(400).code(), "invalid-request");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_decide_over_tcp_and_the_socket_is_the_owners_alone() {
+    let place = Place::new().await;
+    let acquire = format!("{LOCK}/acquire");
+    for (token, path, method, status) in [
+        (None, "/v1/locks", "GET", 401),
+        (Some("wrong-0123456789abcdef"), "/v1/locks", "GET", 401),
+        (Some(&READ[..READ.len() - 1]), "/v1/locks", "GET", 401),
+        (Some(""), "/v1/locks", "GET", 401),
+        (Some(READ), "/v1/locks", "GET", 200),
+        (Some(READ), "/metrics", "GET", 200),
+        (Some(READ), acquire.as_str(), "POST", 403),
+        (Some(READ), "/v1/sessions", "POST", 403),
+        (Some(WRITE), "/v1/locks", "GET", 200),
+        (Some(WRITE), acquire.as_str(), "POST", 200),
+        (None, "/", "GET", 200),
+        (None, "/healthz", "GET", 200),
+        (None, "/v1/openapi.json", "GET", 200),
+        (None, "/metrics", "GET", 401),
+        (None, acquire.as_str(), "POST", 401),
+    ] {
+        let answer = place.call_with(token, method, path, None).await;
+        assert_eq!(answer.status, status, "{token:?} {method} {path}: {}", answer.text);
+    }
+    let access =
+        async |token| place.call_with(Some(token), "GET", "/v1/access", None).await.expect(200).json();
+    assert_eq!(
+        (access(READ).await["access"].clone(), access(WRITE).await["access"].clone()),
+        (json!("read"), json!("write"))
+    );
+    let mode = std::fs::symlink_metadata(place.path("socket")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_of_another_site_are_refused() {
+    let place = Place::new().await;
+    let get = async |headers: &[(&str, &str)]| {
+        checked("GET", "/v1/locks", send(place.unix().await, "GET", "/v1/locks", None, headers).await)
+    };
+    assert_eq!(get(&[("host", "evil.example:8430")]).await.expect(403).code(), "foreign-origin");
+    assert_eq!(get(&[("origin", "https://evil.example")]).await.expect(403).code(), "foreign-origin");
+    assert_eq!(get(&[("origin", "null")]).await.expect(403).code(), "foreign-origin");
+    get(&[("host", "localhost:8430"), ("origin", "http://localhost:8430")]).await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_server_refuses_new_grants_and_waits_for_the_release() {
+    let mut place = Place::with(|config| config.drain = common::SOON).await;
+    let held = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    let stream = place.unix().await;
+    let wait = Some(json!({ "wait_ms": 60_000 }));
+    let waiting =
+        tokio::spawn(async move { send(stream, "POST", &format!("{LOCK}/acquire"), wait, &[]).await });
+    place.until_waiting("a", 1).await;
+    place.stop();
+    let answer = checked("POST", &format!("{LOCK}/acquire"), waiting.await.unwrap()).expect(503);
+    assert_eq!(answer.code(), "stopping");
+    assert_eq!(place.post("/v1/locks/mutex/b/acquire", json!({})).await.expect(503).code(), "stopping");
+    assert_eq!(place.call("POST", "/v1/sessions", None).await.expect(503).code(), "stopping");
+    assert_eq!(place.get("/healthz").await.expect(503).code(), "stopping");
+    place.post(&format!("{LOCK}/renew"), lease(&held)).await.expect(200);
+    place.post(&format!("{LOCK}/release"), lease(&held)).await.expect(204);
+    assert_eq!(place.ended().await, 0);
+    assert!(!place.path("socket").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lease_that_is_not_released_in_time_outlives_the_server_until_its_ttl() {
+    let mut place = Place::new().await;
+    let observer = place.client().await;
+    place.acquire("a", json!({ "ttl_ms": 8000 })).await;
+    place.stop();
+    assert_eq!(place.ended().await, 1);
+    let info = observer.mutex("a").inspect().await.unwrap();
+    assert_eq!(info.holders.len(), 1, "its caller may still be working");
+    until(async || observer.mutex("a").inspect().await.unwrap().holders.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unusable_address_is_refused_with_the_fix() {
+    use leasehold_serve::{Config, Listen, Server};
+    let place = Place::new().await;
+    let client = place.client().await;
+    let refused = async |listen: Listen| {
+        Server::bind(Config::new([listen]), client.clone()).await.unwrap_err().to_string()
+    };
+    assert!(refused(Listen::Tcp("127.0.0.1:0".to_owned())).await.contains("need a token"));
+    assert!(refused(Listen::Unix(place.path("socket"))).await.contains("another server listens"));
+    assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("no socket"));
+    assert!(refused(Listen::Unix(place.path("missing/socket"))).await.contains("can't listen"));
+    // The socket of a server that was killed.
+    let stale = place.path("stale");
+    drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
+    Server::bind(Config::new([Listen::Unix(stale)]), client.clone()).await.unwrap();
+}

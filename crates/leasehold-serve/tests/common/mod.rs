@@ -1,0 +1,272 @@
+//! A server in this process, and a client that checks each answer against the description of the API.
+
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use leasehold::Client;
+use leasehold_serve::{Config, Limits, Listen, Server};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub(crate) const WRITE: &str = "write-0123456789abcdef";
+pub(crate) const READ: &str = "read-0123456789abcdef";
+
+/// Limit of each wait, for a debug build on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+static DESCRIPTION: LazyLock<Value> =
+    LazyLock::new(|| serde_json::from_str(include_str!("../../openapi.json")).expect("JSON"));
+
+/// A server with a store of its own.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+    pub(crate) store: String,
+    pub(crate) tcp: String,
+    stop: Option<oneshot::Sender<()>>,
+    running: Option<JoinHandle<usize>>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) content_type: String,
+    pub(crate) headers: hyper::HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// The code of a problem.
+    pub(crate) fn code(&self) -> String {
+        assert_eq!(self.content_type, "application/problem+json", "{self:?}");
+        self.json()["code"].as_str().expect("a code").to_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, status: u16) -> Self {
+        assert_eq!(self.status, status, "{}", self.text);
+        self
+    }
+}
+
+impl Place {
+    pub(crate) async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(set: impl FnOnce(&mut Config)) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let store = format!("sqlite:{}", folder.path().join("locks.db").display());
+        let mut config =
+            Config::new([Listen::Unix(folder.path().join("socket")), Listen::Tcp("127.0.0.1:0".to_owned())]);
+        config.tokens.add_write(WRITE).expect("a token");
+        config.tokens.add_read(READ).expect("a token");
+        config.drain = Duration::from_millis(500);
+        set(&mut config);
+        let client = Client::connect(&store).await.expect("a store");
+        let server = Server::bind(config, client).await.expect("it listens");
+        let tcp = server.addresses().into_iter().find(|address| address.starts_with("http")).expect("TCP");
+        let (stop, stopped) = oneshot::channel();
+        let running = tokio::spawn(server.run(async { drop(stopped.await) }));
+        Self { folder, store, tcp, stop: Some(stop), running: Some(running) }
+    }
+
+    pub(crate) async fn with_limits(set: impl FnOnce(&mut Limits)) -> Self {
+        Self::with(|config| set(&mut config.limits)).await
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn tcp_address(&self) -> &str {
+        self.tcp.split_once("://").expect("a scheme").1
+    }
+
+    /// Another client of the same store.
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(&self.store).await.expect("a store")
+    }
+
+    /// Tells the server to stop.
+    pub(crate) fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits for the end of the server: the number of leases that it left.
+    pub(crate) async fn ended(&mut self) -> usize {
+        let running = self.running.take().expect("it runs");
+        tokio::time::timeout(SOON, running).await.expect("it ends").expect("no panic")
+    }
+
+    pub(crate) async fn unix(&self) -> UnixStream {
+        UnixStream::connect(self.path("socket")).await.expect("it listens")
+    }
+
+    pub(crate) async fn tcp(&self) -> TcpStream {
+        TcpStream::connect(self.tcp_address()).await.expect("it listens")
+    }
+
+    /// A request through the Unix socket, whose answer must be as described.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+        checked(method, path, send(self.unix().await, method, path, body, &[]).await)
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.call("GET", path, None).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call("POST", path, Some(body)).await
+    }
+
+    /// A request over TCP with this token.
+    pub(crate) async fn call_with(
+        &self,
+        token: Option<&str>,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> Answer {
+        let header = token.map(|token| (AUTHORIZATION.as_str(), format!("Bearer {token}")));
+        let headers: Vec<_> = header.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        checked(method, path, send(self.tcp().await, method, path, body, &headers).await)
+    }
+
+    pub(crate) async fn acquire(&self, name: &str, body: Value) -> Value {
+        self.post(&format!("/v1/locks/mutex/{name}/acquire"), body).await.expect(200).json()
+    }
+
+    pub(crate) async fn state(&self, name: &str) -> Value {
+        self.get(&format!("/v1/locks/mutex/{name}")).await.expect(200).json()
+    }
+
+    pub(crate) async fn until_waiting(&self, name: &str, count: usize) {
+        until(async || self.state(name).await["waiters"].as_array().expect("an array").len() == count).await;
+    }
+
+    pub(crate) async fn until_free(&self, name: &str) {
+        until(async || self.state(name).await["holders"] == json!([])).await;
+    }
+
+    pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
+        let text = self.get("/metrics").await.expect(200).text;
+        let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
+        value.map(|value| value.parse().expect("a number"))
+    }
+}
+
+/// Sends one request over a connection of its own.
+pub(crate) async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
+    method: &str,
+    path: &str,
+    body: Option<Value>,
+    headers: &[(&str, &str)],
+) -> Answer {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("a connection");
+    let connection = tokio::spawn(connection);
+    let mut request =
+        Request::builder().method(Method::from_bytes(method.as_bytes()).expect("a method")).uri(path);
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(HOST.as_str())) {
+        request = request.header(HOST, "localhost");
+    }
+    if body.is_some() && !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(CONTENT_TYPE.as_str())) {
+        request = request.header(CONTENT_TYPE, "application/json");
+    }
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let bytes = body.map_or_else(Bytes::new, |body| match body {
+        // A text is sent as it is.
+        Value::String(text) => text.into(),
+        body => body.to_string().into(),
+    });
+    let response =
+        sender.send_request(request.body(Full::new(bytes)).expect("a request")).await.expect("an answer");
+    let (parts, body) = response.into_parts();
+    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().expect("text").to_owned());
+    let text = body.collect().await.expect("a body").to_bytes();
+    connection.abort();
+    Answer {
+        status: parts.status.as_u16(),
+        content_type: content_type.unwrap_or_default(),
+        headers: parts.headers,
+        text: String::from_utf8(text.to_vec()).expect("UTF-8"),
+    }
+}
+
+/// The described path that a request's path matches.
+fn described(path: &str) -> Option<&'static Value> {
+    let path = path.split('?').next().unwrap_or_default();
+    let parts: Vec<&str> = path.split('/').collect();
+    let matches = |template: &str| {
+        let template: Vec<&str> = template.split('/').collect();
+        template.len() == parts.len()
+            && template.iter().zip(&parts).all(|(part, given)| part.starts_with('{') || part == given)
+    };
+    let paths = DESCRIPTION["paths"].as_object().expect("paths");
+    paths.iter().find(|(template, _)| matches(template)).map(|(_, operations)| operations)
+}
+
+/// Checks that the answer has a status, a type and a body that the description of its operation has.
+pub(crate) fn checked(method: &str, path: &str, answer: Answer) -> Answer {
+    let operation = described(path).map(|operations| &operations[method.to_lowercase()]);
+    let problem = json!({ "$ref": "#/components/schemas/Problem" });
+    let schema = match operation.filter(|operation| !operation.is_null()) {
+        Some(operation) => {
+            let response = &operation["responses"][answer.status.to_string()];
+            assert!(!response.is_null(), "{method} {path} does not describe {answer:?}");
+            let Some(content) = response["content"].as_object() else {
+                assert_eq!(answer.text, "", "{method} {path} has a body that is not described");
+                return answer;
+            };
+            let media = answer.content_type.split(';').next().unwrap_or_default();
+            let described = content.get(media).unwrap_or_else(|| panic!("{method} {path}: type {media}"));
+            if answer.status >= 400 {
+                let codes = response["description"].as_str().expect("text");
+                let code = answer.code();
+                assert!(
+                    codes.split([' ', ',']).any(|known| known == code),
+                    "{method} {path}: {code}: {codes}"
+                );
+            }
+            described["schema"].clone()
+        }
+        None => problem,
+    };
+    if answer.content_type.contains("json") {
+        let mut whole = schema;
+        whole["components"] = DESCRIPTION["components"].clone();
+        let body = answer.json();
+        let validator = jsonschema::validator_for(&whole).expect("a schema");
+        let errors: Vec<String> = validator.iter_errors(&body).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{method} {path}: {errors:?}: {body}");
+    }
+    answer
+}
+
+/// Waits until the condition holds, in bounded time.
+pub(crate) async fn until(mut holds: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + SOON;
+    while !holds().await {
+        assert!(Instant::now() < give_up, "the condition does not hold after {SOON:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,251 @@
+//! Requests of hostile, broken and slow clients: each gets a clear answer or a closed connection, and the server goes on.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Place, SOON, WRITE, checked, send, until};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, Interest};
+
+const ACQUIRE: &str = "/v1/locks/mutex/a/acquire";
+
+/// What the server sends until it closes the connection.
+async fn rest(mut stream: impl AsyncRead + Unpin) -> String {
+    let mut bytes = Vec::new();
+    // A reset connection has ended, too.
+    let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut bytes)).await.expect("the connection ends");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+async fn raw(place: &Place, bytes: &[u8]) -> String {
+    let mut stream = place.unix().await;
+    // The server may refuse before it has everything.
+    let _ = stream.write_all(bytes).await;
+    rest(stream).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_names_kinds_and_paths_are_refused() {
+    let place = Place::new().await;
+    let long = "x".repeat(513);
+    let two_bytes = "%C3%A4".repeat(257);
+    for name in ["", long.as_str(), &two_bytes, "a%00b", "a%0Ab", "%1b%5b31m", "%ff", "%c3%28", "%C2%85"] {
+        let answer = place.post(&format!("/v1/locks/mutex/{name}/acquire"), json!({})).await.expect(400);
+        assert_eq!(answer.code(), "invalid-request", "{name}");
+        assert!(!answer.text.contains('\u{1b}'));
+    }
+    for kind in ["queue", "mutexes", "%F0%9F%94%92", "Mutex", &long] {
+        let answer = place.post(&format!("/v1/locks/{kind}/a/acquire"), json!({})).await.expect(400);
+        assert!(answer.json()["detail"].as_str().unwrap().len() < 1000);
+    }
+    for path in ["/v1/locks/mutex/a/b/acquire", "/v1", "/v1/locks/mutex/a/steal", "/%2e%2e/etc/passwd"] {
+        let answer = place.call("POST", path, None).await;
+        assert!([404, 405].contains(&answer.status), "{path}: {answer:?}");
+        answer.code();
+    }
+    for method in ["PUT", "PATCH", "OPTIONS", "TRACE", "BREW"] {
+        assert_eq!(place.call(method, "/v1/locks", None).await.expect(405).code(), "method-not-allowed");
+    }
+    // What is unusual is no error.
+    for name in ["..", "%2e%2e%2f", "%7Bkind%7D", "%25", "a?b=c", "%F0%9F%94%92", &long[..512]] {
+        place
+            .post(&format!("/v1/locks/mutex/{}/acquire", name.replace('?', "%3F")), json!({}))
+            .await
+            .expect(200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn invalid_bodies_are_refused() {
+    let place = Place::new().await;
+    let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+    for body in [
+        "{",
+        "null",
+        "[]",
+        "7",
+        "\"\"",
+        "{} {}",
+        r#"{"wait_ms": -1}"#,
+        r#"{"wait_ms": 1.5}"#,
+        r#"{"wait_ms": "1"}"#,
+        r#"{"wait_ms": 3600001}"#,
+        r#"{"wait_ms": 99999999999999999999999}"#,
+        r#"{"ttl_ms": 99}"#,
+        r#"{"ttl_ms": 0}"#,
+        r#"{"ttl_ms": 18446744073709551615}"#,
+        r#"{"ttl": 1000}"#,
+        r#"{"ttl_ms": 1000, "ttl_ms": 1000}"#,
+        r#"{"mode": "append"}"#,
+        "\u{feff}{}",
+        deep.as_str(),
+        "{\"label\": \"\\ud800\"}",
+    ] {
+        let answer = place.post(ACQUIRE, Value::String(body.to_owned())).await.expect(400);
+        assert_eq!(answer.code(), "invalid-request", "{body:.100}");
+        assert!(answer.text.len() < 2000);
+    }
+    let label = json!({ "label": "x".repeat(1025) });
+    assert_eq!(place.post(ACQUIRE, label.clone()).await.expect(400).code(), "invalid-request");
+    assert_eq!(place.post("/v1/sessions", label).await.expect(400).code(), "invalid-request");
+    assert_eq!(
+        place.post("/v1/sessions", json!({ "heartbeat_ms": 1 })).await.expect(400).code(),
+        "invalid-request"
+    );
+    let large = json!({ "label": "x".repeat(17_000) });
+    assert_eq!(place.post(ACQUIRE, large).await.expect(413).code(), "body-too-large");
+    for media in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""] {
+        let headers = [("content-type", media)];
+        let answer = send(place.unix().await, "POST", ACQUIRE, Some(json!({})), &headers).await;
+        assert_eq!(checked("POST", ACQUIRE, answer).expect(415).code(), "not-json");
+    }
+    assert_eq!(place.state("a").await["holders"], json!([]), "nothing was granted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_http_is_answered_with_an_error() {
+    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_secs(1)).await;
+    let long = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "x".repeat(40_000));
+    let headers = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1000));
+    let wide = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(40_000));
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
+        b"\x00\x00\x00\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        long.as_bytes(),
+        headers.as_bytes(),
+        wide.as_bytes(),
+    ] {
+        let answer = raw(&place, bytes).await;
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        assert!(answer.is_empty() || status.starts_with('4'), "{}: {answer}", String::from_utf8_lossy(bytes));
+    }
+    for authorization in [
+        "Basic d3JpdGU6",
+        "Bearer",
+        "bearer",
+        "Bearer  ",
+        &"x".repeat(9000),
+        "Bearer \u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}\u{e4}",
+    ] {
+        let request = format!(
+            "GET /v1/locks HTTP/1.1\r\nHost: a\r\nAuthorization: {authorization}\r\nConnection: close\r\n\r\n"
+        );
+        let mut stream = place.tcp().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        assert!(rest(stream).await.starts_with("HTTP/1.1 401"), "{authorization:.20}");
+    }
+    place.get("/healthz").await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_request_is_ended_after_the_time_limit() {
+    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_millis(300)).await;
+    let begin = Instant::now();
+    let body = raw(&place, b"POST /v1/locks/mutex/a/acquire HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").await;
+    assert!(body.starts_with("HTTP/1.1 408") && body.contains("slow-body"), "{body}");
+    let chunked = raw(&place, b"POST /v1/sessions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").await;
+    assert!(chunked.starts_with("HTTP/1.1 408"), "{chunked}");
+    // Half a header, nothing at all, and a connection that is idle after its request.
+    for bytes in [&b"GET / HT"[..], b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"] {
+        raw(&place, bytes).await;
+    }
+    assert!(begin.elapsed() >= Duration::from_millis(1500), "{:?}", begin.elapsed());
+    assert_eq!(place.state("a").await["holders"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_that_does_not_read_is_cut_off() {
+    let place = Place::with_limits(|limits| limits.send_timeout = Duration::from_millis(300)).await;
+    let client = place.client().await;
+    let mut guards = Vec::new();
+    for index in 0..1500 {
+        let lock = client.mutex(format!("{index}-{}", "x".repeat(400))).ttl(SOON);
+        guards.push(lock.lock().await.unwrap());
+    }
+    let whole = place.get("/v1/locks?limit=10000").await.expect(200).text.len();
+    assert!(whole > 1_000_000, "more than the buffers of a socket: {whole}");
+    let mut stream = place.unix().await;
+    stream.write_all(b"GET /v1/locks?limit=10000 HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    until(async || stream.ready(Interest::READABLE).await.unwrap().is_read_closed()).await;
+    let received = rest(stream).await;
+    assert!(received.len() < whole, "the answer was cut");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_leases_sessions_and_watchers_have_limits() {
+    let place = Place::with_limits(|limits| {
+        (limits.connections, limits.leases, limits.sessions, limits.watchers) = (20, 2, 1, 1);
+    })
+    .await;
+    place.acquire("a", json!({})).await;
+    place.acquire("b", json!({})).await;
+    assert_eq!(place.post("/v1/locks/mutex/c/acquire", json!({})).await.expect(429).code(), "limit-reached");
+    place.call("POST", "/v1/sessions", None).await.expect(201);
+    assert_eq!(place.call("POST", "/v1/sessions", None).await.expect(429).code(), "limit-reached");
+    let watch = b"GET /v1/events HTTP/1.1\r\nHost: a\r\n\r\n";
+    let mut watcher = place.unix().await;
+    watcher.write_all(watch).await.unwrap();
+    let mut first = [0; 15];
+    watcher.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    assert_eq!(place.get("/v1/events").await.expect(429).code(), "limit-reached");
+    drop(watcher);
+
+    let mut open = Vec::new();
+    until(async || {
+        // An earlier connection may end only now, and leave its place to the next one.
+        open.push(place.tcp().await);
+        open.len() >= 20 && rest_of_refused(&place).await
+    })
+    .await;
+    open.clear();
+    until(async || {
+        let mut stream = place.unix().await;
+        let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+        asked.is_ok() && rest(stream).await.starts_with("HTTP/1.1 200")
+    })
+    .await;
+}
+
+/// Whether a new connection is refused with a complete problem.
+async fn rest_of_refused(place: &Place) -> bool {
+    let mut stream = place.unix().await;
+    let mut first = [0; 12];
+    let answered = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut first)).await;
+    if !matches!(answered, Ok(Ok(_))) {
+        return false;
+    }
+    assert_eq!(&first, b"HTTP/1.1 503");
+    let answer = rest(stream).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{answer}");
+    assert_eq!(serde_json::from_str::<Value>(body).unwrap()["code"], "limit-reached");
+    true
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn aborted_requests_leave_nothing_behind() {
+    let place = Place::new().await;
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let request = format!(
+        "POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{{\"wait_ms\":9999}}"
+    );
+    for round in 0..300 {
+        let mut stream = place.tcp().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        if round % 3 == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(stream);
+    }
+    place.until_waiting("a", 0).await;
+    place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
+    assert_eq!(place.state("a").await["holders"], json!([]), "no aborted request got the lock");
+}

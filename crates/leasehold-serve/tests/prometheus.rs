@@ -1,0 +1,102 @@
+//! The metrics, read by a parser of the text format.
+
+mod common;
+
+use common::{Place, until};
+use prometheus_parse::{Scrape, Value};
+use serde_json::json;
+
+async fn scrape(place: &Place) -> Scrape {
+    let answer = place.get("/metrics").await.expect(200);
+    Scrape::parse(answer.text.lines().map(|line| Ok(line.to_owned()))).expect("the text format")
+}
+
+fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
+    let is_wanted = |sample: &&prometheus_parse::Sample| {
+        sample.metric == name && labels.iter().all(|(label, value)| sample.labels.get(label) == Some(*value))
+    };
+    match scrape.samples.iter().find(is_wanted).map(|sample| &sample.value) {
+        Some(Value::Counter(value) | Value::Gauge(value) | Value::Untyped(value)) => *value,
+        Some(Value::Histogram(counts)) => counts.last().map_or(0.0, |count| count.count),
+        other => panic!("{name} {labels:?}: {other:?}"),
+    }
+}
+
+/// One test, because the servers of a process share their counters.
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_count_what_happened() {
+    let place = Place::new().await;
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 8000 })).await.expect(201).json();
+    place.acquire("a", json!({ "session": session["session"], "wait_ms": 1 })).await;
+    place.post("/v1/locks/mutex/a/acquire", json!({})).await.expect(409);
+    let other = place.client().await;
+    let guard = other.election("leader").campaign().await.unwrap();
+    let waiting = other.mutex("a");
+    let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
+    place.until_waiting("a", 1).await;
+    let mut counted = scrape(&place).await;
+    until(async || {
+        counted = scrape(&place).await;
+        value(&counted, "leasehold_store_waiters", &[("kind", "mutex")]) == 1.0
+    })
+    .await;
+    for (name, labels, expected) in [
+        ("leasehold_store_up", &[][..], 1.0),
+        ("leasehold_store_locks_held", &[("kind", "mutex")], 1.0),
+        ("leasehold_store_locks_held", &[("kind", "election")], 1.0),
+        ("leasehold_store_locks_held", &[("kind", "semaphore")], 0.0),
+        ("leasehold_store_holders", &[("kind", "mutex")], 1.0),
+        ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "granted")], 1.0),
+        ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "busy")], 1.0),
+        (
+            "leasehold_serve_requests_total",
+            &[("path", "/v1/locks/:kind/:name/acquire"), ("status", "409")],
+            1.0,
+        ),
+    ] {
+        assert_eq!(value(&counted, name, labels), expected, "{name} {labels:?}");
+    }
+    assert!(value(&counted, "leasehold_serve_connections", &[]) >= 1.0);
+    assert!(value(&counted, "leasehold_store_latency_seconds", &[]) >= 1.0);
+    assert!(value(&counted, "leasehold_serve_acquire_seconds", &[("outcome", "granted")]) >= 1.0);
+    until(async || {
+        value(&scrape(&place).await, "leasehold_store_oldest_wait_seconds", &[("kind", "mutex")]) > 0.3
+    })
+    .await;
+    // The session gets no heartbeat, and the waiter its lock.
+    let granted = waiting.await.unwrap();
+    until(async || {
+        scrape(&place).await.samples.iter().any(|sample| sample.metric == "leasehold_serve_leases_lost_total")
+    })
+    .await;
+    let counted = scrape(&place).await;
+    assert_eq!(value(&counted, "leasehold_serve_leases_lost_total", &[("cause", "heartbeat")]), 1.0);
+    assert_eq!(value(&counted, "leasehold_serve_sessions_ended_total", &[("cause", "heartbeat")]), 1.0);
+    assert_eq!(value(&counted, "leasehold_serve_sessions", &[]), 0.0);
+    drop((guard, granted));
+    for sample in &counted.samples {
+        for (label, text) in sample.labels.iter() {
+            assert!(text.len() < 80 && label != "name", "{label} {text}");
+        }
+        let name = sample.metric.trim_end_matches("_sum").trim_end_matches("_count");
+        assert!(counted.docs.contains_key(name), "{name} has no description");
+    }
+}
+
+#[test]
+fn every_query_of_the_grafana_dashboard_and_of_the_alerts_names_a_metric() {
+    let source = include_str!("../src/metrics.rs");
+    let dashboard = include_str!("../../../examples/grafana/leasehold.json");
+    let parsed: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    assert!(parsed["panels"].as_array().unwrap().len() >= 8);
+    let names = dashboard
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("leasehold_serve_") || word.starts_with("leasehold_store_"));
+    let mut count = 0;
+    for name in names {
+        let name = name.trim_end_matches("_bucket").trim_end_matches("_count").trim_end_matches("_sum");
+        assert!(source.contains(&format!("\"{name}\"")), "{name}");
+        count += 1;
+    }
+    assert!(count >= 10);
+}

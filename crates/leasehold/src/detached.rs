@@ -1,0 +1,312 @@
+//! Leases without a guard: they outlive the client that acquired them, and any client of the store can take them over by
+//! their id.
+//!
+//! The store knows no detached leases. A lease stays in the store when its client forgets it; a client that attaches to it
+//! finds its holder by the secret in the id, and then renews and releases it as its own.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource};
+
+use crate::client::Client;
+use crate::digest::lease_secret;
+use crate::engine::{AttachedLease, DetachedLease};
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::handle::Handle;
+use crate::inspect::HolderInfo;
+
+/// The format of an id. A later format has another name.
+const FORMAT: &str = "lease1";
+
+/// The id of a detached lease: [`Guard::detach`] returns it, and [`Client::attach`] turns it into a guard again, in any
+/// process. Whoever has the id can renew and release the lease, so it is a secret. It contains 128 bits that can't be guessed,
+/// and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
+///
+/// ```
+/// # leasehold::doc_test(async {
+/// # let client = leasehold::Client::connect("memory:").await?;
+/// let id = client.mutex("deploy").lock().await?.detach().await?;
+/// let text = id.to_string(); // for a file, a variable, a database
+/// let guard = client.attach(&text.parse()?).await?;
+/// guard.release().await?;
+/// # Ok(()) });
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeaseId {
+    resource: Resource,
+    lease: DetachedTerms,
+    secret: u128,
+}
+
+/// What the next guard needs to know of the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DetachedTerms {
+    ttl: Duration,
+    min_hold: Duration,
+    tombstone: Duration,
+}
+
+impl LeaseId {
+    pub(crate) fn new(resource: &Resource, lease: &DetachedLease, stored: Acquisition) -> Self {
+        let DetachedLease { ttl, min_hold, tombstone, .. } = *lease;
+        let lease = DetachedTerms { ttl, min_hold, tombstone };
+        Self { resource: resource.clone(), lease, secret: lease_secret(stored) }
+    }
+
+    /// The lock's kind.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").lock().await?.detach().await?;
+    /// assert_eq!(id.kind(), leasehold::Kind::Mutex);
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.resource.kind
+    }
+
+    /// The lock's name.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").lock().await?.detach().await?;
+    /// assert_eq!(id.name(), "deploy");
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.resource.name.as_str()
+    }
+
+    /// The time for which a renewal extends the lease.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let deploy = client.mutex("deploy").ttl(Duration::from_secs(300));
+    /// assert_eq!(deploy.lock().await?.detach().await?.ttl(), Duration::from_secs(300));
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        self.lease.ttl
+    }
+}
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{FORMAT}.{}.", self.resource.kind)?;
+        for byte in self.name().bytes() {
+            write!(f, "{byte:02x}")?;
+        }
+        let DetachedTerms { ttl, min_hold, tombstone } = self.lease;
+        for span in [ttl, min_hold, tombstone] {
+            write!(f, ".{}", span.as_millis())?;
+        }
+        write!(f, ".{:032x}", self.secret)
+    }
+}
+
+impl fmt::Debug for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeaseId({})", self.resource)
+    }
+}
+
+impl FromStr for LeaseId {
+    type Err = Error;
+
+    /// Reads what `Display` writes.
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` if the text is no id of a lease.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        // The text may be a secret with a typing error: it is not repeated.
+        parse(text).ok_or_else(|| {
+            Error::new(ErrorKind::Invalid, "this is not the id of a lease: it begins with \"lease1.\"")
+        })
+    }
+}
+
+fn parse(text: &str) -> Option<LeaseId> {
+    let parts: Vec<&str> = text.split('.').collect();
+    let [FORMAT, kind, name, ttl, min_hold, tombstone, secret] = parts[..] else { return None };
+    let bytes =
+        name.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+    let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
+    let span = |text: &str| text.parse().ok().map(Duration::from_millis);
+    let lease = DetachedTerms { ttl: span(ttl)?, min_hold: span(min_hold)?, tombstone: span(tombstone)? };
+    let secret = (secret.len() == 32).then(|| u128::from_str_radix(secret, 16).ok())??;
+    let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
+    let id = LeaseId { resource, lease, secret };
+    // One id has one text.
+    (id.to_string() == text).then_some(id)
+}
+
+impl Guard {
+    /// Renews the lease to its full ttl, and lets it outlive this guard, its client and the process. From then on only
+    /// [`Client::attach`] with the returned id, in any process, can renew or release it. Otherwise it expires after the ttl.
+    /// Tasks of this client that wait for the lock then wait in the store.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::time::Duration;
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let deploy = client.mutex("deploy").ttl(Duration::from_secs(300));
+    /// let id = deploy.lock().await?.detach().await?;
+    /// assert!(deploy.try_lock().await?.is_none()); // it is still held
+    /// client.attach(&id).await?.release().await?;
+    /// assert!(deploy.try_lock().await?.is_some());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The lease is released in that case.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease is released.
+    pub async fn detach(mut self) -> Result<LeaseId, Error> {
+        // A lease that was granted after a wait has a few seconds only.
+        self.renew().await?;
+        match self.forget_lease() {
+            Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, stored)),
+            Err(loss) => Err(self.lost_error(loss)),
+        }
+    }
+}
+
+impl Client {
+    /// Takes over a detached lease. The client renews it while the guard lives, and releases it when the guard is dropped;
+    /// [`Guard::detach`] lets it go on. If two guards are attached to one lease, each of them can release it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").lock().await?.detach().await?;
+    /// let guard = client.attach(&id).await?;
+    /// guard.release().await?;
+    /// assert!(client.attach(&id).await.unwrap_err().is_lost()); // it has ended
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_lost` if the lease has ended, or if the id is wrong; `is_unavailable`; `is_closed`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if the future is dropped, the lease stays detached.
+    pub async fn attach(&self, id: &LeaseId) -> Result<Guard, Error> {
+        let handle = &self.handle;
+        let asked_at = handle.now();
+        let Some((holder, valid_for)) = handle.find_detached(id).await? else {
+            let what = "no such lease: it was released, it has expired, or the id is wrong";
+            return Err(handle.error(ErrorKind::Lost, &id.resource, what));
+        };
+        let resource = Arc::new(id.resource.clone());
+        let DetachedTerms { ttl, min_hold, tombstone } = id.lease;
+        let request = Acquire {
+            weight: holder.weight,
+            metadata: holder.metadata.clone(),
+            ..Acquire::exclusive(holder.acquisition, ttl)
+        };
+        handle.store.attach(&resource, Arc::new(request), holder.token);
+        let detached = DetachedLease { acquisition: holder.acquisition, ttl, min_hold, tombstone };
+        let lease = AttachedLease { detached, token: holder.token, replicas: handle.options.replicas };
+        let attached = handle.session.attach(resource.clone(), lease, asked_at, valid_for);
+        let sequence = attached.map_err(|_| handle.closed())?;
+        Ok(Guard::new(handle.clone(), sequence, resource, holder.token, None))
+    }
+
+    /// What the store shows of a detached lease; `None` if it has ended, or if the id is wrong. The lease is not renewed.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").lock().await?.detach().await?;
+    /// let holder = client.inspect_lease(&id).await?.unwrap();
+    /// println!("token {}, for another {:?}", holder.token, holder.expires_in);
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable`; `is_closed`.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    pub async fn inspect_lease(&self, id: &LeaseId) -> Result<Option<HolderInfo>, Error> {
+        let info = self.handle.inspect(id.resource.clone()).await?;
+        let is_meant =
+            |holder: &HolderInfo| !holder.retained && lease_secret(holder.acquisition) == id.secret;
+        Ok(info.holders.into_iter().find(is_meant))
+    }
+}
+
+impl Handle {
+    /// The holder of this lease, and how long its lease lasted when the store looked.
+    async fn find_detached(&self, id: &LeaseId) -> Result<Option<(Holder, Duration)>, Error> {
+        let answer = self.ask(id.resource.clone(), Command::Inspect).await?;
+        let Reply::View(view) = answer.reply else { return Ok(None) };
+        let is_meant = |holder: &Holder| !holder.retained && lease_secret(holder.acquisition) == id.secret;
+        let found = view.holders.into_iter().find(is_meant);
+        Ok(found.map(|holder| {
+            let valid_for = holder.expires_at.since(answer.at);
+            (holder, valid_for)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(name: &str) -> LeaseId {
+        let resource = Resource { kind: Kind::Semaphore, name: Name::new(name).unwrap() };
+        let span = Duration::from_millis;
+        let lease = DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7) };
+        LeaseId { resource, lease, secret: 5 }
+    }
+
+    #[test]
+    fn id_survives_its_text_whatever_the_name() {
+        for name in ["deploy", "a.b c/\u{e4}", "'; rm -rf"] {
+            let text = id(name).to_string();
+            assert_eq!(text.parse::<LeaseId>().unwrap(), id(name));
+            assert!(text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.'), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_text_is_no_id_and_is_not_repeated() {
+        let text = id("deploy").to_string();
+        for wrong in [
+            "",
+            "deploy",
+            "lease1",
+            &text[1..],
+            &text[..text.len() - 1],
+            &format!("{text}0"),
+            &text.to_uppercase(),
+        ] {
+            let error = wrong.parse::<LeaseId>().unwrap_err();
+            assert!(
+                error.is_invalid() && (wrong.len() < 10 || !error.to_string().contains(wrong)),
+                "{error}"
+            );
+        }
+        assert!(!format!("{:?}", id("deploy")).contains("000005"));
+    }
+}

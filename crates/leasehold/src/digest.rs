@@ -1,0 +1,29 @@
+//! One-way names for secrets that only a client and the store know.
+//!
+//! A client's id is random and proves nothing to the store but itself: a command that names an attempt of a client is that
+//! client's. Inspection therefore never shows the id, only a digest of it. A digest has 128 bits, so it is as hard to guess as
+//! the id. SHA-1 is weak against chosen collisions, which gain nothing here, and not against preimages.
+
+use leasehold_core::{Acquisition, ClientId};
+use sha1_smol::Sha1;
+
+/// The name of a client that inspection shows.
+pub(crate) fn client_name(client: ClientId) -> String {
+    format!("{:032x}", digest("client", &client.get().to_be_bytes()))
+}
+
+/// The secret part of a detached lease's id: who knows the id of one lease of a client does not know that of another.
+pub(crate) fn lease_secret(acquisition: Acquisition) -> u128 {
+    let Acquisition { client, sequence } = acquisition;
+    let mut bytes = [0; 24];
+    bytes[..16].copy_from_slice(&client.get().to_be_bytes());
+    bytes[16..].copy_from_slice(&sequence.to_be_bytes());
+    digest("lease", &bytes)
+}
+
+fn digest(purpose: &str, secret: &[u8]) -> u128 {
+    let mut hash = Sha1::new();
+    hash.update(purpose.as_bytes());
+    hash.update(secret);
+    hash.digest().bytes().iter().take(16).fold(0, |digest, byte| digest << 8 | u128::from(*byte))
+}

@@ -1,0 +1,91 @@
+//! What is due: the timers of the table's entries, its sleepers, and the renewals that are sent together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Command, LocalTime, Resource};
+
+use super::entry::Transmit;
+use super::table::{Effects, Table};
+
+/// The largest number of commands in one batch.
+const MAX_BATCH: usize = 512;
+
+/// A renewal that is due within this fraction of its ttl is sent together with one that is due now.
+const EARLY_RENEWAL_PART: u32 = 20;
+
+/// Max time before its due time at which a renewal is sent, for any ttl.
+const EARLY_RENEWAL_MAX: Duration = Duration::from_millis(500);
+
+/// What the driver must do.
+pub(crate) struct DueWork {
+    pub(crate) transmits: Vec<(Arc<Resource>, Transmit)>,
+    /// When to ask again.
+    pub(crate) next: LocalTime,
+    /// The client has ended and nothing is left to release.
+    pub(crate) is_over: bool,
+}
+
+impl Table {
+    pub(super) fn due(&mut self, now: LocalTime, effects: &mut Effects) -> DueWork {
+        while let Some(sleeper) = self.sleepers.first_entry()
+            && sleeper.key().0 <= now
+        {
+            effects.wakers.push(sleeper.remove());
+        }
+        let mut transmits = Vec::new();
+        while transmits.len() < MAX_BATCH
+            && let Some(&(time, sequence)) = self.timers.first()
+            && time <= now
+        {
+            transmits.extend(self.fire(sequence, now, effects));
+        }
+        if transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_))) {
+            self.renew_early(now, &mut transmits, effects);
+        }
+        let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
+        let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
+        self.driver_wakes_at = timer.min(sleeper);
+        let is_over = self.unsettled == 0 && (self.is_closed || self.has_no_handles);
+        DueWork { transmits, next: self.driver_wakes_at, is_over }
+    }
+
+    fn fire(
+        &mut self,
+        sequence: u64,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> Option<(Arc<Resource>, Transmit)> {
+        let entry = self.entries.get_mut(&sequence)?;
+        if let Some(set) = entry.timer.take() {
+            self.timers.remove(&(set, sequence));
+        }
+        let transmit = entry.poll_transmit(sequence, now).map(|transmit| (entry.resource.clone(), transmit));
+        self.reconcile(sequence, now, effects);
+        transmit
+    }
+
+    /// Sends renewals that are due soon together with those that are due now. Leases with equal ttls therefore come to be
+    /// renewed in one batch, whenever they were granted.
+    fn renew_early(
+        &mut self,
+        now: LocalTime,
+        transmits: &mut Vec<(Arc<Resource>, Transmit)>,
+        effects: &mut Effects,
+    ) {
+        let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, u64::MAX));
+        let early: Vec<u64> = soon
+            .map(|(_, sequence)| *sequence)
+            .filter(|sequence| {
+                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
+            })
+            .take(MAX_BATCH.saturating_sub(transmits.len()))
+            .collect();
+        for sequence in early {
+            if let Some(entry) = self.entries.get_mut(&sequence) {
+                entry.renew_now(now);
+            }
+            transmits.extend(self.fire(sequence, now, effects));
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Leases that a client forgets, and leases that it takes over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, AcquireMachine, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Resource, TokenRange,
+    drift_margin,
+};
+
+use super::{Entry, Stage};
+use crate::engine::leases::{AttachedLease, DetachedLease};
+use crate::engine::releasing::ReleaseOutcome;
+
+impl Entry {
+    /// Ends the entry of a held lease without a release.
+    pub(in crate::engine) fn detach(&mut self, now: LocalTime) -> Result<DetachedLease, Loss> {
+        self.remaining(now)?;
+        let Stage::Lease { machine, tombstone, .. } = &self.stage else { return Err(Loss::Closed) };
+        let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
+        let detached = DetachedLease { acquisition, ttl: self.terms.ttl, min_hold: self.min_hold, tombstone };
+        self.is_referenced = false;
+        self.is_failure_logged = false;
+        self.end(ReleaseOutcome::Released);
+        Ok(detached)
+    }
+
+    /// A lease that the store had for another `valid_for`, when it answered a request that was sent at `asked_at`.
+    pub(in crate::engine) fn attached(
+        resource: Arc<Resource>,
+        lease: AttachedLease,
+        asked_at: LocalTime,
+        valid_for: Duration,
+    ) -> Self {
+        let AttachedLease {
+            detached: DetachedLease { acquisition, ttl, min_hold, tombstone },
+            token,
+            replicas,
+        } = lease;
+        let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas };
+        let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
+        let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
+        let mut entry = Self::new(resource, None, terms, min_hold, machine);
+        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for };
+        entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
+        let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until);
+        entry.stage =
+            Stage::Lease { machine, tombstone, tombstone_once_answered: tombstone, as_granted: None };
+        entry
+    }
+}

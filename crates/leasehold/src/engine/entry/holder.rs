@@ -1,0 +1,51 @@
+//! What the holder of a lease asks of its entry.
+
+use leasehold_core::{HandoffDecision, LocalTime, Loss, Outcome};
+
+use super::{Entry, Stage};
+
+impl Entry {
+    /// Begins to release the lease, because its holder is done. Returns the loss if it was lost before.
+    pub(in crate::engine) fn end_hold(&mut self, now: LocalTime) -> Option<Loss> {
+        // A loss that nothing has noticed yet is logged.
+        self.is_changed |= self.advance(now);
+        let loss = self.remaining(now).err();
+        self.abandon(now);
+        loss
+    }
+
+    pub(in crate::engine) fn outcome(&mut self, now: LocalTime) -> Option<Outcome> {
+        self.end_attempt(now);
+        self.outcome
+    }
+
+    pub(in crate::engine) fn limit_hold(&mut self, ends_at: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage {
+            machine.end_by(ends_at);
+        }
+    }
+
+    /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
+    pub(in crate::engine) fn abandon_renewal(&mut self, now: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage
+            && machine.is_renewing()
+        {
+            machine.handle_failure(now);
+        }
+    }
+
+    /// Decides whether the lease goes to the next task of the local queue.
+    pub(in crate::engine) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
+        match &mut self.stage {
+            // A lease with a minimum hold is released to the store, which retains it.
+            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
+            _ => HandoffDecision::Release,
+        }
+    }
+
+    pub(in crate::engine) fn renew_now(&mut self, now: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage {
+            machine.handle_hint(now);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A map by the numbers of the session's counter.
+//!
+//! The client itself draws the numbers one after the other, so a multiplication is hash enough: no other program can choose
+//! numbers that collide.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::{Deref, DerefMut};
+
+/// An emptied map keeps at most this many times the room that it needs.
+const MAX_SPARE: usize = 8;
+/// Below this capacity a map keeps its room.
+const MIN_CAPACITY: usize = 256;
+
+/// A map from numbers of the session's counter. Its order is arbitrary.
+pub(super) struct NumberMap<T>(HashMap<u64, T, BuildHasherDefault<NumberHasher>>);
+
+impl<T> Default for NumberMap<T> {
+    fn default() -> Self {
+        Self(HashMap::default())
+    }
+}
+
+impl<T> NumberMap<T> {
+    /// Removes a value, and gives memory back after a crowd has left.
+    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
+        let removed = self.0.remove(&number);
+        let capacity = self.0.capacity();
+        if capacity > MIN_CAPACITY && self.0.len() < capacity / MAX_SPARE {
+            self.0.shrink_to(capacity / 2);
+        }
+        removed
+    }
+
+    /// The numbers in ascending order, for work whose order must not vary from run to run.
+    pub(super) fn sorted_numbers(&self, keep: impl Fn(&T) -> bool) -> Vec<u64> {
+        let kept = self.0.iter().filter(|(_, value)| keep(value));
+        let mut numbers: Vec<u64> = kept.map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+}
+
+impl<T> Deref for NumberMap<T> {
+    type Target = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for NumberMap<T> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+/// Multiplicative hashing (Knuth, *The Art of Computer Programming*, volume 3, section 6.4).
+#[derive(Default)]
+pub(super) struct NumberHasher(u64);
+
+/// 2^64 divided by the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The map uses the highest and the lowest bits.
+        let product = (self.0 ^ number).wrapping_mul(FACTOR);
+        self.0 = product ^ (product >> 32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn map_gives_its_room_back_after_a_crowd_has_left() {
+        let mut map = NumberMap::default();
+        for number in 0..100_000 {
+            map.insert(number, number);
+        }
+        let crowded = map.capacity();
+        for number in 5..100_000 {
+            assert_eq!(map.remove(number), Some(number));
+        }
+        assert!(map.capacity() < crowded / 50, "{} of {crowded}", map.capacity());
+        assert_eq!(map.sorted_numbers(|number| *number != 3), [0, 1, 2, 4]);
+    }
+}

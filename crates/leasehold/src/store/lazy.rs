@@ -1,0 +1,136 @@
+//! A store that is opened when a command first needs it.
+//!
+//! Until then, and while it can't be opened, a command fails as one that was never sent: a waiting attempt asks again until its
+//! deadline, and any other one fails. Each command tries to open the store once, and commands at the same time share a try.
+
+use std::sync::Arc;
+
+use leasehold_core::{Acquire, Acquisition, Command, Failure, Resource, Token};
+use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
+
+use super::contract::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError};
+use crate::diagnostics::Diagnosis;
+use crate::error::Error;
+
+/// Opens the store.
+pub(crate) type Open = Box<dyn Fn() -> BoxFuture<Result<Arc<dyn Store>, Error>> + Send + Sync>;
+
+pub(crate) struct Lazy {
+    capabilities: Capabilities,
+    opener: Arc<Opener>,
+}
+
+struct Opener {
+    store: OnceCell<Arc<dyn Store>>,
+    open: Open,
+    /// Of the client's thread, where the connections live.
+    runtime: Handle,
+}
+
+impl Lazy {
+    pub(crate) fn new(capabilities: Capabilities, runtime: Handle, open: Open) -> Self {
+        Self { capabilities, opener: Arc::new(Opener { store: OnceCell::new(), open, runtime }) }
+    }
+
+    /// The store, if it is open.
+    fn opened(&self) -> Option<&Arc<dyn Store>> {
+        self.opener.store.get()
+    }
+
+    /// Runs this on the store, and opens it first if necessary.
+    fn with<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(Arc<dyn Store>) -> BoxFuture<T> + Send + 'static,
+        failed: impl FnOnce(StoreError) -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        if let Some(store) = self.opened() {
+            return run(store.clone());
+        }
+        let opener = self.opener.clone();
+        Box::pin(async move {
+            match opener.get().await {
+                Ok(store) => run(store).await,
+                Err(error) => failed(error),
+            }
+        })
+    }
+}
+
+impl Opener {
+    async fn get(self: Arc<Self>) -> Result<Arc<dyn Store>, StoreError> {
+        let opener = self.clone();
+        let opening = async move { opener.store.get_or_try_init(|| (opener.open)()).await.cloned() };
+        match self.runtime.spawn(opening).await {
+            Ok(Ok(store)) => Ok(store),
+            Ok(Err(error)) => {
+                // A waiting attempt asks again, unless that can't help.
+                let is_final = error.is_invalid() || error.is_unsupported();
+                let failure = if is_final { Failure::NotSent } else { Failure::Busy };
+                Err(StoreError::new(failure, error.to_string()).caused_by(error))
+            }
+            Err(_) => Err(StoreError::new(Failure::NotSent, "the client's thread has ended")),
+        }
+    }
+}
+
+impl Store for Lazy {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
+        self.opened()?.try_call_inline(resource, command)
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        self.with(move |store| store.call(resource, command, replicas), Err)
+    }
+
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let count = batch.len();
+        self.with(move |store| store.call_batch(batch, replicas), move |error| vec![Err(error); count])
+    }
+
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        self.opened()?.acquire_all(attempts)
+    }
+
+    fn detach(&self, acquisition: Acquisition) -> Acquisition {
+        self.opened().map_or(acquisition, |store| store.detach(acquisition))
+    }
+
+    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
+        if let Some(store) = self.opened() {
+            store.attach(resource, request, token);
+        }
+    }
+
+    fn is_contended(&self, resource: &Resource) -> bool {
+        self.opened().is_some_and(|store| store.is_contended(resource))
+    }
+
+    fn in_restart_grace(&self) -> bool {
+        self.opened().is_some_and(|store| store.in_restart_grace())
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        self.with(|store| store.list(), Err)
+    }
+
+    fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
+        self.opened()?.inspect_all()
+    }
+
+    fn shard(&self, resource: &Resource, command: &Command) -> u64 {
+        self.opened().map_or(0, |store| store.shard(resource, command))
+    }
+
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        self.with(|store| store.diagnose(), Err)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.opened().map_or_else(Vec::new, |store| store.warnings())
+    }
+}

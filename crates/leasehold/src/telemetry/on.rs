@@ -1,0 +1,255 @@
+//! With the feature `metrics`: handles to the metrics of the recorder that is installed when they are first needed.
+//!
+//! A handle is looked up once and kept, because a look-up by name and labels costs more than an uncontended lock in memory
+//! may lose.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::{Command, Kind, LocalTime, Loss};
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+
+use super::metered::Metered;
+use super::{AttemptOutcome, names, renewal_outcome};
+use crate::store::{CallResult, Store};
+
+/// The maximum number of labels per client. Further labels count as [`OTHER`], because every recorder keeps each of them for ever.
+const MAX_LABELS: usize = 100;
+
+/// The label of locks whose own label came after [`MAX_LABELS`] others.
+const OTHER: &str = "other";
+
+/// The metrics of one client.
+#[derive(Clone)]
+pub(crate) struct ClientTelemetry(Arc<Handles>);
+
+struct Handles {
+    /// The scheme of the store's address.
+    store: Arc<str>,
+    /// Of locks without a label, by position in `Kind::ALL`.
+    by_kind: [OnceLock<LockTelemetry>; Kind::ALL.len()],
+    by_label: Mutex<HashMap<(Kind, String), LockTelemetry>>,
+    renewals: Renewals,
+    reconnects: Counter,
+}
+
+struct Renewals {
+    ok: Counter,
+    failed: Counter,
+    lost: Counter,
+    latency: Histogram,
+}
+
+impl ClientTelemetry {
+    pub(crate) fn new(url: &str) -> Self {
+        names::describe();
+        let scheme = url.split(':').next().unwrap_or_default();
+        let store: Arc<str> = scheme.into();
+        let renewals =
+            |outcome: &'static str| counter!(names::RENEWALS, "store" => store.clone(), "outcome" => outcome);
+        let renewals = Renewals {
+            ok: renewals("ok"),
+            failed: renewals("failed"),
+            lost: renewals("lost"),
+            latency: histogram!(names::RENEWAL, "store" => store.clone()),
+        };
+        let reconnects = counter!(names::RECONNECTS, "store" => store.clone());
+        let by_kind = std::array::from_fn(|_| OnceLock::new());
+        Self(Arc::new(Handles { store, by_kind, by_label: Mutex::default(), renewals, reconnects }))
+    }
+
+    /// The store, with its commands counted and timed.
+    pub(crate) fn meter(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Metered::new(store, &self.0.store))
+    }
+
+    /// The metrics of the locks of this kind without a label.
+    pub(crate) fn lock(&self, kind: Kind) -> LockTelemetry {
+        match Kind::ALL.iter().position(|known| *known == kind) {
+            Some(at) => self.0.by_kind[at].get_or_init(|| self.register(kind, kind.as_str())).clone(),
+            // The admission queue of a quorum is part of the attempt that waits in it.
+            None => LockTelemetry(None),
+        }
+    }
+
+    /// The metrics of the locks of this kind with this label.
+    pub(crate) fn labelled_lock(&self, kind: Kind, label: &str) -> LockTelemetry {
+        let mut known = self.0.by_label.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = if known.len() < MAX_LABELS || known.contains_key(&(kind, label.to_owned())) {
+            label
+        } else {
+            OTHER
+        };
+        known.entry((kind, label.to_owned())).or_insert_with(|| self.register(kind, label)).clone()
+    }
+
+    fn register(&self, kind: Kind, label: &str) -> LockTelemetry {
+        let labels = [
+            Label::new("store", self.0.store.clone()),
+            Label::from_static_parts("kind", kind.as_str()),
+            Label::new("label", label.to_owned()),
+        ];
+        let outcome = |outcome: AttemptOutcome| {
+            let outcome = Label::from_static_parts("outcome", outcome.as_str());
+            counter!(names::ACQUISITIONS, labels.iter().cloned().chain([outcome]).collect::<Vec<_>>())
+        };
+        let labels = || labels.to_vec();
+        LockTelemetry(Some(Arc::new(LockHandles {
+            outcomes: Outcomes {
+                immediate: outcome(AttemptOutcome::Immediate),
+                waited: outcome(AttemptOutcome::Waited),
+                busy: outcome(AttemptOutcome::Busy),
+                timed_out: outcome(AttemptOutcome::TimedOut),
+                unavailable: outcome(AttemptOutcome::Unavailable),
+                failed: outcome(AttemptOutcome::Failed),
+                cancelled: outcome(AttemptOutcome::Cancelled),
+            },
+            wait: histogram!(names::WAIT, labels()),
+            hold: histogram!(names::HOLD, labels()),
+            handover: histogram!(names::HANDOVER, labels()),
+            leases_held: gauge!(names::LEASES_HELD, labels()),
+            attempts_waiting: gauge!(names::ATTEMPTS_WAITING, labels()),
+            local_handoffs: counter!(names::LOCAL_HANDOFFS, labels()),
+        })))
+    }
+
+    /// Counts a renewal. Other commands are counted by the callers that know their lock.
+    pub(crate) fn answered(&self, command: &Command, took: Duration, answered: &CallResult) {
+        if !matches!(command, Command::Renew(_)) {
+            return;
+        }
+        let renewals = &self.0.renewals;
+        match renewal_outcome(answered) {
+            "ok" => renewals.ok.increment(1),
+            "lost" => renewals.lost.increment(1),
+            _ => renewals.failed.increment(1),
+        }
+        renewals.latency.record(took);
+    }
+
+    pub(crate) fn lost(&self, kind: Kind, loss: Loss) {
+        let cause = match loss {
+            Loss::Expired => "expired",
+            Loss::Gone => "gone",
+            Loss::MaxHold => "max_hold",
+            Loss::Closed => "closed",
+            _ => "other",
+        };
+        // A loss is rare enough for a look-up.
+        let store = self.0.store.clone();
+        counter!(names::LEASES_LOST, "store" => store, "kind" => kind.as_str(), "cause" => cause)
+            .increment(1);
+    }
+
+    pub(crate) fn reconnected(&self) {
+        self.0.reconnects.increment(1);
+    }
+}
+
+/// The metrics of all locks of one kind with one label. None for what is not a lock of the caller.
+#[derive(Clone)]
+pub(crate) struct LockTelemetry(Option<Arc<LockHandles>>);
+
+struct LockHandles {
+    outcomes: Outcomes,
+    wait: Histogram,
+    hold: Histogram,
+    handover: Histogram,
+    leases_held: Gauge,
+    attempts_waiting: Gauge,
+    local_handoffs: Counter,
+}
+
+/// `leasehold_acquisitions_total` by outcome.
+struct Outcomes {
+    immediate: Counter,
+    waited: Counter,
+    busy: Counter,
+    timed_out: Counter,
+    unavailable: Counter,
+    failed: Counter,
+    cancelled: Counter,
+}
+
+impl Outcomes {
+    fn of(&self, outcome: AttemptOutcome) -> &Counter {
+        match outcome {
+            AttemptOutcome::Immediate => &self.immediate,
+            AttemptOutcome::Waited => &self.waited,
+            AttemptOutcome::Busy => &self.busy,
+            AttemptOutcome::TimedOut => &self.timed_out,
+            AttemptOutcome::Unavailable => &self.unavailable,
+            AttemptOutcome::Failed => &self.failed,
+            AttemptOutcome::Cancelled => &self.cancelled,
+        }
+    }
+}
+
+impl LockTelemetry {
+    pub(crate) const IS_ON: bool = true;
+
+    /// Counts a task as waiting until the result is dropped.
+    pub(crate) fn waits(&self) -> Waiting {
+        if let Some(handles) = &self.0 {
+            handles.attempts_waiting.increment(1);
+        }
+        Waiting(self.0.clone())
+    }
+
+    /// Counts the end of an attempt. `waited`: the time until the grant.
+    pub(crate) fn ended(&self, outcome: AttemptOutcome, waited: Option<Duration>) {
+        let Some(handles) = &self.0 else { return };
+        handles.outcomes.of(outcome).increment(1);
+        if let Some(waited) = waited {
+            handles.wait.record(waited);
+        }
+    }
+
+    /// Records the time from the store's grant until the waiter's task ran.
+    pub(crate) fn handed_over(&self, latency: Duration) {
+        if let Some(handles) = &self.0 {
+            handles.handover.record(latency);
+        }
+    }
+
+    /// Begins a hold.
+    pub(crate) fn hold(&self, now: LocalTime) -> Hold {
+        if let Some(handles) = &self.0 {
+            handles.leases_held.increment(1);
+        }
+        Hold(self.0.clone().map(|handles| (handles, now)))
+    }
+}
+
+/// A task that waits.
+pub(crate) struct Waiting(Option<Arc<LockHandles>>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(handles) = &self.0 {
+            handles.attempts_waiting.decrement(1);
+        }
+    }
+}
+
+/// A hold that has begun and not ended.
+#[derive(Default)]
+pub(crate) struct Hold(Option<(Arc<LockHandles>, LocalTime)>);
+
+impl Hold {
+    /// Counts a hand-off to another task of the client.
+    pub(crate) fn handed_off(&self) {
+        if let Some((handles, _)) = &self.0 {
+            handles.local_handoffs.increment(1);
+        }
+    }
+
+    /// Ends the hold. A second call does nothing, and does not read the clock.
+    pub(crate) fn end(&mut self, now: impl FnOnce() -> LocalTime) {
+        if let Some((handles, since)) = self.0.take() {
+            handles.leases_held.decrement(1);
+            handles.hold.record(now().since(since));
+        }
+    }
+}

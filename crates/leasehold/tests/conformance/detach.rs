@@ -1,0 +1,120 @@
+//! Leases without a guard, which any client takes over by their id.
+
+use std::time::Duration;
+
+use leasehold::LeaseId;
+
+use super::mutex::{queue, until};
+use super::{SOON, Store, pair};
+
+macro_rules! tests {
+    ($how:ident $what:literal) => {
+        $crate::on_store! { $how detach $what:
+            detached_lease_outlives_its_client_and_is_released_by_another
+            attached_lease_is_renewed_until_it_is_detached_again
+            release_of_a_detached_lease_grants_the_first_waiter
+            tasks_behind_a_detached_lease_wait_in_the_store
+            wrong_and_ended_ids_are_refused_and_no_secret_is_shown
+            blocking_lease_is_detached_and_attached
+        }
+    };
+}
+pub(crate) use tests;
+
+const TTL: Duration = Duration::from_secs(20);
+
+pub(crate) async fn detached_lease_outlives_its_client_and_is_released_by_another(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").ttl(TTL).label("job 7").lock().await.unwrap();
+    let token = guard.token();
+    let id = guard.detach().await.unwrap();
+    one.close().await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none(), "it is still held");
+    let holder = other.inspect_lease(&id).await.unwrap().expect("it is shown");
+    assert_eq!((holder.token, holder.metadata.label.as_deref()), (token, Some("job 7")));
+    let id: LeaseId = id.to_string().parse().unwrap();
+    let guard = other.attach(&id).await.unwrap();
+    assert!(guard.token() == token && guard.name() == "a" && guard.is_held());
+    guard.release().await.unwrap();
+    assert!(other.mutex("a").lock().await.unwrap().token() > token);
+}
+
+pub(crate) async fn attached_lease_is_renewed_until_it_is_detached_again(store: Store) {
+    let (one, other) = pair(&store).await;
+    let ttl = Duration::from_secs(3);
+    let id = one.mutex("a").ttl(ttl).lock().await.unwrap().detach().await.unwrap();
+    let guard = other.attach(&id).await.unwrap();
+    // Longer than two leases.
+    assert!(one.mutex("a").lock_timeout(ttl * 2).await.unwrap().is_none());
+    assert!(guard.is_held());
+    let again = guard.detach().await.unwrap();
+    assert_eq!(again, id);
+    let next = one.mutex("a").lock_timeout(SOON).await.unwrap();
+    assert!(next.is_some(), "it expired");
+    assert!(other.inspect_lease(&id).await.unwrap().is_none());
+    assert!(other.attach(&id).await.unwrap_err().is_lost());
+}
+
+pub(crate) async fn release_of_a_detached_lease_grants_the_first_waiter(store: Store) {
+    let (one, other) = pair(&store).await;
+    let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
+    let waiting = queue(&other.mutex("a")).await;
+    one.attach(&id).await.unwrap().release().await.unwrap();
+    let granted = tokio::time::timeout(SOON, waiting).await.expect("it is granted").unwrap();
+    // A lease that was granted after a wait has its full ttl once it is detached.
+    let id = granted.detach().await.unwrap();
+    let left = one.inspect_lease(&id).await.unwrap().expect("it is held").expires_in;
+    assert!(left > Duration::from_secs(5), "{left:?}");
+    one.attach(&id).await.unwrap().release().await.unwrap();
+}
+
+pub(crate) async fn tasks_behind_a_detached_lease_wait_in_the_store(store: Store) {
+    let (one, other) = pair(&store).await;
+    let guard = one.mutex("a").ttl(TTL).lock().await.unwrap();
+    let lock = one.mutex("a").ttl(TTL);
+    let behind = tokio::spawn(async move { lock.lock().await });
+    let id = guard.detach().await.unwrap();
+    until(&other.mutex("a"), |view| view.waiters.len() == 1).await;
+    assert!(!behind.is_finished());
+    other.attach(&id).await.unwrap().release().await.unwrap();
+    let granted = tokio::time::timeout(SOON, behind).await.expect("it is granted").unwrap().unwrap();
+    granted.release().await.unwrap();
+}
+
+pub(crate) async fn wrong_and_ended_ids_are_refused_and_no_secret_is_shown(store: Store) {
+    let (one, other) = pair(&store).await;
+    let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
+    let sibling = one.mutex("b").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
+    let text = id.to_string();
+    let (terms, secret) = text.rsplit_once('.').unwrap();
+    let of_sibling = sibling.to_string();
+    let shown = format!("{:?} {:?}", other.list().await.unwrap(), other.mutex("a").inspect().await.unwrap());
+    assert!(!shown.contains(secret), "{shown}");
+    // What inspection shows, and the id of another lease of the same client, open nothing.
+    let client = other.mutex("a").inspect().await.unwrap().holders[0].client.clone();
+    for guess in [client.as_str(), of_sibling.rsplit_once('.').unwrap().1, "00000000000000000000000000000000"]
+    {
+        let guess: LeaseId = format!("{terms}.{guess}").parse().unwrap();
+        assert!(other.attach(&guess).await.unwrap_err().is_lost());
+        assert!(other.inspect_lease(&guess).await.unwrap().is_none());
+    }
+    for id in [id, sibling] {
+        other.attach(&id).await.unwrap().release().await.unwrap();
+        let error = other.attach(&id).await.unwrap_err();
+        assert!(error.is_lost() && error.to_string().contains("the id is wrong"), "{error}");
+        assert!(!error.to_string().contains(secret));
+    }
+}
+
+pub(crate) async fn blocking_lease_is_detached_and_attached(store: Store) {
+    let url = store.url.clone();
+    let attempt = move || -> Result<(), leasehold::Error> {
+        let client = leasehold::blocking::Client::connect(&url)?;
+        let id = client.mutex("a").ttl(TTL).lock()?.detach()?;
+        assert!(client.inspect_lease(&id)?.is_some());
+        client.attach(&id)?.release()?;
+        assert!(client.inspect_lease(&id)?.is_none());
+        client.close()
+    };
+    tokio::task::spawn_blocking(attempt).await.unwrap().unwrap();
+}

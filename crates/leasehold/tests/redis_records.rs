@@ -1,0 +1,151 @@
+//! What a client publishes about itself, in a key of its own.
+
+use std::time::Duration;
+
+use leasehold::{Client, HolderMetadata, Kind, LockInfo};
+use leasehold_testkit::{Cluster, Flavor, Server, until};
+
+const RECORDS: &str = "leasehold:3:client:*";
+
+/// The keys of the clients' records on these servers, each as often as it is there.
+fn records<'s>(servers: impl IntoIterator<Item = &'s Server>) -> Vec<String> {
+    servers.into_iter().flat_map(|server| server.query::<Vec<String>>(&["KEYS", RECORDS]).unwrap()).collect()
+}
+
+/// Whether this is the metadata of this test's process.
+fn is_own(metadata: &HolderMetadata, label: Option<&str>) -> bool {
+    let HolderMetadata { host, pid, program, label: own, .. } = metadata;
+    let has_program = program.as_ref().is_some_and(|program| program.contains("redis_records"));
+    host.is_some() && *pid == Some(std::process::id()) && has_program && own.as_deref() == label
+}
+
+fn shows_only(metadata: &HolderMetadata, label: Option<&str>) -> bool {
+    let HolderMetadata { host, pid, program, label: own, .. } = metadata;
+    host.is_none() && pid.is_none() && program.is_none() && own.as_deref() == label
+}
+
+/// What another client sees of the lock "a".
+async fn info(client: &Client) -> LockInfo {
+    client.inspect(Kind::Mutex, "a").await.unwrap()
+}
+
+/// A holder with a label and a waiter without one are shown with their process, and after the loss of the records without.
+async fn clients_are_shown(url: &str, servers: &[Server]) {
+    let (holder, other) = (Client::connect(url).await.unwrap(), Client::connect(url).await.unwrap());
+    let observer = Client::connect(url).await.unwrap();
+    let guard = holder.mutex("a").label("nightly").lock().await.unwrap();
+    // At once, and not only when a timer fires.
+    let seen = info(&observer).await;
+    assert!(is_own(&seen.holders[0].metadata, Some("nightly")), "{url}: {seen:?}");
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until(async || info(&observer).await.waiters.len() == 1).await;
+    let seen = info(&observer).await;
+    assert!(is_own(&seen.waiters[0].metadata, None), "{url}: {seen:?}");
+    let listed = observer.list().await.unwrap();
+    let listed = listed.iter().find(|info| info.name == "a").expect("it is listed");
+    assert!(is_own(&listed.holders[0].metadata, Some("nightly")), "{url}: {listed:?}");
+
+    for record in records(servers) {
+        servers.iter().for_each(|server| drop(server.query::<i64>(&["DEL", &record])));
+    }
+    let seen = info(&observer).await;
+    assert!(shows_only(&seen.holders[0].metadata, Some("nightly")), "{url}: {seen:?}");
+    assert!(shows_only(&seen.waiters[0].metadata, None), "{url}: {seen:?}");
+    observer.list().await.unwrap();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap();
+    let taken = observer.force_release(Kind::Mutex, "a").await.unwrap();
+    assert!(shows_only(&taken[0].metadata, None), "{url}: {taken:?}");
+    drop(next);
+}
+
+#[tokio::test]
+async fn holders_and_waiters_are_shown_with_their_process() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        for protocol in [2, 3] {
+            clients_are_shown(
+                &format!("{}?protocol={protocol}", server.url()),
+                std::slice::from_ref(&server),
+            )
+            .await;
+        }
+    }
+    let cluster = Cluster::start();
+    clients_are_shown(&cluster.url(), &cluster.nodes).await;
+    let servers: Vec<Server> = (0..3).map(|_| Server::on_port()).collect();
+    let nodes: Vec<String> = servers.iter().map(Server::url).collect();
+    clients_are_shown(&format!("redlock:{}", nodes.join(" ")), &servers).await;
+}
+
+#[tokio::test]
+async fn only_a_client_that_locks_has_a_record_and_it_expires() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    client.list().await.unwrap();
+    info(&client).await;
+    assert_eq!(records([&server]), [""; 0]);
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    let [record] = &records([&server])[..] else { panic!("{:?}", records([&server])) };
+    let left = || server.query::<i64>(&["TTL", record]).unwrap();
+    assert!((590..=601).contains(&left()), "{}", left());
+    // It outlasts a lease that outlasts its client.
+    let guard = client.mutex("a").ttl(Duration::from_secs(3_600)).auto_renew(false).lock().await.unwrap();
+    assert!(left() > 3_900, "{}", left());
+    std::mem::forget(guard);
+    let hidden = Client::builder().store(server.url()).metadata(HolderMetadata::default());
+    let hidden = hidden.connect().await.unwrap();
+    let guard = hidden.mutex("b").lock().await.unwrap();
+    assert_eq!(records([&server]).len(), 1);
+    let seen = client.inspect(Kind::Mutex, "b").await.unwrap();
+    assert!(shows_only(&seen.holders[0].metadata, None), "{seen:?}");
+    drop(guard);
+}
+
+#[tokio::test]
+async fn record_comes_back_after_a_flush_and_at_another_server() {
+    let mut server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    server.run(&["FLUSHALL"]);
+    until(async || records([&server]).len() == 1).await;
+    server.stop();
+    server.start();
+    until(async || records([&server]).len() == 1).await;
+    let cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    // The replicas have it too.
+    let masters = || cluster.nodes.iter().filter(|node| node.query::<Vec<String>>(&["ROLE"]).is_err());
+    for node in masters() {
+        let _ = node.query::<()>(&["FLUSHALL"]);
+    }
+    until(async || !records(masters()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn uncontended_lock_and_release_need_at_most_400_bytes() {
+    const PAIRS: u64 = 100;
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        let mutex = client.mutex("lock:1234567");
+        mutex.lock().await.unwrap().release().await.unwrap();
+        let bytes = || {
+            let info: String = server.query(&["INFO", "stats"]).unwrap();
+            let number = |line: &str| line.split_once("put_bytes:")?.1.trim().parse::<u64>().ok();
+            let lines = info.lines().filter(|line| line.starts_with("total_net_"));
+            lines.filter_map(number).sum::<u64>()
+        };
+        // INFO costs something itself.
+        let info = bytes();
+        let info = bytes() - info;
+        let before = bytes();
+        for _ in 0..PAIRS {
+            mutex.lock().await.unwrap().release().await.unwrap();
+        }
+        let per_pair = (bytes() - before).saturating_sub(info) / PAIRS;
+        assert!(per_pair <= 400, "{flavor:?}: {per_pair}");
+    }
+}

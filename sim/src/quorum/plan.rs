@@ -1,0 +1,286 @@
+//! What happens in one run, decided before it begins.
+
+use crate::plan::{Case, MS, Micros, Mode, Part, SECOND};
+use crate::rng::Rng;
+
+/// What happens in one run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The nodes' clocks.
+    pub nodes: Vec<NodePlan>,
+    /// The machines that clients run on.
+    pub clients: Vec<ClientPlan>,
+    /// The users' tasks.
+    pub tasks: Vec<TaskPlan>,
+    /// How many locks there are.
+    pub locks: usize,
+    /// `ttl` of all locks.
+    pub ttl: Micros,
+    /// For how long a node abstains that may have lost leases.
+    pub max_ttl: Option<Micros>,
+    /// What goes wrong, and when.
+    pub faults: Vec<FaultPlan>,
+    /// From then on nothing goes wrong any more.
+    pub heal_at: Micros,
+    /// The shortest delay of a message.
+    pub base: Micros,
+    /// The usual extra delay.
+    pub jitter: Micros,
+    /// Ready tasks run in a random order.
+    pub shuffles: bool,
+}
+
+/// A node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodePlan {
+    /// By how much its clock is wrong.
+    pub offset: i64,
+    /// By how many millionths its clock is faster than true time.
+    pub ppm: i64,
+}
+
+/// A client's machine.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientPlan {
+    /// What its clock shows at the start, beyond an hour.
+    pub offset: Micros,
+    /// By how many millionths its clock is faster than true time.
+    pub ppm: i64,
+    /// It is left out.
+    pub is_absent: bool,
+}
+
+/// A task and what it does.
+#[derive(Clone, Debug)]
+pub struct TaskPlan {
+    /// On which client.
+    pub client: usize,
+    /// Until the network heals.
+    pub ops: Vec<Op>,
+    /// After that: these locks, each waited for without a limit, and held for this long.
+    pub last: Vec<(usize, Micros)>,
+    /// It is left out.
+    pub is_absent: bool,
+}
+
+/// One thing that a task does with a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// How long it does something else before.
+    pub think: Micros,
+    /// Which lock.
+    pub lock: usize,
+    /// How it waits.
+    pub mode: Mode,
+    /// The future is dropped after this time, if it has not ended.
+    pub drop_after: Option<Micros>,
+    /// How long the section takes.
+    pub hold: Micros,
+    /// The section runs under `Guard::run`.
+    pub is_watched: bool,
+    /// The guard is dropped, not released.
+    pub drops_guard: bool,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultPlan {
+    /// When.
+    pub at: Micros,
+    /// What.
+    pub fault: Fault,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each line above says what the names of a fault mean")]
+pub enum Fault {
+    /// A client's threads stand still: the callers' runtime, the driver, or both.
+    Pause { client: usize, callers: bool, driver: bool, lasts: Micros },
+    /// A client's process is killed, and started again.
+    Crash { client: usize, restarts_after: Micros },
+    /// A client's connections are cut, to one node or to all. What was in flight is lost or, if `late`, arrives after that time.
+    Cut { client: usize, node: Option<usize>, late: Option<Micros> },
+    /// All connections to a node are cut, and it refuses new ones.
+    Unreachable { node: usize, lasts: Micros },
+    /// Nothing gets through between a client and a node, in one direction or both, and no side is told.
+    Silence { client: usize, node: usize, up: bool, down: bool, lasts: Micros },
+    /// Single answers and pushes are lost.
+    Loss { thousandths: u64, lasts: Micros },
+    /// All messages take this much longer.
+    Delay { by: Micros, lasts: Micros },
+    /// A node does not run.
+    NodePause { node: usize, lasts: Micros },
+    /// A node's process ends and comes back. Without its data only if nodes abstain after that.
+    NodeRestart { node: usize, lasts: Micros, keeps_data: bool },
+    /// A node is emptied, if nodes abstain after that.
+    Flush { node: usize },
+}
+
+impl Plan {
+    /// The plan of this case.
+    #[must_use]
+    pub fn new(case: &Case) -> Self {
+        let mut plan = Drawing { rng: Rng::new(case.seed, 11) }.plan();
+        for part in &case.without {
+            match *part {
+                Part::Client(client) => {
+                    if let Some(client) = plan.clients.get_mut(client) {
+                        client.is_absent = true;
+                    }
+                }
+                Part::Task(task) => {
+                    if let Some(task) = plan.tasks.get_mut(task) {
+                        task.is_absent = true;
+                    }
+                }
+                Part::Op(task, op) => {
+                    if let Some(op) = plan.tasks.get_mut(task).and_then(|task| task.ops.get_mut(op)) {
+                        op.drop_after = Some(0);
+                    }
+                }
+                Part::Fault(_) => {}
+            }
+        }
+        let without = |fault: usize| case.without.contains(&Part::Fault(fault));
+        let faults = std::mem::take(&mut plan.faults).into_iter().enumerate();
+        plan.faults = faults.filter(|(fault, _)| !without(*fault)).map(|(_, plan)| plan).collect();
+        plan
+    }
+
+    /// The parts that could be left out of this case, large ones first.
+    #[must_use]
+    pub fn parts(case: &Case) -> Vec<Part> {
+        let plan = Drawing { rng: Rng::new(case.seed, 11) }.plan();
+        let clients = (0..plan.clients.len()).map(Part::Client);
+        let tasks = (0..plan.tasks.len()).map(Part::Task);
+        let faults = (0..plan.faults.len()).map(Part::Fault);
+        let ops = plan.tasks.iter().enumerate();
+        let ops = ops.flat_map(|(task, plan)| (0..plan.ops.len()).map(move |op| Part::Op(task, op)));
+        clients.chain(tasks).chain(faults).chain(ops).filter(|part| !case.without.contains(part)).collect()
+    }
+}
+
+struct Drawing {
+    rng: Rng,
+}
+
+impl Drawing {
+    fn plan(mut self) -> Plan {
+        let nodes = self.rng.pick(&[3, 3, 5]);
+        let mut nodes: Vec<NodePlan> =
+            (0..nodes).map(|_| NodePlan { offset: self.signed(200 * MS), ppm: self.ppm() }).collect();
+        let clients: Vec<ClientPlan> = (0..self.rng.between(2, 5))
+            .map(|_| ClientPlan {
+                offset: self.rng.scaled(1, 1_000_000 * SECOND),
+                ppm: self.ppm(),
+                is_absent: false,
+            })
+            .collect();
+        let locks = if self.rng.chance(700) { 1 } else { 2 };
+        let ttl = self.rng.pick(&[SECOND, 3 * SECOND, 10 * SECOND]);
+        let max_ttl = self.rng.chance(600).then(|| ttl * self.rng.pick(&[1, 2]));
+        if max_ttl.is_some() {
+            // Of a majority that has lost its data, tokens rise if the clocks differ by less than it has abstained
+            // (section "Tokens").
+            nodes.iter_mut().for_each(|node| node.ppm = node.ppm.clamp(-500, 500));
+        }
+        let heal_at = self.rng.between(10, 40) * SECOND;
+        let pace = self.rng.pick(&[100 * MS, SECOND, 4 * SECOND]);
+        let mut tasks = Vec::new();
+        for client in 0..clients.len() {
+            for _ in 0..self.rng.between(1, 2) {
+                tasks.push(self.task(client, locks, ttl, heal_at, pace));
+            }
+        }
+        let count = self.rng.pick(&[0, 1, 2, 4, 8]);
+        let mut faults: Vec<FaultPlan> = (0..count)
+            .map(|_| FaultPlan {
+                at: self.rng.below(heal_at),
+                fault: self.fault(clients.len(), nodes.len(), max_ttl.is_some()),
+            })
+            .collect();
+        faults.sort_by_key(|fault| fault.at);
+        Plan {
+            nodes,
+            clients,
+            tasks,
+            locks,
+            ttl,
+            max_ttl,
+            faults,
+            heal_at,
+            base: self.rng.scaled(20, 5 * MS),
+            jitter: self.rng.scaled(10, 5 * MS),
+            shuffles: self.rng.chance(500),
+        }
+    }
+
+    /// Two clocks within these bounds are less than 1 % apart.
+    fn ppm(&mut self) -> i64 {
+        let ppm = self.rng.pick(&[0, 50, 500, 4_500]);
+        if self.rng.chance(500) { ppm } else { -ppm }
+    }
+
+    fn signed(&mut self, most: Micros) -> i64 {
+        let by = i64::try_from(self.rng.scaled(MS, most)).unwrap_or(0);
+        if self.rng.chance(500) { by } else { -by }
+    }
+
+    fn task(&mut self, client: usize, locks: usize, ttl: Micros, heal_at: Micros, pace: Micros) -> TaskPlan {
+        let mut ops = Vec::new();
+        let mut passed = 0;
+        while passed < heal_at && ops.len() < 40 {
+            let op = self.op(locks, ttl, pace);
+            passed += op.think + op.hold;
+            ops.push(op);
+        }
+        let last =
+            (0..self.rng.between(1, 3)).map(|_| (self.rng.index(locks), self.rng.scaled(MS, 800 * MS)));
+        TaskPlan { client, ops, last: last.collect(), is_absent: false }
+    }
+
+    fn op(&mut self, locks: usize, ttl: Micros, pace: Micros) -> Op {
+        let mode = match self.rng.below(10) {
+            0..6 => Mode::Wait,
+            6 => Mode::Try,
+            _ => Mode::Timeout(self.rng.scaled(MS, 20 * SECOND)),
+        };
+        Op {
+            think: self.rng.scaled(10, 2 * pace),
+            lock: self.rng.index(locks),
+            mode,
+            drop_after: self.rng.chance(120).then(|| self.rng.scaled(10, 10 * SECOND)),
+            hold: if self.rng.chance(100) {
+                self.rng.between(ttl / 2, ttl * 2)
+            } else {
+                self.rng.scaled(10, pace)
+            },
+            is_watched: self.rng.chance(600),
+            drops_guard: self.rng.chance(300),
+        }
+    }
+
+    fn fault(&mut self, clients: usize, nodes: usize, abstains: bool) -> Fault {
+        let (client, node) = (self.rng.index(clients), self.rng.index(nodes));
+        let lasts = self.rng.scaled(MS, 15 * SECOND);
+        let (one, other) = self.rng.pick(&[(true, true), (true, false), (false, true)]);
+        match self.rng.below(20) {
+            0..2 => Fault::Pause { client, callers: one, driver: other, lasts },
+            2..4 => Fault::Crash { client, restarts_after: lasts },
+            4..8 => Fault::Cut {
+                client,
+                node: self.rng.chance(700).then_some(node),
+                late: self.rng.chance(300).then(|| self.rng.scaled(MS, 20 * SECOND)),
+            },
+            8..11 => Fault::Unreachable { node, lasts },
+            11..13 => Fault::Silence { client, node, up: one, down: other, lasts },
+            13 => Fault::Loss { thousandths: self.rng.pick(&[20, 100, 300]), lasts },
+            14 => Fault::Delay { by: self.rng.scaled(MS, SECOND), lasts },
+            15 => Fault::NodePause { node, lasts },
+            16..18 if abstains => Fault::NodeRestart { node, lasts: lasts / 4, keeps_data: false },
+            18 if abstains => Fault::Flush { node },
+            _ => Fault::NodeRestart { node, lasts: lasts / 4, keeps_data: true },
+        }
+    }
+}
