@@ -86,10 +86,13 @@ async fn failover_to_an_asynchronous_standby_may_forget_a_lease_and_the_next_tok
     });
     let client = client_of(&primary).await;
     // It receives nothing more.
-    standby.freeze();
+    standby.run("ALTER SYSTEM SET primary_conninfo = ''");
+    standby.run("SELECT pg_reload_conf()");
+    leasehold_testkit::wait_until("it is cut off", || {
+        primary.run("SELECT count(*) FROM pg_stat_replication") == "0"
+    });
     let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     primary.stop();
-    standby.thaw();
     standby.promote();
     let second = lock(&client_of(&standby).await, "a").await;
     assert!(second.token() > guard.token(), "{} after {}", second.token(), guard.token());
