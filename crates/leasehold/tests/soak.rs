@@ -24,8 +24,9 @@ const OPERATIONS_PER_CUT: u64 = 20_000;
 /// Attempts that are given up are at so few locks, because the key of a lock with a tombstone stays for an hour.
 const GIVEN_UP_LOCKS: u64 = 32;
 
-/// Those, the lock that many want, the clock of tokens and the layout.
-const MAX_KEYS: u64 = GIVEN_UP_LOCKS + 3;
+/// Those, the lock that many want, the clock of tokens, the layout, and the records of both clients; and tombstones of commands that a
+/// cut left without an answer, for a minute: at most one for each task and cut.
+const MAX_KEYS: u64 = GIVEN_UP_LOCKS + 5 + 8 * TASKS as u64;
 
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
