@@ -1,4 +1,4 @@
-//! One leader, whose address everybody knows.
+//! One leader, which publishes its address.
 
 use leasehold::{Client, Error};
 

@@ -23,8 +23,8 @@ use crate::inspect::HolderInfo;
 const FORMAT: &str = "lease1";
 
 /// The id of a detached lease: [`Guard::detach`] returns it, and [`Client::attach`] turns it into a guard again, in any
-/// process. Whoever has the id can renew and release the lease, so it is a secret. It contains 128 bits that can't be guessed,
-/// and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
+/// process. Any program that has the id can renew and release the lease, so the id is a secret. It contains 128 bits that can't
+/// be guessed, and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
 ///
 /// ```
 /// # leasehold::doc_test(async {

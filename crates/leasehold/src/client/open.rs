@@ -64,7 +64,7 @@ impl Client {
         let session = Arc::new(Session::new(random_id()?, clock.clone(), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let (limit, shown, metered) = (options.connect_timeout, url.clone(), telemetry.clone());
         let open = move || async move {
             let opening = async { Ok(metered.meter(open(id, inbox, clock).await?)) };
@@ -75,9 +75,9 @@ impl Client {
             };
             tokio::time::timeout(limit, opening).await.unwrap_or_else(late)
         };
-        let report = move |ready| tell.send(ready).is_ok();
+        let report = move |ready| sender.send(ready).is_ok();
         driver::start(session.clone(), open, report, thread_failed).map_err(thread_failed)?;
-        let store = told.await.map_err(|_| {
+        let store = receiver.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = client_name(session.id), "connected");

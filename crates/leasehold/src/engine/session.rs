@@ -277,7 +277,7 @@ impl Session {
         is_handed_off
     }
 
-    // --- The whole -------------------------------------------------------------------------------
+    // --- Closing ---------------------------------------------------------------------------------
 
     /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {

@@ -88,10 +88,10 @@ impl Session {
         };
         match entry.release_outcome() {
             Some(given) => {
-                // The future was told, and no one else refers to the entry. Wakers are dropped with the mutex free.
-                let told = table.entries.remove(watch.sequence);
+                // The future has the result, and nothing else refers to the entry. Wakers are dropped with the mutex free.
+                let ended = table.entries.remove(watch.sequence);
                 drop(table);
-                drop(told);
+                drop(ended);
                 Poll::Ready(given)
             }
             None => {

@@ -146,12 +146,12 @@ impl Redis {
                 if is_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
         }
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = tell.send(work.await);
+            let _ = sender.send(work.await);
         });
-        Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
+        Box::pin(async move { receiver.await.unwrap_or_else(|_| otherwise()) })
     }
 }
 

@@ -107,7 +107,7 @@ impl ClientTelemetry {
             },
             wait: histogram!(names::WAIT, labels()),
             hold: histogram!(names::HOLD, labels()),
-            handover: histogram!(names::HANDOVER, labels()),
+            handoff: histogram!(names::HANDOFF, labels()),
             leases_held: gauge!(names::LEASES_HELD, labels()),
             attempts_waiting: gauge!(names::ATTEMPTS_WAITING, labels()),
             local_handoffs: counter!(names::LOCAL_HANDOFFS, labels()),
@@ -155,7 +155,7 @@ struct LockHandles {
     outcomes: Outcomes,
     wait: Histogram,
     hold: Histogram,
-    handover: Histogram,
+    handoff: Histogram,
     leases_held: Gauge,
     attempts_waiting: Gauge,
     local_handoffs: Counter,
@@ -209,7 +209,7 @@ impl LockTelemetry {
     /// Records the time from the store's grant until the waiter's task ran.
     pub(crate) fn handed_over(&self, latency: Duration) {
         if let Some(handles) = &self.0 {
-            handles.handover.record(latency);
+            handles.handoff.record(latency);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What an attempt is told to do, and how it ends.
+//! The options of an attempt, and its outcome.
 
 use core::time::Duration;
 
