@@ -18,6 +18,7 @@ use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
+use crate::store::inspect_all;
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
@@ -143,22 +144,10 @@ impl Client {
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         handle.check_open()?;
-        let mut views = match handle.store.inspect_all() {
-            Some(answers) => {
-                let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let view = |(resource, answer)| handle.view(&resource, answer);
-                answers.into_iter().map(view).collect::<Result<Vec<_>, _>>()?
-            }
-            None => {
-                let resources = handle.store.list().await;
-                let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let mut views = Vec::with_capacity(resources.len());
-                for resource in resources {
-                    views.push(handle.inspect(resource).await?);
-                }
-                views
-            }
-        };
+        let listed = inspect_all(&*handle.store).await;
+        let listed = listed.map_err(|error| Error::from_store(&handle.url, &error))?;
+        let view = |(resource, answer)| handle.view(&resource, answer);
+        let mut views = listed.into_iter().map(view).collect::<Result<Vec<_>, _>>()?;
         views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty() || view.foreign.is_some());
         Ok(views)
     }

@@ -1,6 +1,7 @@
 //! One command of a caller in flight: sends it, receives the answer, and updates the table.
 //!
-//! Every command of a caller takes this path. The driver does not, because it sends batches.
+//! Every command of a caller for an attempt or a lease takes this path. The driver does not, because it sends batches, and neither do
+//! look-ups, which change no table, nor several locks at once, which are one command.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};

@@ -277,12 +277,7 @@ impl Reconnector {
             if connections.is_closed() {
                 return;
             }
-            let mut driver_conn = connections.driver_conn();
-            if driver_conn
-                .send_packed_command(&redis::cmd("PING"))
-                .await
-                .is_err_and(|error| error.code().is_none())
-            {
+            if !connections.responds().await {
                 return;
             }
         }
