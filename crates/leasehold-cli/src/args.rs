@@ -294,7 +294,7 @@ pub(crate) struct WatchArgs {
     /// Print each change as a JSON object on a line
     #[arg(long)]
     pub(crate) json: bool,
-    /// The time between two looks. Each of them reads all locks in use
+    /// The time between two refreshes. Each of them reads all locks in use
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
     /// Only the locks of this name
@@ -367,7 +367,7 @@ pub(crate) struct LeaseArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct ReleaseArgs {
-    /// Release the lock of this name, whoever holds it. The holder may still be working, and only tokens distinguish it from
+    /// Release the lock of this name without a lease id. The holder may still be working, and only tokens distinguish it from
     /// the next holder
     #[arg(long)]
     pub(crate) force: bool,

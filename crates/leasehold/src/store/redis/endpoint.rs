@@ -175,7 +175,7 @@ impl Drop for Endpoint {
 
 /// Explains a connection that is closed before its first answer.
 fn closed_at_once(address: AddressState) -> String {
-    let what = "the server closes new connections: it may have as many clients as it may (maxclients)";
+    let what = "the server closes new connections: its limit of clients (maxclients) may be reached";
     match address {
         AddressState::Unproven => format!("{what}, or speak TLS only"),
         AddressState::Proven => what.to_owned(),

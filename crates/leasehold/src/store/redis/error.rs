@@ -235,7 +235,7 @@ pub(super) fn explain(error: &RedisError) -> String {
             "the server does not know a command that is needed: it has to be Redis 6.2 or newer"
         }
         _ if text.contains("max number of clients") => {
-            "the server has as many clients as it may: raise maxclients, or close some"
+            "the server's limit of clients is reached: raise maxclients, or close connections"
         }
         _ if text.contains("certificate") || text.contains("Certificate") => {
             return explain_certificate(&text);

@@ -239,7 +239,7 @@ fn client_info() -> Pipeline {
 
 /// The replies came over another connection than was verified. For callers this is a lost connection.
 fn changed() -> RedisError {
-    let what = "the shared connection was made again, or its database was changed";
+    let what = "the shared connection has reconnected, or its database was changed";
     io::Error::new(io::ErrorKind::ConnectionReset, what).into()
 }
 

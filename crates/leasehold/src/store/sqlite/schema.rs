@@ -196,8 +196,7 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
 fn boot_id(path: &Path) -> Result<String, Error> {
     read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
         let shown = path.display();
-        let what =
-            format!("sqlite:{shown}: this system does not name its boots, which a store needs: {error}");
+        let what = format!("sqlite:{shown}: this system reports no boot id, which the store needs: {error}");
         Error::new(ErrorKind::Unsupported, what).with_source(error)
     })
 }
@@ -242,7 +241,7 @@ fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "the file is damaged or no database ({}): move it away, and a new one is created; tokens go on rising by the \
+            "the file is damaged or no database ({}): move it away, and a new one is created; tokens keep rising with the \
              wall clock",
             class_of(error)
         ),
@@ -254,7 +253,7 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
             format!("the file and its directory must be writable for you ({})", class_of(error))
         }
         Some(ErrorCode::SystemIoFailure) => format!(
-            "{}: the disk fails, this is no ordinary file, or its -wal or -shm was removed under others who use it \
+            "{}: the disk fails, this is no ordinary file, or its -wal or -shm was removed while other processes use it \
              (`leasehold doctor` names them to root)",
             class_of(error)
         ),

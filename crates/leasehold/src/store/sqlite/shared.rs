@@ -211,7 +211,7 @@ impl Shared {
             }
             // The client is there but cannot be written to: it keeps its grant, and learns of it at its next re-check.
             Reached::Closed(error) => {
-                tracing::warn!(%error, %client, "a waiter can't be told of its grant");
+                tracing::warn!(%error, %client, "a grant can't be pushed to its waiter");
                 true
             }
             Reached::Gone => false,
