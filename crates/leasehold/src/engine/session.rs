@@ -76,7 +76,7 @@ impl Session {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[cfg(any(test, feature = "_simulation"))]
     pub(crate) fn len(&self) -> usize {
         self.table().entries.len()
@@ -277,7 +277,7 @@ impl Session {
         is_handed_off
     }
 
-    // --- The whole -------------------------------------------------------------------------------
+    // --- Closing ---------------------------------------------------------------------------------
 
     /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {

@@ -7,7 +7,7 @@ use redis::{ErrorKind, RedisError, Value};
 use super::deletes::is_refusal;
 use super::error::OWN;
 
-/// What a connection has found out about its server. All of it is unknown without the right to run INFO.
+/// What a connection has detected about its server. All of it is unknown without the right to run INFO.
 #[derive(Default)]
 pub(super) struct ServerFacts {
     pub(super) run_id: Option<String>,

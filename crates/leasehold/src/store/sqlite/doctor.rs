@@ -13,7 +13,7 @@ use crate::store::StoreError;
 /// How large the log may be while its users move it into the file as they should.
 const LARGE_LOG: u64 = 64 << 20;
 
-/// With less room than this on its disk a file is about to be stuck.
+/// With less free space than this on its disk, writes to the file are about to fail.
 const LITTLE_ROOM: u64 = 64 << 20;
 
 pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {

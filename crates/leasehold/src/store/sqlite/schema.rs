@@ -173,9 +173,9 @@ fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
 }
 
-/// Refuses a database of another program or of another version of this one. One without any table is as good as new.
+/// Refuses a database of another program or of another version of this one. A database without tables counts as new.
 fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
-    // In one transaction, since it may become ours while we look.
+    // In one transaction, because another client may create the schema meanwhile.
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
     let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let tables = count_tables(&transaction)?;
@@ -222,8 +222,8 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// As [`explain`], for who comes to the file. One whose log was removed can't be opened while there are users of the removed one:
-/// the shared memory that is still in place speaks of that.
+/// As [`explain`], for a client that opens the file. If the log was removed, the file can't be opened while processes use the removed
+/// log, because the shared memory that is still in place describes that log.
 fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
     let is_unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
     let strays = if is_unreadable { files::find_strays(path) } else { Vec::new() };

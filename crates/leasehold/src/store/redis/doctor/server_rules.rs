@@ -69,7 +69,7 @@ fn check_version(seen: &Snapshot, component: &mut Component) {
     }
 }
 
-// --- What is kept ----------------------------------------------------------------------------------
+// --- Persistence -----------------------------------------------------------------------------------
 
 fn check_memory(seen: &Snapshot, component: &mut Component) {
     let policy = seen.setting("maxmemory-policy").or(seen.info.get("maxmemory_policy").map(String::as_str));
@@ -264,7 +264,7 @@ fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     );
 }
 
-// --- The way there -----------------------------------------------------------------------------------
+// --- Connections -------------------------------------------------------------------------------------
 
 fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let (Some(clients), Some(most @ 1..)) = (seen.number("connected_clients"), seen.number("maxclients")) {
