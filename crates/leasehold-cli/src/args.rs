@@ -197,7 +197,7 @@ pub(crate) struct WorkArgs {
     #[arg(long, env = "LEASEHOLD_ON_LOST", value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
     /// Shell command to start when the lease is lost, or can't be renewed, for example to send an alert. It gets LEASEHOLD_NAME,
-    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason), and is not waited for
+    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason). leasehold does not wait for it
     #[arg(long, value_name = "SCRIPT", env = "LEASEHOLD_RUN_ON_LOST")]
     pub(crate) run_on_lost: Option<OsString>,
     /// If the lease can't be renewed: time from TERM to the end of the lease
@@ -371,7 +371,7 @@ pub(crate) struct ReleaseArgs {
     /// the next holder
     #[arg(long)]
     pub(crate) force: bool,
-    /// With --force: release only the holder with this token. It notices at its next renewal
+    /// With --force: release only the holder with this token, which detects that at its next renewal
     #[arg(long, value_name = "TOKEN", requires = "force")]
     pub(crate) token: Option<u64>,
     /// Print JSON: {"released": [...]}
