@@ -74,7 +74,7 @@ impl Session {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[cfg(any(test, feature = "_simulation"))]
     pub(crate) fn len(&self) -> usize {
         self.table().entries.len()
@@ -272,7 +272,7 @@ impl Session {
         is_handed_off
     }
 
-    // --- The client ------------------------------------------------------------------------------
+    // --- Closing ---------------------------------------------------------------------------------
 
     /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {

@@ -160,7 +160,7 @@ impl Table {
         }
     }
 
-    /// Counts one entry less that the store may keep something for.
+    /// The store keeps nothing for one more entry: counts it as settled.
     fn on_settled(&mut self, released: Option<ReleaseOutcome>, effects: &mut Effects) {
         self.unsettled -= 1;
         self.unconfirmed += u64::from(released == Some(ReleaseOutcome::Unconfirmed));

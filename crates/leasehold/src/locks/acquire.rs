@@ -145,7 +145,7 @@ impl Lock {
                     unknown()
                 }
             }
-            // The attempt goes on for the other tasks, and its last response may be old: ask the store once more. This attempt
+            // The attempt continues for the other tasks, and its last response may be old: ask the store once more. This attempt
             // does not wait, so it overtakes no waiter in the store's queue.
             CancelledWait::AttemptContinues => {
                 let tried = self.attempt(resource, 1, None, WaitMode::NoWait);

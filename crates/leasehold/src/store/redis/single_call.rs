@@ -1,5 +1,5 @@
-//! One command of a caller to one server, which is the usual case. Nothing here needs a list of commands or of answers. Everything
-//! else goes the way of a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, look-ups, a command that
+//! One command of a caller to one server, which is the usual case. It needs no list of commands or answers. Everything else is
+//! sent as a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, look-ups, a command that
 //! needs the client's record, and a server without a connection.
 //!
 //! The future of a command is large: the redis crate's part alone has 1,128 bytes, more than the allocator's fast lists hold.
