@@ -34,6 +34,7 @@ mod sessions;
 mod time;
 mod tokens;
 
+pub use self::metrics::install_recorder;
 pub use config::{Config, Limits, Listen, Tls};
 pub use server::{Server, StartError, raise_open_files};
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};
