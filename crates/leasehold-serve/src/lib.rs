@@ -28,6 +28,7 @@ mod leases;
 mod listener;
 mod metrics;
 mod observer;
+mod presence;
 mod problem;
 mod server;
 mod sessions;
