@@ -1,4 +1,4 @@
-//! Tells systemd that the service is ready, as `sd_notify(3)` does: the lock is held and the command runs.
+//! Tells systemd that the service is ready, as `sd_notify(3)` does: the lock is held and the command runs, or the server listens.
 
 use std::ffi::OsString;
 use std::io;

@@ -28,12 +28,14 @@ mod leases;
 mod listener;
 mod metrics;
 mod observer;
+mod presence;
 mod problem;
 mod server;
 mod sessions;
 mod time;
 mod tokens;
 
+pub use self::metrics::install_recorder;
 pub use config::{Config, Limits, Listen, Tls};
 pub use server::{Server, StartError, raise_open_files};
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};

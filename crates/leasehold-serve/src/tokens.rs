@@ -166,6 +166,24 @@ mod tests {
         }
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn file_that_others_can_read_or_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "write aaaaaaaaaaaaaaaa\n").unwrap();
+        for (mode, is_refused) in
+            [(0o602, true), (0o604, true), (0o606, true), (0o600, false), (0o640, false)]
+        {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            match Tokens::from_file(&path) {
+                Err(error) => assert!(is_refused && error.contains("chmod 600"), "{mode:o}: {error}"),
+                Ok(_) => assert!(!is_refused, "{mode:o}"),
+            }
+        }
+    }
+
     #[test]
     fn wrong_line_is_named_without_its_token() {
         for (text, says) in [
