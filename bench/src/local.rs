@@ -84,7 +84,11 @@ fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>
 }
 
 async fn total(tasks: Vec<JoinHandle<u32>>) -> f64 {
-    join_all(tasks).await.into_iter().map(|acquisitions| f64::from(acquisitions.expect("it does not panic"))).sum()
+    join_all(tasks)
+        .await
+        .into_iter()
+        .map(|acquisitions| f64::from(acquisitions.expect("it does not panic")))
+        .sum()
 }
 
 async fn alone(report: &mut Report, server: &Server) {

@@ -45,7 +45,11 @@ fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
         "leasehold RwLock",
     ]) {
         let found = figures(cell, row);
-        assert!(found["acquisitions"].iter().all(|acquisitions| *acquisitions > 0.0), "{}: {found:?}", cell.title);
+        assert!(
+            found["acquisitions"].iter().all(|acquisitions| *acquisitions > 0.0),
+            "{}: {found:?}",
+            cell.title
+        );
         assert!(found["overlaps"].iter().all(|overlaps| *overlaps == 0.0), "{}: {found:?}", cell.title);
         assert!(found["calls"].iter().all(|calls| *calls > 0.0), "{}: {found:?}", cell.title);
     }

@@ -2,11 +2,11 @@
 
 mod holding;
 mod locks;
+mod user;
 mod waiting;
 
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
 
 use leasehold::simulation::LeaseProbe;
 use leasehold::{Client, Error, Kind, MutexSet, RwLock, SetGuard};
@@ -18,10 +18,8 @@ use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
 use locks::name;
+use user::{User, span};
 use waiting::{SetAttempt, Waiting};
-
-/// The weight of a writer, which is the capacity of a read-write lock.
-const WRITER: u32 = leasehold_core::weight::WRITER;
 
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
@@ -52,12 +50,6 @@ pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
     with(|world| world.finished[task] = true);
 }
 
-struct User {
-    process: ProcessId,
-    client: Client,
-    task: usize,
-}
-
 /// Whichever ends first; `None` if that is the limit. The future is dropped in any case.
 async fn until<T>(work: impl Future<Output = T>, limit: Sleep) -> Option<T> {
     let (mut work, mut limit) = (pin!(work), pin!(limit));
@@ -66,10 +58,6 @@ async fn until<T>(work: impl Future<Output = T>, limit: Sleep) -> Option<T> {
         Poll::Pending => limit.as_mut().poll(context).map(|()| None),
     })
     .await
-}
-
-fn span(micros: Micros) -> Duration {
-    Duration::from_micros(micros)
 }
 
 impl User {

@@ -21,9 +21,9 @@ use crate::history::{Column, History};
 use crate::plan::{Micros, Plan, SECOND};
 use crate::planted::Planted;
 use crate::rng::Rng;
+use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
 pub use clock::LocalClock;
-use event::Scheduled;
 pub use event::{Content, Event};
 
 thread_local! {
@@ -203,7 +203,7 @@ pub struct World {
     /// Processes that were killed and whose tasks exist still.
     pub killed: Vec<ProcessId>,
     next: u64,
-    events: BinaryHeap<Scheduled>,
+    events: BinaryHeap<Scheduled<Event>>,
 }
 
 /// Calls `f` with the run's state. The engine must not be called from `f`.

@@ -247,7 +247,8 @@ fn sent(listeners: &[Listener]) -> f64 {
 
 /// The cost per acquisition. CPU times are in microseconds.
 fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
-    let Some(acquisitions) = found.get("acquisitions").copied().filter(|acquisitions| *acquisitions > 0.0) else {
+    let Some(acquisitions) = found.get("acquisitions").copied().filter(|acquisitions| *acquisitions > 0.0)
+    else {
         return;
     };
     if is_on_redis {

@@ -1,4 +1,4 @@
-//! One leader, which publishes its address.
+//! One leader, whose address every client can look up.
 
 use leasehold::{Client, Error};
 

@@ -18,6 +18,7 @@ use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
+use crate::store::inspect_all;
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
@@ -113,7 +114,7 @@ impl Client {
         handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
-    /// Whether the store keeps nothing for this client, as far as it knows.
+    /// Whether the store keeps nothing for this client, as far as the client knows.
     #[cfg(test)]
     pub(crate) fn is_settled(&self) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -121,7 +122,7 @@ impl Client {
     }
 
     /// All locks of this store with a holder or a waiter, ordered by name. On Redis this takes one round trip per 1,000 keys
-    /// of each node, and one more. The result is not a snapshot: locks may change during the call.
+    /// of each node, one more, and one per 1,000 clients that hold or wait. The result is not a snapshot: locks may change during the call.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -143,22 +144,10 @@ impl Client {
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         handle.check_open()?;
-        let mut views = match handle.store.inspect_all() {
-            Some(answers) => {
-                let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let view = |(resource, answer)| handle.view(&resource, answer);
-                answers.into_iter().map(view).collect::<Result<Vec<_>, _>>()?
-            }
-            None => {
-                let resources = handle.store.list().await;
-                let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let mut views = Vec::with_capacity(resources.len());
-                for resource in resources {
-                    views.push(handle.inspect(resource).await?);
-                }
-                views
-            }
-        };
+        let listed = inspect_all(&*handle.store).await;
+        let listed = listed.map_err(|error| Error::from_store(&handle.url, &error))?;
+        let view = |(resource, answer)| handle.view(&resource, answer);
+        let mut views = listed.into_iter().map(view).collect::<Result<Vec<_>, _>>()?;
         views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty() || view.foreign.is_some());
         Ok(views)
     }
@@ -209,9 +198,9 @@ impl Client {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases the lease with this token by force, and no other: if the lock has another holder by now, that one keeps it.
-    /// Returns the former holder; `None` if no holder has this token. The holder notices the loss at its next renewal, within a
-    /// third of its ttl.
+    /// Releases the lease with this token by force, and no other: if the lock has a later holder by now, that holder keeps its
+    /// lease. Returns the former holder; `None` if no holder has this token. The former holder detects the loss at its next
+    /// renewal, within a third of its ttl.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -4,7 +4,7 @@ use leasehold::simulation::LeaseProbe;
 use leasehold::{Error, Guard, SetGuard, UpgradableGuard, WriteGuard};
 
 use super::locks::lock_of;
-use super::{User, WRITER};
+use super::user::{User, WRITER};
 use crate::checks::{Promise, Record};
 use crate::executor::ProcessId;
 use crate::plan::{Fault, LockKind, MS, SECOND};

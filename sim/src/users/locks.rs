@@ -2,7 +2,7 @@
 
 use leasehold::{Mutex, ReentrantMutex, RwLock, Semaphore};
 
-use super::{User, span};
+use super::user::{User, span};
 use crate::plan::LockPlan;
 
 impl User {

@@ -1,6 +1,5 @@
-//! What is due, and when.
+//! What is due.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use leasehold::simulation::Answered;
@@ -76,33 +75,5 @@ impl Content {
             Self::Batch(batch) => batch.len(),
             Self::All(attempts) => attempts.len(),
         }
-    }
-}
-
-/// An event of the schedule. Of two at one time, the first that was scheduled comes first.
-pub(super) struct Scheduled {
-    pub(super) at: Micros,
-    pub(super) number: u64,
-    pub(super) event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    /// The earliest is the greatest, for the heap.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
     }
 }

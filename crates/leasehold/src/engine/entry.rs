@@ -301,7 +301,7 @@ impl Entry {
         }
     }
 
-    // --- From stage to stage ---------------------------------------------------------------------
+    // --- Transitions -----------------------------------------------------------------------------
 
     /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {

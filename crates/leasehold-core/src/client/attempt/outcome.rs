@@ -1,4 +1,4 @@
-//! The options of an attempt, and its outcome.
+//! How an attempt waits, and how it ends.
 
 use core::time::Duration;
 

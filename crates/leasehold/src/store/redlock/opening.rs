@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::voter::Voter;
-use super::{NodeInbox, Quorum, VoteOptions, Redlock, STRAGGLER_GRACE};
+use super::{NodeInbox, Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
 use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::store::Inbox;
@@ -89,7 +89,7 @@ impl Quorum {
         if there < quorum_of(self.nodes.len()) {
             let (nodes, needed) = (self.nodes.len(), quorum_of(self.nodes.len()));
             let what =
-                format!("{there} of {nodes} nodes are there, {needed} are needed: {}", errors.join("; "));
+                format!("{there} of {nodes} nodes are connected, {needed} are needed: {}", errors.join("; "));
             return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
         }
         for (node, duplicate) in self.nodes.iter().zip(self.duplicate_nodes()) {
