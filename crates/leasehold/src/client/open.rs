@@ -34,7 +34,7 @@ impl Client {
         let telemetry = ClientTelemetry::new("memory:");
         let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone()), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
-        let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)));
+        let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)), Clock::Manual(clock.clone()));
         driver::start_manual(clock, session.clone(), store.clone());
         let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default(), telemetry);
         Ok(Self { handle: Arc::new(handle) })
@@ -67,7 +67,7 @@ impl Client {
         let (sender, receiver) = oneshot::channel();
         let (limit, shown, metered) = (options.connect_timeout, url.clone(), telemetry.clone());
         let open = move || async move {
-            let opening = async { Ok(metered.meter(open(id, inbox, clock).await?)) };
+            let opening = async { Ok(metered.meter(open(id, inbox, clock.clone()).await?, clock)) };
             let Some(limit) = limit else { return opening.await };
             let late = |_| {
                 let what = format!("{shown}: not connected within {limit:?}");

@@ -12,6 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::metered::Metered;
 use super::{AttemptOutcome, names, renewal_outcome};
+use crate::engine::clock::Clock;
 use crate::store::{CallResult, Store};
 
 /// The maximum number of labels per client. Further labels count as [`OTHER`], because a recorder never removes a label.
@@ -59,9 +60,9 @@ impl ClientTelemetry {
         Self(Arc::new(Handles { store, by_kind, by_label: Mutex::default(), renewals, reconnects }))
     }
 
-    /// The store, with its commands counted and timed.
-    pub(crate) fn meter(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Metered::new(store, &self.0.store))
+    /// The store, with its commands counted and timed by the client's clock.
+    pub(crate) fn meter(&self, store: Arc<dyn Store>, clock: Clock) -> Arc<dyn Store> {
+        Arc::new(Metered::new(store, &self.0.store, clock))
     }
 
     /// The metrics of the locks of this kind without a label.
