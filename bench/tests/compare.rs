@@ -27,7 +27,7 @@ fn figures<'a>(cell: &'a Cell, row: &str) -> &'a BTreeMap<String, Vec<f64>> {
 }
 
 #[test]
-fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
+fn leasehold_runs_beside_the_lower_bounds_and_is_not_broken() {
     let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
     let is_there = |program| matches!(results.peers[program], Presence::There(_));
     assert!(is_there("leasehold") && is_there("bounds"));

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_take_turns_are_fair_and_not_broken() {
+    fn two_tasks_that_alternate_are_fair_and_not_broken() {
         let acquisitions = [
             acquisition(0, 0, 1_000, 2_000),
             acquisition(1, 0, 2_500, 3_000),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_before_it_counts_are_checked_and_not_counted() {
+    fn acquisitions_before_the_window_are_checked_and_not_counted() {
         let window = Window { from_ns: 5_000, ..WINDOW };
         let acquisitions = [
             acquisition(0, 0, 1_000, 2_000),
