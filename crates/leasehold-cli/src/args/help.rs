@@ -34,6 +34,7 @@ in its table:
   [run]
   ttl = \"30s\"
 An option of the command line comes first, then the environment, then the file.
+An option of the file has no effect if another one excludes it that is set.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
@@ -50,6 +51,8 @@ The lease belongs to no process. It expires after --ttl unless it is renewed:
 If a command finds that the lease has ended, it exits with 1. leasehold status
 shows the lease without renewing it. All of them work on every host that reaches
 the store.
+
+If the id can't be written, the lease is released. > /dev/null discards the id.
 
 Whoever has the id can renew and release the lease, so keep it as a password is
 kept: it is not shown by ls and show, and it can't be guessed. Without the id,
@@ -85,7 +88,8 @@ The command gets
 
 With several names, their mutexes are acquired together: all of them or none, in
 an order that can't deadlock. If one of their leases is lost, the command is
-stopped as if all were.
+stopped as if all were. A name that begins with a dash is passed by --name:
+  leasehold run --name=-x -- COMMAND
 
 If systemd runs leasehold as a service with Type=notify, the service counts as
 started once the lock is held and the command runs.
