@@ -21,8 +21,21 @@ pub const SECOND: Micros = 1_000_000;
 pub struct Case {
     /// Where all chance comes from.
     pub seed: u64,
+    /// Some sections end with a detached lease. Another stream of chance decides which, so that the rest of the plan is the same.
+    pub detaches: bool,
     /// What is left out.
     pub without: BTreeSet<Part>,
+}
+
+/// What follows the seed of a case with detached leases.
+const DETACHING: &str = " detaching";
+
+impl Case {
+    /// The case of a seed that was not run before: every other one has detached leases, also of those that are run twice.
+    #[must_use]
+    pub fn fresh(seed: u64) -> Self {
+        Self { seed, detaches: (seed ^ (seed / 100)) % 2 == 1, without: BTreeSet::new() }
+    }
 }
 
 /// A part of a plan.
@@ -69,7 +82,7 @@ impl FromStr for Part {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.seed)?;
+        write!(f, "{}{}", self.seed, if self.detaches { DETACHING } else { "" })?;
         let mut separator = " without ";
         for part in &self.without {
             write!(f, "{separator}{part}")?;
@@ -84,9 +97,10 @@ impl FromStr for Case {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (seed, without) = text.trim().split_once(" without ").unwrap_or((text.trim(), ""));
+        let (seed, detaches) = seed.strip_suffix(DETACHING).map_or((seed, false), |seed| (seed, true));
         let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
         let parts = without.split(',').filter(|part| !part.is_empty());
-        Ok(Self { seed, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+        Ok(Self { seed, detaches, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
     }
 }
 
@@ -111,6 +125,8 @@ pub struct Plan {
     pub repoll_interval: Micros,
     /// Ready tasks run in a random order, not in the order in which they were woken.
     pub shuffles: bool,
+    /// Some sections end with a detached lease.
+    pub detaches: bool,
 }
 
 /// A client's machine.
@@ -241,6 +257,23 @@ pub enum End {
     Downgrade,
     /// The lock is released by force, by its holder or another.
     Force,
+    /// The guard is detached. Then this is done with the lease that was detached first, by any client.
+    Detach(Next),
+}
+
+/// What is done with a detached lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: another task finds it, or it expires.
+    Leave,
+    /// `renew_lease`.
+    Renew,
+    /// `attach`, and `release`.
+    Release,
+    /// `attach`, a section, and `detach`.
+    Attach,
+    /// `attach`, a section, and the guard is dropped.
+    Drop,
 }
 
 /// Something that goes wrong.
@@ -305,6 +338,9 @@ impl Plan {
     #[must_use]
     pub fn new(case: &Case) -> Self {
         let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        if case.detaches {
+            plan.detach_some(&mut Rng::new(case.seed, 3));
+        }
         for part in &case.without {
             match *part {
                 Part::Client(client) => {
@@ -330,6 +366,20 @@ impl Plan {
         let faults = std::mem::take(&mut plan.faults).into_iter().enumerate();
         plan.faults = faults.filter(|(fault, _)| !without(*fault)).map(|(_, plan)| plan).collect();
         plan
+    }
+
+    /// Lets some sections end with a detached lease.
+    fn detach_some(&mut self, rng: &mut Rng) {
+        self.detaches = true;
+        let locks = &self.locks;
+        for op in self.tasks.iter_mut().flat_map(|task| &mut task.ops) {
+            // The checks know the owner of a reentrant mutex by its task.
+            let is_eligible = op.share != Share::Set && locks[op.lock].kind != LockKind::Reentrant;
+            if rng.chance(300) && is_eligible && matches!(op.end, End::Release | End::Drop) {
+                let next = rng.pick(&[Next::Leave, Next::Renew, Next::Release, Next::Attach, Next::Drop]);
+                op.end = End::Detach(next);
+            }
+        }
     }
 
     /// The parts that could be left out of this case, large ones first.
@@ -387,6 +437,7 @@ impl Drawing {
             server_ppm: self.ppm(),
             repoll_interval,
             shuffles: self.rng.chance(500),
+            detaches: false,
         }
     }
 

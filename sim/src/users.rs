@@ -1,5 +1,6 @@
 //! The users of the locks: tasks that do what their plan says, with the library's own types.
 
+mod detached;
 mod holding;
 
 use std::pin::pin;
@@ -14,6 +15,7 @@ use crate::executor::ProcessId;
 use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::transport::Sleep;
 use crate::world::{try_with, with};
+pub(crate) use detached::Detached;
 use holding::{Got, Held, Registration};
 
 /// The weight of a writer, which is the capacity of a read-write lock.
@@ -44,6 +46,11 @@ pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
             user.sleep(left + hold / 2).await;
         }
         user.last(*lock, *hold).await;
+    }
+    if plan.detaches {
+        // A detached lease is not released when its client is closed.
+        let left = with(|world| world.books.healthy_from.saturating_sub(world.now));
+        user.sleep(left).await;
     }
     with(|world| world.finished[task] = true);
 }
@@ -321,6 +328,9 @@ impl User {
     }
 
     async fn finish(&self, op: &Op, held: Held) {
+        if let End::Detach(next) = op.end {
+            return self.detach(op, held, next).await;
+        }
         let Held { records, got } = held;
         match op.end {
             End::Drop => {

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -20,6 +20,7 @@ use crate::plan::{Micros, Plan, SECOND};
 use crate::planted::Planted;
 use crate::rng::Rng;
 use crate::server::{Server, ServerClock};
+use crate::users::Detached;
 
 thread_local! {
     static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };
@@ -333,6 +334,8 @@ pub struct World {
     pub history: History,
     /// By lock.
     pub demand: Vec<Demand>,
+    /// The detached leases that no task uses now, in the order in which they were detached.
+    pub(crate) detached: VecDeque<Detached>,
     /// How far each task has come.
     pub progress: Vec<usize>,
     /// The tasks that have done everything.
@@ -415,6 +418,7 @@ impl World {
             ),
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
+            detached: VecDeque::new(),
             progress: vec![0; plan.tasks.len()],
             finished: plan
                 .tasks
