@@ -45,7 +45,8 @@ impl Lock {
     /// The lock that the arguments of `run` name. Inspection shows the label.
     pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
         let ttl = &args.work.ttl;
-        let [typed, others @ ..] = &args.names[..] else { return Err(Stop::usage("name a lock")) };
+        let names = args.names();
+        let [typed, others @ ..] = &names[..] else { return Err(Stop::usage("name a lock")) };
         if let Some(period) = args.once_per {
             let name = name(typed)?.to_owned();
             let once = client.once_per(&name, period).ttl(*ttl).label(label);
@@ -58,13 +59,13 @@ impl Lock {
         if others.is_empty() {
             return Self::of_kind(client, typed, &args.kind, &options, waits);
         }
-        Self::several(client, &args.names, &options, waits)
+        Self::several(client, &names, &options, waits)
     }
 
     /// Several mutexes, all or none of which are acquired.
     fn several(
         client: &Client,
-        typed: &[OsString],
+        typed: &[&OsString],
         options: &LeaseOptions<'_>,
         waits: bool,
     ) -> Result<Self, Stop> {
@@ -149,6 +150,15 @@ impl Lock {
         Ok(last)
     }
 
+    /// All of the locks that the attempt needs.
+    pub(crate) async fn inspect_all(&self) -> Result<Vec<LockInfo>, Error> {
+        let mut all = Vec::new();
+        for name in &self.names {
+            all.push(self.client.inspect(self.kind(), name).await?);
+        }
+        Ok(all)
+    }
+
     /// Waits at most `limit` for the lock.
     pub(crate) async fn acquire(&self, limit: Duration) -> Result<Option<Held>, Stop> {
         let one = |acquired: Result<Option<Guard>, Error>| acquired.map(|guard| guard.map(Held::from));
@@ -176,9 +186,9 @@ impl Lock {
     /// lock first and then inspects the other kind, so of two commands at least one sees the other.
     async fn refuse_mixture(&self) -> Result<(), Stop> {
         let (other, advice) = match self.variant {
-            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
+            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) => (Kind::ReadWrite, "pass -x or -s"),
             Variant::Shared(_) | Variant::Exclusive(_) => {
-                (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
+                (Kind::Mutex, "pass neither -s nor -x, or one in every run")
             }
             // A start of once-per-period work can't be undone.
             Variant::Permit(_) | Variant::Once(_) | Variant::Leadership(_) => return Ok(()),

@@ -12,7 +12,7 @@ pub(crate) fn ready() {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, b"READY=1")
     {
-        message(format_args!("the service manager was not told that the service is ready: {error}"));
+        message(format_args!("the service manager could not be notified: {error}"));
     }
 }
 

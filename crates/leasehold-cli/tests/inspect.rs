@@ -64,14 +64,14 @@ fn barrier_is_shown_with_parties_and_rounds() {
     };
     let show = || String::from_utf8(place.output(&["show", "--kind", "barrier", "a"]).stdout).unwrap();
     let first = wait();
-    until(|| show().contains("1 of 2 parties have come\n").then_some(()));
+    until(|| show().contains("1 of 2 parties have arrived\n").then_some(()));
     let text = show();
     assert!(text.contains("\nhere is ") && !text.contains("permits") && !text.contains("passed"), "{text}");
     for party in [first, wait()] {
         party.join().unwrap();
     }
     let text = show();
-    assert!(text.contains("1 round has passed lately\n") && text.contains("\nfree\n"), "{text}");
+    assert!(text.contains("1 round has passed recently\n") && text.contains("\nfree\n"), "{text}");
     let output = place.output(&["show", "--json", "--kind", "barrier", "a"]);
     let view: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&view["rounds"], &view["holders"]), (&1.into(), &serde_json::json!([])));
@@ -140,4 +140,22 @@ fn help_names_every_exit_code() {
         assert!(text.contains("min-hold"), "{shell}");
     }
     assert!(place.output(&["--version"]).stdout.starts_with(b"leasehold "));
+}
+
+#[test]
+fn name_with_invisible_characters_cannot_disguise_itself() {
+    let place = Place::new();
+    let name = "dep\u{202e}yol\u{2069}\u{200b}";
+    let shown = "dep\\u{202e}yol\\u{2069}\\u{200b}";
+    let mut holder = place.start(&["run", "--label", "a\u{200f}b", name, "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    for args in [&["ls"][..], &["show", name]] {
+        let text = String::from_utf8(place.output(args).stdout).unwrap();
+        assert!(text.contains(shown) && text.contains("(a\\u{200f}b)"), "{args:?}: {text}");
+        assert!(!text.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']), "{args:?}: {text:?}");
+    }
+    let said = place.code(&["wait", "-w", "0", name]).1;
+    assert!(said.contains(shown), "{said}");
+    let mut watch = place.start(&["watch", "--plain", "--interval", "0.05"]);
+    assert!(watch.line().contains(shown));
 }

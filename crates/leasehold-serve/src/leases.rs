@@ -1,7 +1,7 @@
 //! The leases that callers hold through this server.
 //!
-//! A lease's id is 128 random bits, and whoever knows it may renew and release the lease. An ended lease keeps its id for a
-//! while, so that a late caller is told what happened.
+//! A lease's id is 128 random bits; with it, a caller may renew and release the lease. The ids of ended leases are kept for a
+//! while, so that a late request gets the reason.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -81,7 +81,7 @@ pub(crate) struct Lease {
     pub(crate) name: String,
     pub(crate) token: Token,
     pub(crate) session: Option<Id>,
-    /// Empty once somebody releases it.
+    /// Empty once a release has begun.
     held: RwLock<Option<Held>>,
     /// Its share of the limit.
     _permit: OwnedSemaphorePermit,

@@ -100,7 +100,7 @@ impl Metrics {
         Self(handle().clone())
     }
 
-    /// Adds the samples of histograms up. Without it they would be kept until somebody asks for the metrics.
+    /// Adds the samples of histograms up. Without this they would be kept until the metrics are read.
     pub(crate) fn upkeep(&self) {
         self.0.run_upkeep();
     }

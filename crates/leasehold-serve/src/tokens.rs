@@ -13,7 +13,7 @@ const MAX_TOKEN_BYTES: usize = 1024;
 /// What a request may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
-    /// Everyone: the dashboard's page, which has no data, and the description of the API.
+    /// No token needed: the dashboard's page, which has no data, and the description of the API.
     Public,
     /// States, metrics and events.
     Read,
@@ -67,7 +67,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// A message that names the file and the line, or why the file can't be read. A file that everyone may read is an error.
+    /// A message that names the file and the line, or why the file can't be read. A file that all users may read is an error.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let unreadable = |error: std::io::Error| format!("{shown}: it can't be read: {error}");

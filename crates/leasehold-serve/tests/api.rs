@@ -403,7 +403,7 @@ async fn unusable_address_is_refused_with_the_fix() {
     };
     assert!(refused(Listen::Tcp("127.0.0.1:0".to_owned())).await.contains("need a token"));
     assert!(refused(Listen::Unix(place.path("socket"))).await.contains("another server listens"));
-    assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("no socket"));
+    assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("not a socket"));
     assert!(refused(Listen::Unix(place.path("missing/socket"))).await.contains("can't listen"));
     // The socket of a server that was killed.
     let stale = place.path("stale");

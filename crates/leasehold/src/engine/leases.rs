@@ -6,7 +6,6 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token};
 
 use super::entry::{Entry, Transmit};
-use super::local_queue::{LocalQueue, QueueState};
 use super::session::{Closed, Session};
 use super::table::Effects;
 
@@ -41,6 +40,8 @@ pub(crate) struct AttachedLease {
     pub(crate) detached: DetachedLease,
     pub(crate) token: Token,
     pub(crate) replicas: u32,
+    /// The lease is only renewed: this client never releases it.
+    pub(crate) is_borrowed: bool,
 }
 
 impl Session {
@@ -57,7 +58,7 @@ impl Session {
             let entry = table.entries.get_mut(&sequence).ok_or(Loss::Closed)?;
             let detached = entry.detach(now)?;
             if let Some(queue) = queue {
-                table.hand_off(queue, sequence, now, &mut effects);
+                table.hand_off_held(queue, sequence, now, &mut effects);
             }
             table.reconcile(sequence, now, &mut effects);
             detached
@@ -86,6 +87,12 @@ impl Session {
         }
         self.apply_effects(effects);
         Ok(sequence)
+    }
+
+    /// The attempt that the store knows as the holder of this lease.
+    #[cfg(feature = "_simulation")]
+    pub(crate) fn acquisition(&self, sequence: u64) -> Option<Acquisition> {
+        self.table().entries.get(&sequence)?.acquisition()
     }
 
     /// The grant that gave a lease this token; none if the lease was granted without a wait.
@@ -139,10 +146,7 @@ impl Session {
         let mut effects = Effects::default();
         let ended = {
             let mut table = self.table();
-            let has_lease =
-                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
-            let queue = queue.filter(|queue| table.local_queues.by_id.get(queue).is_some_and(has_lease));
-            if queue.is_some_and(|queue| table.hand_off(queue, lease, now, &mut effects)) {
+            if queue.is_some_and(|queue| table.hand_off_held(queue, lease, now, &mut effects)) {
                 table.reconcile(lease, now, &mut effects);
                 EndedHold::HandedOff
             } else {

@@ -48,7 +48,8 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
-    /// Also writes the client's record at the same time, if these commands are the first that need it.
+    /// Also writes the client's record at the same time, if these commands are the first that need it, and keeps those of
+    /// other clients whose leases they renew.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -56,15 +57,20 @@ impl Nodes {
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
-        if !self.record().must_cover(batch) {
-            return self.send(batch, replicas, floor, is_atomic).await;
+        let (must_write, others) = (self.record().must_cover(batch), self.record().take_others(batch));
+        let send = self.send(batch, replicas, floor, is_atomic);
+        if !must_write && others.is_empty() {
+            return send.await;
         }
-        let write = timeout(RECORD_TIMEOUT, self.write_record());
-        let (written, answers) = Box::pin(join(write, self.send(batch, replicas, floor, is_atomic))).await;
-        if written != Ok(true) {
-            self.record().request_write();
-        }
-        answers
+        let write = async {
+            if must_write && timeout(RECORD_TIMEOUT, self.write_record()).await != Ok(true) {
+                self.record().request_write();
+            }
+            if timeout(RECORD_TIMEOUT, self.keep_others(&others)).await != Ok(true) {
+                others.iter().for_each(|(client, _)| self.record().retry_other(*client));
+            }
+        };
+        Box::pin(join(write, send)).await.1
     }
 
     async fn send(
