@@ -173,21 +173,6 @@ async fn hand_off_between_tasks_is_counted_and_has_no_latency() {
     assert_eq!(gauge("leasehold_leases_held", &[("label", "local")]), 0.0);
 }
 
-/// With a clock that a test moves, no real time is measured.
-#[tokio::test]
-async fn commands_are_timed_by_the_clock_of_the_client() {
-    recorder();
-    let store = leasehold::testing::TestStore::new();
-    let lock = store.client().unwrap().mutex("a").metrics_label("manual").ttl(Duration::from_secs(10));
-    let guard = lock.lock().await.unwrap();
-    store.advance(Duration::from_secs(60));
-    assert!(guard.is_held());
-    // Other tests renew leases in memory too, by the real clock.
-    let renewals = histogram("leasehold_command_seconds", &[("command", "renew"), ("store", "memory")]);
-    let instant = renewals.iter().filter(|took| **took == 0.0).count();
-    assert!(instant >= 10, "{renewals:?}");
-}
-
 #[tokio::test]
 async fn every_lock_of_a_set_is_counted() {
     let client = connect("memory:").await;
