@@ -193,29 +193,21 @@ impl Item {
     }
 }
 
-/// Folders and files of the library that have no public items.
-const PRIVATE: [&str; 10] = [
-    "fuzzing.rs",
-    "engine",
-    "engine.rs",
-    "store",
-    "store.rs",
-    "tests",
-    "tests.rs",
-    "handle.rs",
-    "simulation",
-    "simulation.rs",
-];
+/// Folders and files of a crate, below `src`, that have no public items for users.
+const PRIVATE: [&str; 8] =
+    ["fuzzing.rs", "engine", "engine.rs", "store", "store.rs", "handle.rs", "simulation", "simulation.rs"];
 
-fn public_items(folder: &Path, items: &mut Vec<Item>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let entry = entry.unwrap();
-        let (path, name) = (entry.path(), entry.file_name());
-        if PRIVATE.iter().any(|private| name == *private) {
+/// The items of the files below `src/FOLDER`. Unit tests have none.
+fn public_items(src: &Path, folder: &Path, items: &mut Vec<Item>) {
+    for entry in fs::read_dir(src.join(folder)).unwrap() {
+        let (path, name) = (entry.as_ref().unwrap().path(), entry.unwrap().file_name());
+        let below = folder.join(&name);
+        let is_private = PRIVATE.iter().any(|private| below == Path::new(private));
+        if is_private || name == "tests" || name == "tests.rs" {
             continue;
         } else if path.is_dir() {
-            public_items(&path, items);
-        } else {
+            public_items(src, &below, items);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             items.extend(Item::all(&fs::read_to_string(path).unwrap()));
         }
     }
@@ -224,8 +216,13 @@ fn public_items(folder: &Path, items: &mut Vec<Item>) {
 #[test]
 fn every_public_item_has_an_example_and_every_async_one_states_its_cancel_safety() {
     let mut items = Vec::new();
-    public_items(&root().join("crates/leasehold/src"), &mut items);
+    public_items(&root().join("crates/leasehold/src"), Path::new(""), &mut items);
     assert!(items.len() > 150, "only {} public items were found", items.len());
+    // A file of the same name as a private folder, in a public one.
+    assert!(items.iter().any(|item| item.declaration.starts_with("pub fn redis_connection")));
+    let of_library = items.len();
+    public_items(&root().join("crates/leasehold-serve/src"), Path::new(""), &mut items);
+    assert!(items.len() > of_library + 15, "leasehold-serve has {} public items", items.len() - of_library);
     let without: Vec<&str> =
         items.iter().filter(|item| item.lacks_example()).map(|item| item.declaration.as_str()).collect();
     assert!(without.is_empty(), "{} public items have no example: {without:#?}", without.len());

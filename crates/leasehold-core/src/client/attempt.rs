@@ -234,9 +234,9 @@ impl AcquireMachine {
             }
             Reply::Queued(queued) => {
                 self.has_waited = true;
-                let told = self.early_next.take().filter(|(_, at)| *at >= answer.at);
-                let told = told.map_or(*queued, |(head, _)| head.into());
-                let repoll_at = self.next_repoll(now, sent_at, answer.at, told);
+                let early = self.early_next.take().filter(|(_, at)| *at >= answer.at);
+                let queued = early.map_or(*queued, |(head, _)| head.into());
+                let repoll_at = self.next_repoll(now, sent_at, answer.at, queued);
                 self.phase = Phase::Queued { repoll_at };
                 if let Some(pushed) = self.early_push.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));

@@ -301,8 +301,8 @@ impl NodeReplies {
     /// Whether a quorum has replied.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
-        let said = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
-        said.count() >= quorum_of(self.replies.len())
+        let answered = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
+        answered.count() >= quorum_of(self.replies.len())
     }
 
     /// The result, once no further reply can change it.

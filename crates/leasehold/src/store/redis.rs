@@ -149,12 +149,12 @@ impl Redis {
             // The driver: it sends its batches itself.
             return Box::pin(work);
         }
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = tell.send(work.await);
+            let _ = sender.send(work.await);
         });
-        Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
+        Box::pin(async move { receiver.await.unwrap_or_else(|_| otherwise()) })
     }
 }
 
