@@ -81,8 +81,8 @@ fn rows<'d>(document: &'d str, head: &str) -> Vec<Vec<&'d str>> {
 }
 
 /// What is wrong with a record of bugs: a test that does not exist, a commit that is no short id, a command without the commit that
-/// mended the bug, a heading that is no promise, or a count by finder that is not the number of rows.
-fn faults_of_the_record(record: &str, guarantees: &str, code: &str) -> Vec<String> {
+/// mended the bug, a heading that is not among the promises, or a count by finder that is not the number of rows.
+fn faults_of_the_record(record: &str, promises: &str, code: &str) -> Vec<String> {
     let is_commit = |text: &str| text.len() == 7 && text.chars().all(|c| c.is_ascii_hexdigit());
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let bugs = rows(record, "| what broke | found by |");
@@ -102,9 +102,9 @@ fn faults_of_the_record(record: &str, guarantees: &str, code: &str) -> Vec<Strin
             faults.push(format!("{what}: missing tests {missing:?}, or no commit: {commit}, {command}"));
         }
     }
-    let promises = record.lines().filter_map(|line| line.strip_prefix("### "));
-    let is_new = |promise: &&str| !guarantees.contains(*promise);
-    faults.extend(promises.filter(is_new).map(|promise| format!("{promise:?} is not in the guarantees")));
+    let headings = record.lines().filter_map(|line| line.strip_prefix("### "));
+    let is_new = |heading: &&str| !promises.contains(*heading);
+    faults.extend(headings.filter(is_new).map(|heading| format!("{heading:?} is no promise of a document")));
     for finder in rows(record, "| found by | what that is |") {
         let count = bugs.iter().filter(|bug| finder[0] == "all" || bug.get(1) == Some(&finder[0])).count();
         if finder.last() != Some(&count.to_string().as_str()) {
@@ -121,9 +121,10 @@ fn record_of_bugs_names_tests_commits_and_promises_that_exist() {
         sources(&root().join(folder), &mut code);
     }
     let record = fs::read_to_string(root().join("docs/robustness.md")).unwrap();
-    let guarantees = fs::read_to_string(root().join("docs/guarantees.md")).unwrap().replace('\n', " ");
+    let read = |name: &str| fs::read_to_string(root().join(format!("docs/{name}.md"))).unwrap();
+    let promises = ["guarantees", "operations", "http-api"].map(read).concat().replace('\n', " ");
     assert!(rows(&record, "| what broke | found by |").len() > 100);
-    assert_eq!(faults_of_the_record(&record, &guarantees, &code), Vec::<String>::new());
+    assert_eq!(faults_of_the_record(&record, &promises, &code), Vec::<String>::new());
 }
 
 #[test]
