@@ -42,7 +42,7 @@ impl Entry {
         let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
         let mut entry = Self::new(resource, None, terms, min_hold, machine);
-        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for };
+        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
         let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until);
         entry.stage =

@@ -96,9 +96,29 @@ fn longest(batch: &[(Arc<Resource>, Command)]) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release};
 
     use super::*;
+
+    #[test]
+    fn record_covers_the_minimum_hold_of_a_release() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let release = |seconds| {
+            let release = Release { min_hold: Duration::from_secs(seconds), ..Release::now(acquisition) };
+            [(resource.clone(), Command::Release(release))]
+        };
+        assert!(!record.must_cover(&release(0)));
+        assert!(record.must_cover(&release(3_600)) && record.covers(&release(3_600)));
+        assert!(!record.covers(&release(7_200)));
+    }
+
+    /// An expiry that is moved too late ends the record of a live client: a refresh may fail once.
+    #[test]
+    fn record_is_refreshed_before_it_expires() {
+        assert!(RECORD_REFRESH < MIN_COVERED && RECORD_REFRESH <= Duration::from_secs(300));
+    }
 
     #[test]
     fn record_is_written_for_the_first_attempt_and_for_longer_ones() {

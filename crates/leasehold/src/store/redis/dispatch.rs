@@ -8,7 +8,7 @@ use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::connections::Connections;
@@ -16,7 +16,6 @@ use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::limits::RECORD_TIMEOUT;
 use super::subscriptions::{require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
@@ -48,7 +47,8 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
-    /// Also writes the client's record at the same time, if these commands are the first that need it.
+    /// Also has the client's record written at the same time, if these commands are the first that need it. They do not wait
+    /// for it, since it may be on a node that does not answer.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -56,24 +56,10 @@ impl Nodes {
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
-        if !self.record().must_cover(batch) {
-            return self.send(batch, replicas, floor, is_atomic).await;
-        }
-        let write = timeout(RECORD_TIMEOUT, self.write_record());
-        let (written, answers) = Box::pin(join(write, self.send(batch, replicas, floor, is_atomic))).await;
-        if written != Ok(true) {
+        if self.record().must_cover(batch) {
+            // By its keeper: this future may be dropped.
             self.record().request_write();
         }
-        answers
-    }
-
-    async fn send(
-        &self,
-        batch: &[(Arc<Resource>, Command)],
-        replicas: u32,
-        floor: Option<Token>,
-        is_atomic: bool,
-    ) -> Vec<CallResult> {
         match self {
             Self::Server { endpoint, voting, .. } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{Answer, ClientId, Reply};
@@ -11,7 +12,7 @@ use tokio::time::timeout;
 
 use super::connections::Connections;
 use super::error::CallError;
-use super::limits::{RECORD_REFRESH, RECORD_RETRY};
+use super::limits::{CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
 use super::nodes::Nodes;
 use super::{slot_unassigned, wire};
 use crate::metadata::HolderMetadata;
@@ -28,7 +29,8 @@ impl Nodes {
     /// Writes the client's record. Returns whether it is there, or need not be.
     pub(super) async fn write_record(&self) -> bool {
         let Some(command) = self.record().command() else { return true };
-        let is_written = self.run_plain(&[(self.record().slot(), command)]).await.iter().all(Option::is_some);
+        let commands = [(self.record().slot(), command)];
+        let is_written = self.run_plain(&commands, CONNECT_TIMEOUT).await.iter().all(Option::is_some);
         if !is_written {
             tracing::debug!("the client's metadata could not be stored yet");
         }
@@ -61,7 +63,7 @@ impl Nodes {
                 (slot_of_client(*client), get)
             };
             let commands: Vec<_> = page.iter().map(read).collect();
-            for (client, value) in page.iter().zip(self.run_plain(&commands).await) {
+            for (client, value) in page.iter().zip(self.run_plain(&commands, RECORD_TIMEOUT).await) {
                 if let Some(record) = value.and_then(|value| redis::from_redis_value::<String>(value).ok()) {
                     records.insert(*client, record);
                 }
@@ -74,8 +76,8 @@ impl Nodes {
         }
     }
 
-    /// Runs commands about keys in these slots, one pipeline per node. `None` for a command that failed.
-    async fn run_plain(&self, commands: &[(u16, redis::Cmd)]) -> Vec<Option<Value>> {
+    /// Runs commands about keys in these slots, one pipeline per node, each within this time. `None` for a command that failed.
+    async fn run_plain(&self, commands: &[(u16, redis::Cmd)], limit: Duration) -> Vec<Option<Value>> {
         let mut answers: Vec<Option<Value>> = vec![None; commands.len()];
         let mut pending: Vec<usize> = (0..commands.len()).collect();
         for _ in 0..MAX_ROUNDS {
@@ -84,11 +86,12 @@ impl Nodes {
                 groups.entry(self.master_of(commands[at].0)).or_default().push(at);
             }
             let run = async |group: Vec<usize>| {
-                let Ok(connections) = self.connections_of(commands[group[0]].0).await else {
-                    return (group, Vec::new());
+                let send = async {
+                    let connections = self.connections_of(commands[group[0]].0).await.ok()?;
+                    let group_commands = group.iter().map(|at| commands[*at].1.clone()).collect();
+                    Some(wire::pipeline(&mut connections.driver_conn(), group_commands, false).await)
                 };
-                let group_commands = group.iter().map(|at| commands[*at].1.clone()).collect();
-                let values = wire::pipeline(&mut connections.driver_conn(), group_commands, false).await;
+                let values = timeout(limit, send).await.ok().flatten().unwrap_or_default();
                 (group, values)
             };
             for (group, values) in join_all(groups.into_values().map(run)).await {
