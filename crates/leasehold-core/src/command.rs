@@ -171,6 +171,20 @@ pub enum Reply {
     },
 }
 
+impl Reply {
+    /// The client of each holder and waiter that the reply shows, and their metadata.
+    pub fn metadata_mut(&mut self) -> impl Iterator<Item = (ClientId, &mut Arc<str>)> {
+        let (holders, waiters): (&mut [Holder], &mut [QueueEntry]) = match self {
+            Self::View(view) => (&mut view.holders, &mut view.waiters),
+            Self::Forced(holders) => (holders, &mut []),
+            _ => (&mut [], &mut []),
+        };
+        let holders = holders.iter_mut().map(|holder| (holder.acquisition.client, &mut holder.metadata));
+        let waiters = waiters.iter_mut().map(|waiter| (waiter.acquisition.client, &mut waiter.metadata));
+        holders.chain(waiters)
+    }
+}
+
 /// A granted lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {

@@ -191,6 +191,55 @@ async fn node_of_the_record_may_hang() {
     assert!(inspected < Duration::from_millis(500), "{inspected:?}");
 }
 
+/// The record's slot is being moved, and the record is not at its master.
+#[tokio::test]
+async fn record_is_written_and_read_while_its_slot_is_being_moved() {
+    let cluster = Cluster::start();
+    let (client, observer) =
+        (Client::connect(&cluster.url()).await.unwrap(), Client::connect(&cluster.url()).await.unwrap());
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    until(async || !records(&cluster.nodes).is_empty()).await;
+    let record = records(&cluster.nodes).remove(0);
+    let slot = cluster.slot_of(&record);
+    let from = cluster.node_of(&record);
+    let to = (0..3).find(|node| *node != from).unwrap();
+    cluster.nodes[from].run(&["DEL", &record]);
+    cluster.migrate_begin(slot, to);
+    // A longer lease has it written again.
+    let guard = client.mutex("a").ttl(Duration::from_secs(3_600)).lock().await.unwrap();
+    until_shown(&observer, None).await;
+    // The master of the slot redirects, because it does not have it.
+    assert!(cluster.nodes[from].query::<u64>(&["EXISTS", &record]).is_err());
+    guard.release().await.unwrap();
+}
+
+/// Those who wait for a state poll it often, and do not show who is there.
+#[tokio::test]
+async fn polls_read_no_records() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    until_shown(&client, None).await;
+    let calls = |command: &str| {
+        let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse::<u64>().unwrap())
+    };
+    let (barrier, latch) = (client.barrier("b", 2), client.latch("l", 2));
+    latch.count_down().await.unwrap();
+    server.run(&["CONFIG", "RESETSTAT"]);
+    let waiting = [
+        tokio::spawn(async move { barrier.wait().await.map(drop) }),
+        tokio::spawn(async move { latch.wait().await }),
+    ];
+    until(async || calls("evalsha") >= 20).await;
+    assert_eq!(calls("get"), 0);
+    client.inspect(Kind::Mutex, "a").await.unwrap();
+    assert_eq!(calls("get"), 1);
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    guard.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn uncontended_lock_and_release_need_at_most_400_bytes() {
     const PAIRS: u64 = 100;

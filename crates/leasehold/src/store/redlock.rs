@@ -312,6 +312,12 @@ impl Store for Redlock {
         self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
     }
 
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
+        let work = async move { quorum.add_clients(answers).await };
+        self.node_on_caller().run_on_runtime(work, move || unchanged.clone())
+    }
+
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
         self.node_on_caller()

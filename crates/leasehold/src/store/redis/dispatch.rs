@@ -35,11 +35,7 @@ impl Nodes {
         replicas: u32,
         floor: Option<Token>,
     ) -> Vec<CallResult> {
-        let mut answers = self.dispatch(batch, replicas, floor, false).await;
-        if batch.iter().any(|(_, command)| matches!(command, Command::Inspect | Command::ForceRelease)) {
-            Box::pin(self.add_clients(answers.iter_mut().flatten())).await;
-        }
-        answers
+        self.dispatch(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.

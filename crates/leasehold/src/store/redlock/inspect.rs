@@ -92,6 +92,26 @@ impl Quorum {
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
     }
 
+    /// The answers with what their clients have published. Each client has a record at every node, and a node may have lost it.
+    pub(super) async fn add_clients(&self, answers: Vec<Answer>) -> Vec<Answer> {
+        let requests = self.nodes.iter().map(|node| {
+            let described = node.store.add_clients(answers.clone());
+            self.runtime.timeout(INSPECT_TIMEOUT, described)
+        });
+        let mut described = join_all(requests).await.into_iter().flatten();
+        let Some(mut best) = described.next() else { return answers };
+        for mut others in described {
+            let known = best.iter_mut().flat_map(|answer| answer.reply.metadata_mut());
+            let others = others.iter_mut().flat_map(|answer| answer.reply.metadata_mut());
+            for ((_, known), (_, other)) in known.zip(others) {
+                if other.len() > known.len() {
+                    *known = other.clone();
+                }
+            }
+        }
+        best
+    }
+
     /// Merges the nodes' views of each lease that a quorum may have granted.
     fn quorum_holders(&self, holders: impl Iterator<Item = Holder>, answered: usize) -> Vec<Holder> {
         let mut found = BTreeMap::<Acquisition, Vec<Holder>>::new();
