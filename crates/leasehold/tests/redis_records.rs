@@ -265,3 +265,38 @@ async fn uncontended_lock_and_release_need_at_most_400_bytes() {
         assert!(per_pair <= 400, "{flavor:?}: {per_pair}");
     }
 }
+
+/// A client detaches a lease and ends. Its record would expire before the lease that others renew.
+async fn record_lasts_as_long_as_a_detached_lease(url: &str, servers: &[Server]) {
+    let one = Client::connect(url).await.unwrap();
+    let mutex = one.mutex("a").ttl(Duration::from_secs(30));
+    let id = mutex.lock().await.unwrap().detach().await.unwrap();
+    let [record] = &records(servers)[..] else { panic!("{:?}", records(servers)) };
+    one.close().await.unwrap();
+    let ask = |command: &[&str]| {
+        let values = servers.iter().map(|server| server.query::<i64>(command).unwrap_or(-2));
+        values.max().unwrap()
+    };
+    let other = Client::connect(url).await.unwrap();
+    ask(&["PEXPIRE", record, "5000"]);
+    other.renew_lease(&id).await.unwrap();
+    assert!(ask(&["PTTL", record]) > 590_000, "{url}: {}", ask(&["PTTL", record]));
+    assert_eq!(records(servers).len(), 1, "{url}: a client that only renews is not shown, and has no record");
+    assert!(is_own(&info(&other).await.holders[0].metadata, None), "{url}");
+    // A guard that renews by itself keeps it too, and nothing makes it end sooner.
+    let third = Client::connect(url).await.unwrap();
+    ask(&["PEXPIRE", record, "5000000"]);
+    let guard = third.attach(&id).await.unwrap();
+    guard.renew().await.unwrap();
+    assert!(ask(&["PTTL", record]) > 4_000_000, "{url}: {}", ask(&["PTTL", record]));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn holder_of_a_detached_lease_is_shown_for_as_long_as_others_renew_it() {
+    let server = Server::on_socket();
+    record_lasts_as_long_as_a_detached_lease(&server.url(), std::slice::from_ref(&server)).await;
+    let cluster = Cluster::start();
+    // The replicas follow.
+    record_lasts_as_long_as_a_detached_lease(&cluster.url(), &cluster.nodes[..3]).await;
+}

@@ -8,7 +8,7 @@ use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
 use super::connections::Connections;
@@ -16,6 +16,7 @@ use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
+use super::limits::RECORD_TIMEOUT;
 use super::subscriptions::{require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
@@ -43,8 +44,8 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
-    /// Also has the client's record written at the same time, if these commands are the first that need it. They do not wait
-    /// for it, since it may be on a node that does not answer.
+    /// Also has the client's record written, if these commands are the first that need it. They do not wait for it, since it may be
+    /// on a node that does not answer. The records of other clients whose leases they renew are kept at the same time.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -56,6 +57,26 @@ impl Nodes {
             // By its keeper: this future may be dropped.
             self.record().request_write();
         }
+        let others = self.record().take_others(batch);
+        let send = self.send(batch, replicas, floor, is_atomic);
+        if others.is_empty() {
+            return send.await;
+        }
+        let keep = async {
+            if timeout(RECORD_TIMEOUT, self.keep_others(&others)).await != Ok(true) {
+                others.iter().for_each(|(client, _)| self.record().retry_other(*client));
+            }
+        };
+        Box::pin(join(keep, send)).await.1
+    }
+
+    async fn send(
+        &self,
+        batch: &[(Arc<Resource>, Command)],
+        replicas: u32,
+        floor: Option<Token>,
+        is_atomic: bool,
+    ) -> Vec<CallResult> {
         match self {
             Self::Server { endpoint, voting, .. } => {
                 let calls: Vec<Call<'_>> = batch.iter().collect();

@@ -35,6 +35,29 @@ impl Nodes {
         is_written
     }
 
+    /// Lets the records of other clients last for at least this long. Returns whether they do, or are not there.
+    pub(super) async fn keep_others(&self, others: &[(ClientId, Duration)]) -> bool {
+        let command = |name: &str, client: ClientId| {
+            let mut command = redis::cmd(name);
+            command.arg(client_key(client));
+            (slot_of_client(client), command)
+        };
+        let reads: Vec<_> = others.iter().map(|(client, _)| command("PTTL", *client)).collect();
+        let left = self.run_plain(&reads, RECORD_TIMEOUT).await;
+        let mut moves = Vec::new();
+        for ((client, span), left) in others.iter().zip(left) {
+            let Some(Value::Int(left)) = left else { return false };
+            let wanted = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+            // Negative: there is no record, or it has no expiry.
+            if (0..wanted).contains(&left) {
+                let (slot, mut expire) = command("PEXPIRE", *client);
+                expire.arg(wanted);
+                moves.push((slot, expire));
+            }
+        }
+        self.run_plain(&moves, RECORD_TIMEOUT).await.iter().all(Option::is_some)
+    }
+
     /// Keeps the record while the client lives. Never ends.
     pub(super) async fn keep_record(&self) {
         let mut pause = RECORD_REFRESH;
