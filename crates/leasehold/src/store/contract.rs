@@ -112,6 +112,11 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// Waits until the store has what the client has published, for a bounded time: a lease is about to outlast the client.
+    fn await_published(&self) -> BoxFuture<()> {
+        Box::pin(ready(()))
+    }
+
     /// Adds to each holder and waiter in these answers what its client has published. After a bounded time the answers lack what
     /// is not known by then.
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {

@@ -82,6 +82,10 @@ impl Store for Lazy {
         self.capabilities
     }
 
+    fn await_published(&self) -> BoxFuture<()> {
+        self.opened().map_or_else(|| Box::pin(ready(())) as BoxFuture<()>, |store| store.await_published())
+    }
+
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
         match self.opened() {
             Some(store) => store.add_clients(answers),

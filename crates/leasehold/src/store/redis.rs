@@ -180,6 +180,11 @@ impl Store for Redis {
         true
     }
 
+    fn await_published(&self) -> BoxFuture<()> {
+        let nodes = self.nodes.clone();
+        self.run_on_runtime(async move { nodes.await_record().await }, || ())
+    }
+
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
         let (nodes, unchanged) = (self.nodes.clone(), answers.clone());
         let work = async move {

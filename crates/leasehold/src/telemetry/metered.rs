@@ -108,6 +108,10 @@ impl Store for Metered {
         self.store.publish_client(metadata)
     }
 
+    fn await_published(&self) -> BoxFuture<()> {
+        self.store.await_published()
+    }
+
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
         self.store.add_clients(answers)
     }

@@ -26,6 +26,8 @@ pub(super) struct ClientRecord {
     /// The longest span in seconds for which the store keeps something after the client's end. Zero before the first attempt:
     /// a client that only looks has no record.
     covered: AtomicU64,
+    /// What the record at the server covers, as far as this client knows.
+    written: AtomicU64,
     /// The record has to be written again.
     changed: Notify,
     /// When the records of other clients, whose leases this client renews, were kept.
@@ -38,6 +40,7 @@ impl ClientRecord {
             client,
             metadata: OnceLock::new(),
             covered: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             changed: Notify::new(),
             kept: Mutex::default(),
         }
@@ -116,6 +119,21 @@ impl ClientRecord {
             Command::Renew(_) | Command::Inspect | Command::ForceRelease => Duration::ZERO,
         };
         batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
+    }
+
+    /// The span in seconds that the record must cover.
+    pub(super) fn covered(&self) -> u64 {
+        self.covered.load(Ordering::Relaxed)
+    }
+
+    /// The record was written, and covers at least this span.
+    pub(super) fn set_written(&self, covered: u64) {
+        self.written.fetch_max(covered, Ordering::Relaxed);
+    }
+
+    /// Whether the record was written for the span that it must cover. A server may have lost it since.
+    pub(super) fn is_written(&self) -> bool {
+        self.written.load(Ordering::Relaxed) >= self.covered()
     }
 
     /// Waits until the record has to be written again.

@@ -26,13 +26,24 @@ const MAX_ROUNDS: usize = 3;
 impl Nodes {
     /// Writes the client's record. Returns whether it is there, or need not be.
     pub(super) async fn write_record(&self) -> bool {
+        let covered = self.record().covered();
         let Some(command) = self.record().command() else { return true };
         let commands = [(self.record().slot(), command)];
         let is_written = self.run_plain(&commands, CONNECT_TIMEOUT).await.iter().all(Option::is_some);
-        if !is_written {
-            tracing::debug!("the client's metadata could not be stored yet");
+        if is_written {
+            self.record().set_written(covered);
+            return true;
         }
-        is_written
+        tracing::debug!("the client's metadata could not be stored yet");
+        false
+    }
+
+    /// Waits until the record is there, for a bounded time.
+    pub(super) async fn await_record(&self) {
+        if !self.record().is_written() {
+            // Its keeper may be writing it: twice is as good as once.
+            let _ = timeout(RECORD_TIMEOUT, self.write_record()).await;
+        }
     }
 
     /// Lets the records of other clients last for at least this long. Returns whether they do, or are not there.

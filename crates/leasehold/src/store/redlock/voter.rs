@@ -57,6 +57,15 @@ impl Voter {
         }
     }
 
+    /// Waits for the client's record; see `Store::await_published`.
+    pub(super) fn await_published(&self) -> BoxFuture<()> {
+        match self {
+            Self::Redis(store) => store.await_published(),
+            #[cfg(feature = "_simulation")]
+            Self::Simulated { .. } => Box::pin(std::future::ready(())),
+        }
+    }
+
     /// Adds what the clients in these answers have published; see `Store::add_clients`.
     pub(super) fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
         match self {
