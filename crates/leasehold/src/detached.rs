@@ -181,6 +181,7 @@ impl Guard {
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
+        self.store().await_published().await;
         match self.forget_lease() {
             Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
             Err(loss) => Err(self.lost_error(loss)),

@@ -146,6 +146,7 @@ impl Round {
             best = Some(best.map_or(grant, |best| Grant {
                 tokens: if grant.tokens.first > best.tokens.first { grant.tokens } else { best.tokens },
                 valid_for: best.valid_for.min(grant.valid_for),
+                is_plain: false,
             }));
         }
         if count < self.quorum() {

@@ -340,7 +340,7 @@ impl Entry {
             self.owner_was_granted = self.owner.is_some();
             self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
-            let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
+            let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);

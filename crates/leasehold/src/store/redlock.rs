@@ -312,6 +312,20 @@ impl Store for Redlock {
         self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
     }
 
+    fn await_published(&self) -> BoxFuture<()> {
+        let quorum = self.quorum.clone();
+        let work = async move {
+            join_all(quorum.nodes.iter().map(|node| node.store.await_published())).await;
+        };
+        self.node_on_caller().run_on_runtime(work, || ())
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
+        let work = async move { quorum.add_clients(answers).await };
+        self.node_on_caller().run_on_runtime(work, move || unchanged.clone())
+    }
+
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
         self.node_on_caller()

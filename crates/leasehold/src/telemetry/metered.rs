@@ -111,6 +111,14 @@ impl Store for Metered {
         self.store.publish_client(metadata)
     }
 
+    fn await_published(&self) -> BoxFuture<()> {
+        self.store.await_published()
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        self.store.add_clients(answers)
+    }
+
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         self.store.try_call_inline(resource, command)
     }

@@ -53,7 +53,7 @@ impl Entry {
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
         let mut entry = Self::new(resource, None, terms, min_hold, machine);
         entry.is_borrowed = is_borrowed;
-        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for };
+        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
         let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until);
         entry.stage =

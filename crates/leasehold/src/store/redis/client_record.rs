@@ -26,6 +26,8 @@ pub(super) struct ClientRecord {
     /// The longest span in seconds for which the store keeps something after the client's end. Zero before the first attempt:
     /// a client that only looks has no record.
     covered: AtomicU64,
+    /// What the record at the server covers, as far as this client knows.
+    written: AtomicU64,
     /// The record has to be written again.
     changed: Notify,
     /// When the records of other clients, whose leases this client renews, were kept.
@@ -38,6 +40,7 @@ impl ClientRecord {
             client,
             metadata: OnceLock::new(),
             covered: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             changed: Notify::new(),
             kept: Mutex::default(),
         }
@@ -118,6 +121,21 @@ impl ClientRecord {
         batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
     }
 
+    /// The span in seconds that the record must cover.
+    pub(super) fn covered(&self) -> u64 {
+        self.covered.load(Ordering::Relaxed)
+    }
+
+    /// The record was written, and covers at least this span.
+    pub(super) fn set_written(&self, covered: u64) {
+        self.written.fetch_max(covered, Ordering::Relaxed);
+    }
+
+    /// Whether the record was written for the span that it must cover. A server may have lost it since.
+    pub(super) fn is_written(&self) -> bool {
+        self.written.load(Ordering::Relaxed) >= self.covered()
+    }
+
     /// Waits until the record has to be written again.
     pub(super) async fn until_requested(&self) {
         self.changed.notified().await;
@@ -149,9 +167,29 @@ fn lifetime(covered: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name, Renew};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Renew};
 
     use super::*;
+
+    #[test]
+    fn record_covers_the_minimum_hold_of_a_release() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let release = |seconds| {
+            let release = Release { min_hold: Duration::from_secs(seconds), ..Release::now(acquisition) };
+            [(resource.clone(), Command::Release(release))]
+        };
+        assert!(!record.must_cover(&release(0)));
+        assert!(record.must_cover(&release(3_600)) && record.covers(&release(3_600)));
+        assert!(!record.covers(&release(7_200)));
+    }
+
+    /// An expiry that is moved too late ends the record of a live client: a refresh may fail once.
+    #[test]
+    fn record_is_refreshed_before_it_expires() {
+        assert!(RECORD_REFRESH < MIN_COVERED && RECORD_REFRESH <= Duration::from_secs(300));
+    }
 
     #[test]
     fn record_is_written_for_the_first_attempt_and_for_longer_ones() {

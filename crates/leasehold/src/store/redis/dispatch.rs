@@ -36,11 +36,7 @@ impl Nodes {
         replicas: u32,
         floor: Option<Token>,
     ) -> Vec<CallResult> {
-        let mut answers = self.dispatch(batch, replicas, floor, false).await;
-        if batch.iter().any(|(_, command)| matches!(command, Command::Inspect | Command::ForceRelease)) {
-            Box::pin(self.add_clients(answers.iter_mut().flatten())).await;
-        }
-        answers
+        self.dispatch(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.
@@ -48,8 +44,8 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
-    /// Also writes the client's record at the same time, if these commands are the first that need it, and keeps those of
-    /// other clients whose leases they renew.
+    /// Also has the client's record written, if these commands are the first that need it. They do not wait for it, since it may be
+    /// on a node that does not answer. The records of other clients whose leases they renew are kept at the same time.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -57,20 +53,21 @@ impl Nodes {
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
-        let (must_write, others) = (self.record().must_cover(batch), self.record().take_others(batch));
+        if self.record().must_cover(batch) {
+            // By its keeper: this future may be dropped.
+            self.record().request_write();
+        }
+        let others = self.record().take_others(batch);
         let send = self.send(batch, replicas, floor, is_atomic);
-        if !must_write && others.is_empty() {
+        if others.is_empty() {
             return send.await;
         }
-        let write = async {
-            if must_write && timeout(RECORD_TIMEOUT, self.write_record()).await != Ok(true) {
-                self.record().request_write();
-            }
+        let keep = async {
             if timeout(RECORD_TIMEOUT, self.keep_others(&others)).await != Ok(true) {
                 others.iter().for_each(|(client, _)| self.record().retry_other(*client));
             }
         };
-        Box::pin(join(write, send)).await.1
+        Box::pin(join(keep, send)).await.1
     }
 
     async fn send(

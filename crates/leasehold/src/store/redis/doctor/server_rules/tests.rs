@@ -152,6 +152,22 @@ fn voter_without_info_is_dangerous() {
 }
 
 #[test]
+fn clock_of_tokens_of_a_voter_follows_the_other_nodes() {
+    let lead = |seen: &mut Snapshot, hours: u64| {
+        let (pair, source) = (Duration::from_micros(20), Source::Server);
+        seen.cost = Some(Ok(Cost { pair, source, token_lead: Duration::from_secs(hours * 3_600) }));
+    };
+    finds(Severity::Advice, "the clock of tokens is 3600.0 s ahead of the server's", |seen| lead(seen, 1));
+    finds(Severity::Danger, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
+        lead(seen, 100)
+    });
+    finds(Severity::Advice, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
+        lead(seen, 100);
+        seen.votes = true;
+    });
+}
+
+#[test]
 fn old_server_is_dangerous() {
     finds(Severity::Danger, "this is Redis 6.0.16", |snapshot| inform(snapshot, "redis_version:6.0.16"));
     assert_eq!(troubles(|snapshot| inform(snapshot, "redis_version:6.2.0")), []);
