@@ -79,7 +79,7 @@ pub(super) fn check_token_clock(snapshot: &Snapshot, component: &mut Component) 
     }
     component.fact("clock of tokens", format_args!("{} ahead of the server's", span(lead)));
     let what = format!("the clock of tokens is {} ahead of the server's", span(lead));
-    if seen.votes {
+    if snapshot.votes {
         let why = "a quorum's tokens follow the node whose clock is furthest ahead: compare the clocks of the other nodes, of which one is or was \
                    ahead. Tokens keep rising, and only beyond the year 2109 no lock can be acquired";
         return component.advice(Check::TokenClock, what, why, None);

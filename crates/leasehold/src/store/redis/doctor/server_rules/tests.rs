@@ -159,7 +159,7 @@ fn clock_of_tokens_of_a_voter_follows_the_other_nodes() {
     };
     finds(Severity::Advice, "the clock of tokens is 3600.0 s ahead of the server's", |seen| lead(seen, 1));
     finds(Severity::Danger, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
-        lead(seen, 100)
+        lead(seen, 100);
     });
     finds(Severity::Advice, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
         lead(seen, 100);
