@@ -23,6 +23,7 @@ pub mod guarantees {}
 #[doc = "[redlock]: crate::guide::redlock"]
 #[doc = "[guarantees]: crate::guide::guarantees"]
 #[doc = "[metrics]: crate::guide::metrics"]
+#[doc = "[recipes-under-load]: https://github.com/leasehold/leasehold/blob/main/docs/recipes-under-load.md"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}
@@ -50,5 +51,7 @@ pub mod choosing {}
 #[doc = include_str!("../guide/testing.md")]
 pub mod testing {}
 
+#[doc = "[axum-service]: https://github.com/leasehold/leasehold/blob/main/examples/axum-service"]
+#[doc = ""]
 #[doc = include_str!("../guide/metrics.md")]
 pub mod metrics {}
