@@ -75,8 +75,13 @@ fn position_of_command(command: &Command, args: &[OsString]) -> Option<usize> {
     }
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+/// What is wrong, and where. The line itself may contain a password.
+fn syntax_error(error: &toml::de::Error, text: &str) -> String {
+    let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    match error.span().and_then(|span| text.get(..span.start)) {
+        Some(before) => format!("line {}: {message}", before.matches('\n').count() + 1),
+        None => message,
+    }
 }
 
 /// The file, if there is one. A file that was named must be there.
@@ -95,7 +100,7 @@ fn read() -> Result<Option<(PathBuf, String)>, Stop> {
 
 /// The options of the file that hold for this command and what is set already, as arguments. All of the file is checked.
 fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Result<Vec<OsString>, String> {
-    let table: Table = text.parse().map_err(|error: toml::de::Error| one_line(&error.to_string()))?;
+    let table: Table = text.parse().map_err(|error| syntax_error(&error, text))?;
     let mut found = Vec::new();
     for (key, value) in &table {
         let Value::Table(options) = value else {

@@ -134,3 +134,12 @@ fn invalid_file_breaks_neither_help_nor_version_nor_completions() {
         assert_eq!(file.code(&["run", "a", "--", "true"]).0, 2, "{text}");
     }
 }
+
+#[test]
+fn error_of_the_file_does_not_contain_the_password() {
+    let place = Place::new();
+    let file = Configured { place: &place, text: "verbose = true\nstore = \"redis://:s3cret@localhost\n" };
+    let (code, said) = file.code(&["ls"]);
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("line 2") && !said.contains("s3cret"), "{said}");
+}

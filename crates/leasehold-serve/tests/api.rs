@@ -93,6 +93,8 @@ async fn waiters_are_granted_in_the_order_of_their_requests() {
         place.post(&format!("{LOCK}/release"), lease(&before)).await.expect(204);
         let grant = checked("POST", &path, request.await.unwrap()).expect(200).json();
         assert!(grant["token"].as_u64() > before["token"].as_u64());
+        // The whole ttl, and not only the few seconds in which a waiter claims its grant.
+        assert!(grant["expires_in_ms"].as_u64() > Some(5_000), "{grant}");
         before = grant;
     }
 }

@@ -179,9 +179,9 @@ impl Guard {
     ///
     /// If the future is dropped, the lease is released.
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
+        self.store().await_published().await;
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
-        self.store().await_published().await;
         match self.forget_lease() {
             Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
             Err(loss) => Err(self.lost_error(loss)),
@@ -212,12 +212,27 @@ impl Client {
     ///
     /// Cancel safe: if the future is dropped, the lease stays detached.
     pub async fn attach(&self, id: &LeaseId) -> Result<Guard, Error> {
-        Ok(self.attach_as(id, false).await?.0)
+        let has_quorum = self.handle.capabilities.needs_admission_queue;
+        let (guard, acquisition) = self.attach_as(id, has_quorum).await?;
+        if !has_quorum {
+            return Ok(guard);
+        }
+        // What the nodes show counts those that do not answer as holders. Only a renewal shows that a quorum has the lease.
+        let borrowed = Borrowed { guard: Some(guard), acquisition };
+        borrowed.renew().await?;
+        Ok(borrowed.keep())
     }
 
     /// The guard, and the attempt that the store knows as its holder. `is_borrowed`: the guard never releases the lease.
     async fn attach_as(&self, id: &LeaseId, is_borrowed: bool) -> Result<(Guard, Acquisition), Error> {
         let handle = &self.handle;
+        if let Some(longest) = handle.capabilities.max_ttl.filter(|longest| id.lease.ttl > *longest) {
+            let what = format!(
+                "the lease has a ttl of {:?}, and the max_ttl of this store is {longest:?}",
+                id.lease.ttl
+            );
+            return Err(handle.error(ErrorKind::Invalid, &id.resource, what));
+        }
         let asked_at = handle.now();
         let Some((holder, valid_for)) = handle.find_detached(id).await? else {
             let what = "no such lease: it was released, it has expired, or the id is wrong";
@@ -260,8 +275,7 @@ impl Client {
     /// If the future is dropped, the lease stays detached, and may have been renewed.
     pub async fn renew_lease(&self, id: &LeaseId) -> Result<(), Error> {
         let (guard, acquisition) = self.attach_as(id, true).await?;
-        let borrowed = Borrowed { guard, acquisition };
-        borrowed.guard.renew().await
+        Borrowed { guard: Some(guard), acquisition }.renew().await
     }
 
     /// What the store shows of a detached lease; `None` if it has ended, or if the id is wrong. The lease is not renewed.
@@ -294,14 +308,33 @@ impl Client {
 /// A guard that is detached again when it is dropped. If its lease was lost meanwhile, because the answer to a renewal is
 /// late, the store may have renewed it, so nothing is released then either.
 struct Borrowed {
-    guard: Guard,
+    /// None when it is kept.
+    guard: Option<Guard>,
     acquisition: Acquisition,
+}
+
+impl Borrowed {
+    async fn renew(&self) -> Result<(), Error> {
+        match &self.guard {
+            Some(guard) => guard.renew().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The guard, which releases the lease from now on.
+    fn keep(mut self) -> Guard {
+        let guard = self.guard.take().expect("it is taken once");
+        guard.own();
+        guard
+    }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        if self.guard.forget_lease().is_err() {
-            self.guard.store().detach(self.acquisition);
+        if let Some(mut guard) = self.guard.take()
+            && guard.forget_lease().is_err()
+        {
+            guard.store().detach(self.acquisition);
         }
     }
 }

@@ -126,6 +126,11 @@ impl Guard {
         &*self.handle.store
     }
 
+    /// From now on the guard releases its attached lease.
+    pub(crate) fn own(&self) {
+        self.handle.session.own(self.sequence, self.handle.now());
+    }
+
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
         let now = self.handle.now();

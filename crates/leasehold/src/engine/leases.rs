@@ -181,6 +181,11 @@ impl Session {
         self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
     }
 
+    /// The guard of an attached lease releases it from now on.
+    pub(crate) fn own(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, Entry::own);
+    }
+
     /// Another lease has replaced this one, and no guard refers to it.
     pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| {

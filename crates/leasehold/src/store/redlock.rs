@@ -344,7 +344,7 @@ impl Store for Redlock {
     }
 
     fn detach(&self, acquisition: Acquisition) -> Acquisition {
-        self.quorum.attempts.release(acquisition, None).map_or(acquisition, |known| known.acquisition)
+        self.quorum.attempts.detach(acquisition)
     }
 
     fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {

@@ -18,6 +18,7 @@ macro_rules! tests {
             renewal_by_id_extends_the_lease_and_leaves_it_detached
             attached_lease_of_a_period_keeps_the_period
             blocking_lease_is_detached_and_attached
+            lease_is_attached_and_renewed_by_one_client_at_once
         }
     };
 }
@@ -152,4 +153,18 @@ pub(crate) async fn blocking_lease_is_detached_and_attached(store: Store) {
         client.close()
     };
     tokio::task::spawn_blocking(attempt).await.unwrap().unwrap();
+}
+
+pub(crate) async fn lease_is_attached_and_renewed_by_one_client_at_once(store: Store) {
+    let (one, other) = pair(&store).await;
+    let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
+    let guard = other.attach(&id).await.unwrap();
+    other.renew_lease(&id).await.unwrap();
+    guard.renew().await.unwrap();
+    let again = other.attach(&id).await.unwrap().detach().await.unwrap();
+    assert_eq!(again, id);
+    guard.renew().await.unwrap();
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(one.mutex("a").try_lock().await.unwrap().is_some());
 }

@@ -1,5 +1,6 @@
 //! A quorum of servers: what holds while a minority fails, and the errors when more fail.
 
+mod detached;
 mod faults;
 mod late;
 mod nodes;

@@ -25,6 +25,11 @@ impl Entry {
         Ok(detached)
     }
 
+    /// The lease is no longer borrowed: its end is a release.
+    pub(in crate::engine) fn own(&mut self) {
+        self.is_borrowed = false;
+    }
+
     /// The attempt that the store knows as the holder of the lease.
     #[cfg(feature = "_simulation")]
     pub(in crate::engine) fn acquisition(&self) -> Option<leasehold_core::Acquisition> {

@@ -30,8 +30,8 @@ pub(super) struct ClientRecord {
     written: AtomicU64,
     /// The record has to be written again.
     changed: Notify,
-    /// When the records of other clients, whose leases this client renews, were kept.
-    kept: Mutex<BTreeMap<ClientId, Instant>>,
+    /// When the records of other clients, whose leases this client renews, were kept, and for how long.
+    kept: Mutex<BTreeMap<ClientId, (Instant, Duration)>>,
 }
 
 impl ClientRecord {
@@ -80,15 +80,19 @@ impl ClientRecord {
     /// The other clients whose records must be kept, because these commands renew their leases, each with the span that the
     /// record must last. A record is kept for so long that it need not be kept again with each renewal.
     pub(super) fn take_others(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<(ClientId, Duration)> {
-        let others = batch.iter().filter_map(|(_, command)| self.lease_of_other(command));
-        let mut others: Vec<_> = others.collect();
+        let mut others = BTreeMap::<ClientId, Duration>::new();
+        for (client, span) in batch.iter().filter_map(|(_, command)| self.lease_of_other(command)) {
+            let longest = others.entry(client).or_default();
+            *longest = span.max(*longest);
+        }
         if others.is_empty() {
-            return others;
+            return Vec::new();
         }
         let (now, mut kept) = (Instant::now(), self.kept());
-        kept.retain(|_, at| now.duration_since(*at) < RECORD_REFRESH);
-        others.retain(|(client, _)| kept.insert(*client, now).is_none());
-        others
+        kept.retain(|_, (at, _)| now.duration_since(*at) < RECORD_REFRESH);
+        others.retain(|client, span| kept.get(client).is_none_or(|(_, longest)| longest < span));
+        kept.extend(others.iter().map(|(client, span)| (*client, (now, *span))));
+        others.into_iter().collect()
     }
 
     /// The record of this client could not be kept: the next renewal tries again.
@@ -106,7 +110,7 @@ impl ClientRecord {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<ClientId, Instant>> {
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<ClientId, (Instant, Duration)>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -229,5 +233,12 @@ mod tests {
         assert!(record.take_others(&renew(2)).is_empty());
         record.retry_other(other.0);
         assert_eq!(record.take_others(&renew(2)), [other]);
+        // A longer lease of the same client needs its record for longer.
+        let [(_, Command::Renew(mut long))] = renew(2) else { unreachable!() };
+        long.ttl = Duration::from_secs(7_200);
+        let long = (resource.clone(), Command::Renew(long));
+        let both = [renew(2)[0].clone(), long.clone()];
+        assert_eq!(record.take_others(&both), [(other.0, Duration::from_secs(7_561))]);
+        assert!(record.take_others(&both).is_empty());
     }
 }

@@ -25,6 +25,9 @@ use crate::url::Host;
 /// Redirects that are followed without a pause: to the new owner of the slot, and once more if that has just changed.
 const MAX_IMMEDIATE_REDIRECTS: u32 = 2;
 
+/// A renewal of a detached lease waits this fraction of its ttl for the record of the client that detached it.
+const TTL_FRACTION: u32 = 20;
+
 /// Pause before a command to a migrating slot is retried.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -62,8 +65,14 @@ impl Nodes {
         if others.is_empty() {
             return send.await;
         }
+        // A renewal waits for it only as long as its lease can bear.
+        let ttl = |(_, command): &(_, Command)| match command {
+            Command::Renew(renew) => Some(renew.ttl / TTL_FRACTION),
+            _ => None,
+        };
+        let limit = batch.iter().filter_map(ttl).min().unwrap_or(RECORD_TIMEOUT).min(RECORD_TIMEOUT);
         let keep = async {
-            if timeout(RECORD_TIMEOUT, self.keep_others(&others)).await != Ok(true) {
+            if timeout(limit, self.keep_others(&others)).await != Ok(true) {
                 others.iter().for_each(|(client, _)| self.record().retry_other(*client));
             }
         };

@@ -53,8 +53,12 @@ async fn run_several(
 ) -> Vec<Result<Answer, CallError>> {
     let order = by_ttl(calls);
     let sorted: Vec<Call<'_>> = order.iter().map(|at| calls[*at]).collect();
-    let mut answers: Vec<_> =
-        order.into_iter().zip(run_in_order(connection, options, &sorted).await).collect();
+    in_given_order(order, run_in_order(connection, options, &sorted).await)
+}
+
+/// The answers in the order of the calls, of which `order` says how they were sent.
+fn in_given_order<T>(order: Vec<usize>, answers: Vec<T>) -> Vec<T> {
+    let mut answers: Vec<_> = order.into_iter().zip(answers).collect();
     answers.sort_unstable_by_key(|(at, _)| *at);
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
@@ -353,7 +357,10 @@ mod tests {
             WireCommand::Renewals(calls) => calls.len(),
             _ => 1,
         };
-        assert_eq!(by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]), [1, 0, 2, 3, 5, 4]);
+        let order = by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]);
+        assert_eq!(order, [1, 0, 2, 3, 5, 4]);
+        let sent = order.clone();
+        assert_eq!(in_given_order(order, sent), [0, 1, 2, 3, 4, 5]);
         let sizes: Vec<usize> = WireCommand::from_calls(options, &calls).iter().map(size).collect();
         assert_eq!(sizes, [2, 2, 1, 1]);
     }

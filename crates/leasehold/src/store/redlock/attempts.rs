@@ -29,6 +29,8 @@ pub(super) struct NodeAttempt {
     granted_by: Vec<usize>,
     /// A node's lease was revoked: no further node may join.
     is_revoked: bool,
+    /// How many guards of this client it has: an id can be attached more than once.
+    guards: u32,
     /// By node: its unanswered `Acquire`s.
     pub(super) requests: Arc<[NodeRequests]>,
 }
@@ -86,6 +88,7 @@ impl NodeAttempt {
             partial_since: None,
             granted_by: Vec::new(),
             is_revoked: false,
+            guards: 1,
             requests: (0..nodes).map(|_| NodeRequests::new()).collect(),
         }
     }
@@ -287,9 +290,25 @@ impl Attempts {
     /// Adds a lease that another client has acquired at the nodes. Here it has the same id as there.
     pub(super) fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
         let acquisition = request.acquisition;
+        if let Some(AttemptState::Active(known)) = self.table().by_attempt.get_mut(&acquisition) {
+            known.guards += 1;
+            return;
+        }
         let known = NodeAttempt::new(resource.clone(), request, acquisition, self.nodes);
         let active = NodeAttempt { token: Some(token), tries: 1, ..known };
         self.table().put(acquisition, Some(AttemptState::Active(active)));
+    }
+
+    /// Forgets a lease for one of its guards. Returns the id that the nodes know.
+    pub(super) fn detach(&self, attempt: Acquisition) -> Acquisition {
+        let mut table = self.table();
+        if let Some(AttemptState::Active(known)) = table.by_attempt.get_mut(&attempt)
+            && known.guards > 1
+        {
+            known.guards -= 1;
+            return known.acquisition;
+        }
+        table.put(attempt, None).map_or(attempt, |known| known.acquisition)
     }
 
     /// Whether it was released before its acquire arrived.

@@ -25,11 +25,16 @@ impl Quorum {
     /// The leases that a quorum may have granted, counting nodes that do not answer.
     pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> CallResult {
         let answers = self.call_all(&resource, Command::Inspect).await?;
+        let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
         let mut views = Vec::new();
-        let mut at = StoreTime::ZERO;
         for answer in answers {
-            at = at.max(answer.at);
-            if let Reply::View(view) = answer.reply {
+            if let Reply::View(mut view) = answer.reply {
+                // Each node has a clock of its own.
+                let behind = at.since(answer.at);
+                for holder in &mut view.holders {
+                    holder.granted_at = holder.granted_at + behind;
+                    holder.expires_at = holder.expires_at + behind;
+                }
                 views.push(view);
             }
         }
