@@ -110,9 +110,15 @@ impl Postgres {
     /// Its URL on the port, as the superuser.
     #[must_use]
     pub fn url(&self) -> String {
+        self.url_at(self.port())
+    }
+
+    /// The same at another port, for example that of a proxy.
+    #[must_use]
+    pub fn url_at(&self, port: u16) -> String {
         let password =
             self.options.password.as_ref().map_or(String::new(), |password| format!(":{password}"));
-        format!("postgres://postgres{password}@127.0.0.1:{}/postgres", self.port())
+        format!("postgres://postgres{password}@127.0.0.1:{port}/postgres")
     }
 
     /// Its URL on the Unix socket.

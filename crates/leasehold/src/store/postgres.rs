@@ -90,17 +90,17 @@ impl Postgres {
     ) -> Result<Arc<Self>, Error> {
         let dialer = Dialer::new(url)?;
         let opened = Opened::new(&dialer, url, client).await;
-        let Opened { listening, is_pooled } = opened.map_err(|error| Error::from_store(url, &error))?;
-        let is_durable = url.synchronous_commit != Some("off");
+        let Opened { listening, is_pooled, synchronous_commit } =
+            opened.map_err(|error| Error::from_store(url, &error))?;
         let session = Session {
             sql: Sql::new(&url.schema, None),
             client,
             inbox: inbox.clone(),
             polls: listening.is_none(),
             // After a crash the last transactions may be missing, and tokens ahead of the clock would be given again.
-            may_reserve: is_durable,
+            may_reserve: synchronous_commit != "off",
         };
-        let pool = Pool::new(dialer, conn::settings(url.synchronous_commit), is_pooled, url.connections);
+        let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
         let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
         let intervals = if listening.is_some() { POLL_INTERVALS } else { POLLING_INTERVALS };
         let mut tasks = vec![sweep_regularly(Arc::downgrade(&executor), client)];
@@ -134,12 +134,19 @@ impl Postgres {
 struct Opened {
     listening: Option<(Dialer, Listening)>,
     is_pooled: bool,
+    /// As the address has it, or else the server for this role and database. All transactions of the client keep it, because it
+    /// decides whether tokens may be reserved.
+    synchronous_commit: String,
 }
 
 impl Opened {
     async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
         schema::prepare(&first.client, &url.schema).await?;
+        let synchronous_commit = match url.synchronous_commit {
+            Some(named) => named.to_owned(),
+            None => first.setting("synchronous_commit").await?,
+        };
         let is_pooled = match url.pooler {
             Pooler::Yes => true,
             Pooler::No => false,
@@ -167,7 +174,7 @@ impl Opened {
                 Some((own, listening))
             }
         };
-        Ok(Self { listening, is_pooled })
+        Ok(Self { listening, is_pooled, synchronous_commit })
     }
 }
 

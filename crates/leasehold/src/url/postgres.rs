@@ -3,6 +3,8 @@
 //! tokio-postgres reads the parameters that it knows. This file reads those that it does not: the files of TLS, and leasehold's
 //! own. What an address leaves out comes from the environment (`PGHOST`, `PGUSER`, …), as with libpq.
 
+mod password_file;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr as _;
@@ -13,6 +15,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::SslMode as ConfigSslMode;
 
 use crate::error::{Error, invalid, needs_feature};
+use password_file::SOCKETS;
 
 /// The schema of the tables unless the address names another.
 const DEFAULT_SCHEMA: &str = "leasehold";
@@ -37,6 +40,8 @@ pub(crate) struct PostgresUrl {
     /// A value of the setting of this name; the server's own if there is none.
     pub(crate) synchronous_commit: Option<&'static str>,
     pub(crate) connections: usize,
+    /// libpq's file of passwords, if the address names another than the usual one.
+    password_file: Option<PathBuf>,
     shown: String,
 }
 
@@ -85,6 +90,7 @@ impl PostgresUrl {
             schema: DEFAULT_SCHEMA.to_owned(),
             synchronous_commit: None,
             connections: DEFAULT_CONNECTIONS,
+            password_file: None,
             shown: shown(rest),
         };
         url.set_ssl_from(environment)?;
@@ -120,6 +126,7 @@ impl PostgresUrl {
             "sslrootcert" => self.ssl_files.authority = Some(PathBuf::from(value)),
             "sslcert" => self.ssl_files.certificate = Some(PathBuf::from(value)),
             "sslkey" => self.ssl_files.key = Some(PathBuf::from(value)),
+            "passfile" => self.password_file = Some(PathBuf::from(value)),
             "schema" => self.schema = identifier(value)?,
             "synchronous_commit" => self.synchronous_commit = Some(synchronous_commit(value)?),
             "pooler" => {
@@ -195,6 +202,14 @@ impl PostgresUrl {
         {
             config.dbname(name);
         }
+        if config.get_password().is_none()
+            && let Some(file) = self.password_file.clone().or_else(|| password_file::path(environment))
+            // The driver's default is the name of the process's user, which is this one.
+            && let Some(user) = config.get_user().map(ToOwned::to_owned).or_else(|| environment("USER"))
+            && let Some(password) = password_file::find(&file, config, &user)?
+        {
+            config.password(password);
+        }
         if config.get_application_name().is_none() {
             config.application_name(environment("PGAPPNAME").unwrap_or_else(|| "leasehold".to_owned()));
         }
@@ -223,9 +238,6 @@ impl PostgresUrl {
         Ok(self)
     }
 }
-
-/// Where Debian's servers have their socket, and its libpq looks for it.
-const SOCKETS: &str = "/var/run/postgresql";
 
 /// The address without the login and the parameters.
 fn shown(rest: &str) -> String {
@@ -332,6 +344,27 @@ mod tests {
         assert_eq!(own.config.get_hosts(), [Host::Tcp("here".to_owned())]);
         assert_eq!((own.config.get_user(), own.config.get_dbname()), (Some("me"), Some("my")));
         assert_eq!((own.config.get_password(), own.ssl_mode), (Some(&b"mine"[..]), SslMode::Prefer));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn password_file_counts_after_address_and_environment() {
+        use std::io::Write as _;
+
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"host:*:*:me:filed\n").unwrap();
+        let path = file.path().display().to_string();
+        let password = |rest: &str, environment: &dyn Fn(&str) -> Option<String>| {
+            let url = PostgresUrl::parse_with(rest, environment).unwrap();
+            url.config.get_password().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+        };
+        let usual = |name: &str| (name == "PGPASSFILE").then(|| path.clone());
+        assert_eq!(password("//me@host", &usual).as_deref(), Some("filed"));
+        assert_eq!(password("//me:own@host", &usual).as_deref(), Some("own"));
+        assert_eq!(password("//you@host", &usual), None);
+        assert_eq!(password(&format!("//me@host?passfile={path}"), &|_| None).as_deref(), Some("filed"));
+        let both = |name: &str| if name == "PGPASSWORD" { Some("set".to_owned()) } else { usual(name) };
+        assert_eq!(password("//me@host", &both).as_deref(), Some("set"));
     }
 
     #[test]

@@ -145,6 +145,28 @@ async fn session_that_keeps_the_row_delays_a_lock_and_its_error_names_the_cause(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_is_renewed_while_many_attempts_wait_for_the_row_of_another_lock() {
+    let server = Postgres::on_port();
+    let client = client_of(&server).await;
+    lock(&client, "a").await.release().await.unwrap();
+    let guard = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    let _session = server.session("BEGIN; SELECT * FROM leasehold.resource WHERE name = 'a' FOR UPDATE");
+    leasehold_testkit::wait_until("it has the row", || {
+        server.try_run("SELECT id FROM leasehold.resource WHERE name = 'a' FOR UPDATE NOWAIT").is_err()
+    });
+    // Each attempt keeps its connection for two seconds.
+    let attempts: Vec<_> = (0..40)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.mutex("a").global_fifo().lock().await.map(drop) })
+        })
+        .collect();
+    let lost = tokio::time::timeout(Duration::from_secs(8), guard.run(std::future::pending::<()>())).await;
+    assert!(lost.is_err() && guard.is_held(), "{lost:?}");
+    attempts.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notification_connection_that_was_killed_is_replaced() {
     let server = Postgres::on_port();
     let (holder, waiter) = (client_of(&server).await, client_of(&server).await);

@@ -180,4 +180,50 @@ async fn database_administrator_sees_holders_and_waiters_in_views() {
     let _permits = [shared.acquire(1).await.unwrap(), shared.acquire(2).await.unwrap()];
     assert_eq!(server.run("SELECT count(*) FROM leasehold.holders WHERE name = 's'"), "2");
     assert_eq!(server.run("SELECT count(*) FROM leasehold.waiters"), "0");
+    let _odd = client.reentrant_mutex("odd", "a\0b").lock().await.unwrap();
+    assert_eq!(server.run("SELECT owner FROM leasehold.holders WHERE name = 'odd'"), "a\\000b");
+}
+
+#[tokio::test]
+async fn tokens_are_reserved_only_if_the_server_makes_commits_durable() {
+    let server = Postgres::on_port();
+    for (setting, is_reserved) in [("on", "t"), ("off", "f"), ("local", "t")] {
+        server.run(&format!("ALTER ROLE postgres SET synchronous_commit = {setting}"));
+        let client = client_of(&server).await;
+        let guard = lock(&client, setting).await;
+        let row = format!("SELECT last_token > token FROM leasehold.resource WHERE name = '{setting}'");
+        assert_eq!(server.run(&row), is_reserved, "{setting}");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn time_of_a_grant_is_read_after_the_wait_for_the_row() {
+    let server = Postgres::on_port();
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    server.run("CREATE TABLE freed (name text, at int8)");
+    for path in ["statement", "transaction"] {
+        let held = lock(&one, path).await;
+        if path == "transaction" {
+            // From now on its client expects others there.
+            assert!(two.mutex(path).try_lock().await.unwrap().is_none());
+        }
+        held.release().await.unwrap();
+        let row = format!("SELECT id FROM leasehold.resource WHERE name = '{path}' FOR UPDATE");
+        let _session = server.session(&format!(
+            "BEGIN; {row};
+            DO $$ BEGIN
+                WHILE NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted) LOOP PERFORM pg_sleep(0.01); END LOOP;
+            END $$;
+            INSERT INTO freed SELECT '{path}', extract(epoch FROM clock_timestamp()) * 1000000;
+            COMMIT"
+        ));
+        leasehold_testkit::wait_until("it has the row", || server.try_run(&format!("{row} NOWAIT")).is_err());
+        let guard = two.mutex(path).try_lock().await.unwrap().expect("it is free");
+        let is_later = format!(
+            "SELECT granted_at > at FROM leasehold.resource JOIN freed USING (name) WHERE name = '{path}'"
+        );
+        assert_eq!(server.run(&is_later), "t", "{path}");
+        guard.release().await.unwrap();
+    }
 }

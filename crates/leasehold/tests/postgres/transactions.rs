@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::fence::postgres::{CHECK_SQL, check, check_token, create};
 use leasehold::postgres::TransactionLock;
-use leasehold::tokio_postgres::{Client as Database, NoTls, connect};
+use leasehold::tokio_postgres::{Client as Database, IsolationLevel, NoTls, connect};
 use leasehold::{Client, Token};
 use leasehold_testkit::Postgres;
 
@@ -123,6 +123,33 @@ async fn fence_keeps_newer_holders_out_until_the_transaction_ends_and_names_who_
     second.commit().await.unwrap();
     let late = old.transaction().await.unwrap();
     assert!(check_token(&late, "report", token(5)).await.unwrap_err().is_stale());
+}
+
+#[tokio::test]
+async fn check_that_waited_in_a_repeatable_read_transaction_asks_for_a_repeat() {
+    let server = Postgres::on_port();
+    let (mut old, mut new) = (database(&server).await, database(&server).await);
+    create(&old).await.unwrap();
+    server.run("SELECT leasehold.check_fence('report', 1)");
+    let token = |number| Token::new(number).unwrap();
+    let first = old.transaction().await.unwrap();
+    check_token(&first, "report", token(5)).await.unwrap();
+    let strict = new.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
+    let second = strict.start().await.unwrap();
+    let (checked, ()) = tokio::join!(check_token(&second, "report", token(6)), async {
+        leasehold_testkit::until(async || {
+            server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") != "0"
+        })
+        .await;
+        first.commit().await.unwrap();
+    });
+    let error = checked.unwrap_err();
+    assert!(!error.is_stale() && error.to_string().contains("could not serialize"), "{error}");
+    second.rollback().await.unwrap();
+    let strict = new.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
+    let again = strict.start().await.unwrap();
+    check_token(&again, "report", token(6)).await.unwrap();
+    again.commit().await.unwrap();
 }
 
 /// A holder whose lease ended before it wrote: with the fence its writes are refused, and without it some are not.

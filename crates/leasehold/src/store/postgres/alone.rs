@@ -1,5 +1,7 @@
 //! Commands that are one statement, if nothing else happens at the resource. Each has the rules of the model for that case.
 
+use std::collections::HashMap;
+
 use leasehold_core::{Acquire, Answer, Command, Failure, Grant, Release, Renew, Reply, Resource, TokenRange};
 
 use super::conn::{Frame, is_transient};
@@ -98,7 +100,7 @@ impl Executor {
         Ok(Some(Answer { at: Reader::new(row).time()?, reply: Reply::Released }))
     }
 
-    /// Renews in one statement what it can. The others are `None`.
+    /// Renews in one statement what it can, with one lease of each resource. The others are `None`.
     pub(super) async fn renew_all(
         &self,
         progress: &Progress,
@@ -123,15 +125,18 @@ impl Executor {
             Param::Ints(sequences),
             Param::Ints(ttls),
         ];
+        let by_name: HashMap<_, _> = plain
+            .iter()
+            .map(|(index, (resource, renew))| {
+                ((resource.name.as_str(), resource.kind.as_str()), (*index, *resource, renew.ttl))
+            })
+            .collect();
         for row in self.alone(progress, &self.sql().renew, params).await? {
             let mut reader = Reader::new(&row);
             let (name, kind) = (reader.text()?, reader.text()?);
             let (at, contended) = (reader.time()?, reader.flag()?);
-            let of_row = |(_, (resource, _)): &&(usize, &(&Resource, &Renew))| {
-                resource.name.as_str() == name && resource.kind.as_str() == kind
-            };
-            if let Some((index, (resource, renew))) = plain.iter().find(of_row) {
-                let reply = Reply::Renewed { valid_for: renew.ttl, tokens: None, contended };
+            if let Some((index, resource, ttl)) = by_name.get(&(name, kind)) {
+                let reply = Reply::Renewed { valid_for: *ttl, tokens: None, contended };
                 if contended {
                     self.set_contended(resource, true);
                 }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Error, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Error, Row, SimpleQueryMessage, Statement};
 
 use super::limits::{CONNECT_TIMEOUT, IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::Request;
@@ -90,15 +90,16 @@ pub(super) enum Settings {
 }
 
 /// The settings of every transaction. A role or a database may have other defaults.
-pub(super) fn settings(synchronous_commit: Option<&str>) -> Vec<(&'static str, String)> {
-    let mut settings = vec![
+pub(super) fn settings(synchronous_commit: &str) -> Vec<(&'static str, String)> {
+    vec![
+        ("synchronous_commit", synchronous_commit.to_owned()),
         ("lock_timeout", LOCK_TIMEOUT_MS.to_string()),
         ("statement_timeout", STATEMENT_TIMEOUT_MS.to_string()),
         ("idle_in_transaction_session_timeout", IDLE_TIMEOUT_MS.to_string()),
         ("jit", "off".to_owned()),
-    ];
-    settings.extend(synchronous_commit.map(|value| ("synchronous_commit", value.to_owned())));
-    settings
+        // A statement that was prepared while the tables were small must not read all of them once they have grown.
+        ("enable_seqscan", "off".to_owned()),
+    ]
 }
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
@@ -160,6 +161,17 @@ impl Conn {
         self.client.batch_execute(&set).await.map_err(|error| error::explain(error, false))?;
         self.settings = Settings::Session;
         Ok(())
+    }
+
+    /// The session's value of one of the server's settings.
+    pub(super) async fn setting(&self, name: &str) -> Result<String, StoreError> {
+        let messages = self.client.simple_query(&format!("SHOW {name}")).await;
+        let messages = messages.map_err(|error| error::explain(error, false))?;
+        let value = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
+            _ => None,
+        });
+        value.ok_or_else(|| error::damaged(name))
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -56,6 +56,9 @@ fn of_server(code: &SqlState, message: &str) -> String {
                 "another session has kept the lock's row for {LOCK_TIMEOUT_MS} ms (pg_blocking_pids names it): {message}"
             );
         }
+        SqlState::INVALID_SQL_STATEMENT_NAME => {
+            "another session answers: a pooler is in between, so use ?pooler=yes"
+        }
         SqlState::QUERY_CANCELED => "the server's statement_timeout ended it, or somebody canceled it",
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => {
             "this process was stopped within a transaction, and the server rolled it back"

@@ -45,7 +45,12 @@ impl Executor {
 
     /// Runs one command.
     pub(super) async fn call(&self, resource: &Resource, command: &Command) -> CallResult {
-        self.in_time(async |progress| self.run(progress, resource, command).await).await
+        let is_attempt = matches!(command, Command::Acquire(_));
+        let run = async |progress: &Progress| {
+            let _turn = if is_attempt { Some(self.pool.attempt().await?) } else { None };
+            self.run(progress, resource, command).await
+        };
+        self.in_time(run).await
     }
 
     async fn run(&self, progress: &Progress, resource: &Resource, command: &Command) -> CallResult {
@@ -186,8 +191,11 @@ impl Executor {
 
     async fn renew_batch(&self, batch: &Batch, results: &mut [Option<CallResult>]) {
         // A resource with other commands keeps their order.
-        let is_only =
-            |resource: &Resource| batch.iter().filter(|(other, _)| **other == *resource).count() == 1;
+        let mut count: HashMap<&Resource, usize> = HashMap::with_capacity(batch.len());
+        for (resource, _) in batch {
+            *count.entry(resource).or_default() += 1;
+        }
+        let is_only = |resource: &Resource| count.get(resource) == Some(&1);
         let renewals: Vec<(usize, (&Resource, &Renew))> = batch
             .iter()
             .enumerate()
@@ -230,7 +238,11 @@ impl Executor {
                 places.into_iter().zip(attempts).map(|((rows, _), (_, acquire))| (rows, acquire)).collect();
             apply_all(context, &mut steps)
         };
-        self.in_time(async |progress| self.write(progress, &plan, &step).await).await
+        let run = async |progress: &Progress| {
+            let _turn = self.pool.attempt().await?;
+            self.write(progress, &plan, &step).await
+        };
+        self.in_time(run).await
     }
 
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {

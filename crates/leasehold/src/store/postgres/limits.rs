@@ -19,8 +19,9 @@ pub(super) const LOCK_TIMEOUT_MS: u32 = 2_000;
 /// How long the server lets a statement run, with its wait.
 pub(super) const STATEMENT_TIMEOUT_MS: u32 = 4_000;
 
-/// How long the server keeps the row lock of a client that has stopped between two flights.
-pub(super) const IDLE_TIMEOUT_MS: u32 = 2_000;
+/// How long the server keeps the row lock of a client that has stopped between two flights. Shorter than the wait for a row lock,
+/// so that the others' commands succeed.
+pub(super) const IDLE_TIMEOUT_MS: u32 = 1_000;
 
 /// Long intervals, because re-checks cost the server work and notifications are seldom lost.
 pub(super) const POLL_INTERVALS: PollIntervals =

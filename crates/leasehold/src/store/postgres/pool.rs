@@ -15,6 +15,8 @@ pub(super) struct Pool {
     /// A pooler is in between.
     is_pooled: bool,
     permits: Semaphore,
+    /// Attempts at a row that another session keeps wait for it. One connection is left to holders, whose renewals must go on.
+    attempts: Semaphore,
     idle: Mutex<Vec<Conn>>,
     #[cfg(test)]
     sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
@@ -28,11 +30,13 @@ impl Pool {
         connections: usize,
     ) -> Self {
         let (permits, idle) = (Semaphore::new(connections), Mutex::default());
+        let attempts = Semaphore::new(connections.saturating_sub(1).max(1));
         Self {
             dialer,
             settings,
             is_pooled,
             permits,
+            attempts,
             idle,
             #[cfg(test)]
             sent: std::sync::Arc::default(),
@@ -45,10 +49,14 @@ impl Pool {
         self.sent.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Waits for the turn of an attempt to acquire, which it has before it takes a connection.
+    pub(super) async fn attempt(&self) -> Result<SemaphorePermit<'_>, StoreError> {
+        self.attempts.acquire().await.map_err(|_| closed())
+    }
+
     /// A connection, once one is free.
     pub(super) async fn take(&self) -> Result<Lent<'_>, StoreError> {
-        let permit = self.permits.acquire().await;
-        let permit = permit.map_err(|_| StoreError::new(Failure::NotSent, "the store is closed"))?;
+        let permit = self.permits.acquire().await.map_err(|_| closed())?;
         let conn = match self.idle() {
             Some(conn) => conn,
             None => {
@@ -69,6 +77,10 @@ impl Pool {
         idle.retain(|conn| !conn.is_closed());
         idle.pop()
     }
+}
+
+fn closed() -> StoreError {
+    StoreError::new(Failure::NotSent, "the store is closed")
 }
 
 /// A connection in use. It is closed unless it is given back, since a transaction may be open on it.

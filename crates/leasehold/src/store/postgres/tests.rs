@@ -9,6 +9,8 @@ use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Release, Reply, 
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
+use super::query::{Query, WINDOW};
+use super::sql::Sql;
 use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use comparison::{Comparison, Harness};
 
@@ -189,4 +191,31 @@ fn full_queue_of_notifications_does_not_fail_a_release() {
         // It looks again, and has it.
         assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Granted(_)));
     });
+}
+
+#[test]
+fn no_command_reads_a_whole_table_however_small_it_was_when_it_was_planned() {
+    let harness = Harness::new();
+    let sql = Sql::new("leasehold", None);
+    let acquisition = Acquisition { client: client_id(0), sequence: 1 };
+    let queries = [
+        Query::Lease(acquisition),
+        Query::Expiring(WINDOW),
+        Query::Waiter(acquisition),
+        Query::Ready(WINDOW),
+        Query::Deadlines(WINDOW),
+        Query::OfClient(client_id(0), WINDOW),
+        Query::CountOf(client_id(0)),
+        Query::ReadyClients,
+        Query::Tombstone(acquisition),
+    ];
+    let commands =
+        [&sql.acquire, &sql.release, &sql.renew, &sql.lock, &sql.peek, &sql.put_resource, &sql.remove_waiter];
+    let commands = commands.into_iter().map(String::as_str).chain(queries.iter().map(|query| sql.of(query)));
+    for statement in commands.chain([sql.due.as_str(), sql.sweep.as_str()]) {
+        let plan = harness.plan(statement);
+        assert!(!plan.contains("Seq Scan"), "{statement}\n{plan}");
+    }
+    // The check sees one.
+    assert!(harness.plan("SELECT metadata FROM leasehold.clock, leasehold.resource").contains("Seq Scan"));
 }

@@ -8,7 +8,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply
 use leasehold_testkit::Postgres as Server;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio_postgres::AsyncMessage;
+use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
 use super::super::conn::{Conn, Dialer, settings};
 use super::super::exec::Executor;
@@ -66,7 +66,7 @@ impl Harness {
                 polls: false,
                 may_reserve: true,
             };
-            let pool = Pool::new(Dialer::new(&url).unwrap(), settings(None), false, 4);
+            let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 4);
             (Executor { session, pool, contended: Mutex::default() }, conn, messages)
         });
         Self { runtime, executor, conn, messages, now, _server: server }
@@ -82,6 +82,26 @@ impl Harness {
             "CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
             CREATE TRIGGER forgets BEFORE INSERT ON leasehold.waiter FOR EACH ROW EXECUTE FUNCTION forget()",
         );
+    }
+
+    /// The plan of a statement, as a session of the store keeps it for all parameters.
+    pub(super) fn plan(&self, statement: &str) -> String {
+        let count = (1..).take_while(|number| statement.contains(&format!("${number}"))).count();
+        let nulls = vec!["NULL"; count].join(", ");
+        let parameters = if count == 0 { String::new() } else { format!("({nulls})") };
+        let explain = format!(
+            "SET plan_cache_mode = force_generic_plan; PREPARE command AS {statement};
+            EXPLAIN EXECUTE command{parameters}; DEALLOCATE command"
+        );
+        self.runtime.block_on(async {
+            let lent = self.executor.pool.take().await.unwrap();
+            let messages = lent.conn().client.simple_query(&explain).await.unwrap();
+            let lines = messages.iter().filter_map(|message| match message {
+                SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
+                _ => None,
+            });
+            lines.collect::<Vec<_>>().join("\n")
+        })
     }
 
     fn set_time(&mut self, now: StoreTime) {
