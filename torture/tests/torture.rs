@@ -77,6 +77,12 @@ fn leasehold_passes_on_redis_with_faults() {
 }
 
 #[test]
+fn leasehold_passes_on_postgres_with_faults() {
+    let faults = "worker-stop,client-kill,net-cut,server-stop,server-kill";
+    passes(&["--store", "postgres", "--faults", faults, "--minutes", "0.2"]);
+}
+
+#[test]
 fn lock_that_lets_two_in_is_caught() {
     caught(
         "broken-lets-two-in",
