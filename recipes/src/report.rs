@@ -142,8 +142,8 @@ cargo run --release -p recipes -- explore timestamp-getset --getset-nil failed
 const TABLE: &str = "
 ## What breaks
 
-`✓` holds in every schedule. `✗` breaks, as the first thing in its schedule. `~` breaks only after another check has broken. A
-letter names the fault that it needs: `c` the clients' clocks differ by more than a lease, `r` a master restarts without its data,
+`✓` holds in every schedule. `✗` breaks, and no other check before it. `~` breaks only after another check has broken. A
+letter names the required fault: `c` the clients' clocks differ by more than a lease, `r` a master restarts without its data,
 `j` a master's clock jumps, `o` two clients use the same owner name.
 
 | | one holder | notices expiry | free after crash | frees only own | can release | no stale lock | notified | fencing |

@@ -13,6 +13,7 @@ pub mod planted;
 pub mod quorum;
 pub mod rng;
 pub mod run;
+mod schedule;
 pub mod server;
 mod serving;
 pub mod shrink;

@@ -2,6 +2,8 @@
 //! of which keeps the order of its messages, pushes over both, and a limit for answers. A connection that was cut is made again, and
 //! the client is told. Renewals and releases whose connection was cut are sent once more.
 
+mod connections;
+
 use leasehold::simulation::{Answered, CallFailed};
 use leasehold_core::{Command, Failure, Push, PushKind};
 
@@ -10,7 +12,7 @@ use crate::executor::{ProcessId, Thread};
 use crate::plan::{MS, Micros, SECOND};
 use crate::planted::Planted;
 use crate::serving::short;
-use crate::world::{Call, Connection, Content, Event, World};
+use crate::world::{Call, Content, Event, World};
 
 /// How long a call waits for its answer, and for a connection.
 const ANSWER_TIMEOUT: Micros = SECOND;
@@ -140,132 +142,6 @@ impl World {
         } else {
             self.fail(number, Failure::Unknown, "the connection was lost");
         }
-    }
-
-    // --- Connections -----------------------------------------------------------------------------
-
-    /// The client closes a connection, or sees that it is closed.
-    fn close_at_client(&mut self, connection: u64) {
-        let Some(known) = self.connections.get(&connection) else { return };
-        let (process, lane) = (known.process, known.lane);
-        let slot = &mut self.processes[process].lanes[lane as usize];
-        let was_open = slot.connection == Some(connection);
-        if !was_open && slot.opening != Some(connection) {
-            return;
-        }
-        slot.connection = None;
-        slot.opening = None;
-        slot.failures += 1;
-        let pause = (RECONNECT_MIN << slot.failures.min(6)).min(RECONNECT_MAX);
-        let column = self.column(process);
-        self.say(column, &[2, connection], || format!("connection {connection} closed"));
-        self.up(connection, Event::ClosedAtServer { connection });
-        let pause = pause / 2 + self.rng.below(pause / 2);
-        self.after(pause, Event::Connect { process, lane });
-        let over_it: Vec<u64> = self
-            .calls
-            .iter()
-            .filter(|(_, call)| call.connection == Some(connection) && call.result.is_none())
-            .map(|(number, _)| *number)
-            .collect();
-        for number in over_it {
-            self.lost(number);
-        }
-    }
-
-    /// The server closes a connection, or sees that it is closed.
-    pub fn close_at_server(&mut self, connection: u64) {
-        let Some(known) = self.connections.get(&connection) else { return };
-        self.servers[known.server].connections.remove(&connection);
-    }
-
-    /// A connection is cut between both sides.
-    pub fn cut(&mut self, connection: u64, late: Option<Micros>) {
-        let Some(known) = self.connections.get_mut(&connection) else { return };
-        known.late = late;
-        self.close_at_server(connection);
-        let delay = self.delay();
-        self.after(delay, Event::ClosedAtClient { connection });
-    }
-
-    /// The connections that are open on the side of a server.
-    #[must_use]
-    pub fn open_at(&self, server: usize) -> Vec<u64> {
-        self.servers[server].connections.keys().copied().collect()
-    }
-
-    fn connect(&mut self, process: ProcessId, lane: Thread) {
-        let known = &self.processes[process];
-        let slot = &known.lanes[lane as usize];
-        if !known.is_alive || slot.connection.is_some() || slot.opening.is_some() {
-            return;
-        }
-        let machine = &self.machines[known.client];
-        let is_cut_off = self.now < machine.unconnected.max(machine.silent_up).max(machine.silent_down);
-        let server = self.master;
-        if is_cut_off || !self.servers[server].is_up {
-            let slot = &mut self.processes[process].lanes[lane as usize];
-            slot.failures += 1;
-            let pause = (RECONNECT_MIN << slot.failures.min(6)).min(RECONNECT_MAX);
-            let pause = pause / 2 + self.rng.below(pause / 2);
-            self.after(pause, Event::Connect { process, lane });
-            return;
-        }
-        let connection = self.number();
-        let now = self.now;
-        self.connections.insert(
-            connection,
-            Connection { process, lane, server, up: now, down: now, heard: now, late: None },
-        );
-        self.processes[process].lanes[lane as usize].opening = Some(connection);
-        self.up(connection, Event::Handshake { connection });
-        // A server that stands still does not answer.
-        self.after(2 * SECOND, Event::Ping { connection, asked_at: Micros::MAX });
-    }
-
-    fn handshake(&mut self, connection: u64) {
-        let Some(known) = self.connections.get(&connection) else { return };
-        let (server, process) = (known.server, known.process);
-        if !self.processes[process].is_alive {
-            return;
-        }
-        if !self.servers[server].is_up {
-            let delay = self.delay();
-            self.after(delay, Event::ClosedAtClient { connection });
-            return;
-        }
-        let id = self.processes[process].id;
-        self.servers[server].connections.insert(connection, (process, id));
-        self.down(connection, Event::Connected { connection });
-    }
-
-    fn connected(&mut self, connection: u64) -> Act {
-        let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
-        known.heard = self.now;
-        let (process, lane, server) = (known.process, known.lane, known.server);
-        if self.processes[process].lanes[lane as usize].opening != Some(connection) {
-            return Act::None;
-        }
-        // All connections of a client lead to one server.
-        let other = self.processes[process].lanes[1 - lane as usize].connection;
-        if let Some(other) = other.filter(|other| self.connections[other].server != server) {
-            self.close_at_client(other);
-        }
-        let slot = &mut self.processes[process].lanes[lane as usize];
-        slot.opening = None;
-        slot.connection = Some(connection);
-        slot.failures = 0;
-        let column = self.column(process);
-        self.say(column, &[3, connection], || format!("connection {connection} to server {server}"));
-        if lane == Thread::Driver {
-            let waiting = std::mem::take(&mut self.processes[process].lanes[1].waiting);
-            for number in waiting {
-                if self.calls.get(&number).is_some_and(|call| call.result.is_none()) {
-                    self.send(number);
-                }
-            }
-        }
-        Act::Reconnected(process)
     }
 
     /// A call has taken too long: its outcome is unknown, and its connection is checked.

@@ -4,6 +4,8 @@
 //! them. What is checked are guards, because no single node knows who holds the lock.
 
 mod books;
+mod checks;
+mod event;
 mod faults;
 mod host;
 mod network;

@@ -337,7 +337,7 @@ impl World {
         }
     }
 
-    /// The server keeps nothing for these processes; with `None`, nothing for anyone, and two hours later nothing at all.
+    /// The server keeps nothing for these processes; with `None`, nothing for any process, and two hours later nothing at all.
     fn check_server(&mut self, of: Option<&[ProcessId]>) {
         let clients: Option<Vec<ClientId>> =
             of.map(|of| of.iter().map(|process| self.processes[*process].id).collect());

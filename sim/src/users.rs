@@ -1,23 +1,25 @@
 //! The users of the locks: tasks that do what their plan says, with the library's own types.
 
 mod holding;
+mod locks;
+mod user;
+mod waiting;
 
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
 
 use leasehold::simulation::LeaseProbe;
-use leasehold::{Client, Error, Kind, Mutex, MutexSet, ReentrantMutex, RwLock, Semaphore, SetGuard};
+use leasehold::{Client, Error, Kind, MutexSet, RwLock, SetGuard};
 
 use crate::checks::Promise;
 use crate::executor::ProcessId;
 use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::transport::Sleep;
-use crate::world::{try_with, with};
+use crate::world::with;
 use holding::{Got, Held, Registration};
-
-/// The weight of a writer, which is the capacity of a read-write lock.
-const WRITER: u32 = leasehold_core::weight::WRITER;
+use locks::name;
+use user::{User, span};
+use waiting::{SetAttempt, Waiting};
 
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
@@ -48,53 +50,6 @@ pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
     with(|world| world.finished[task] = true);
 }
 
-struct User {
-    process: ProcessId,
-    client: Client,
-    task: usize,
-}
-
-/// Counts a task as one that waits.
-struct Waiting {
-    lock: usize,
-    task: usize,
-}
-
-impl Waiting {
-    fn new(lock: usize, task: usize) -> Self {
-        with(|world| world.demand[lock].waiting.insert(task, world.now));
-        Self { lock, task }
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        try_with(|world| world.demand[self.lock].waiting.remove(&self.task));
-    }
-}
-
-/// Counts an attempt for two locks, which may hold the first while it waits for the second.
-struct SetAttempt(usize);
-
-impl SetAttempt {
-    fn new(lock: usize) -> Self {
-        with(|world| world.demand[lock..lock + 2].iter_mut().for_each(|demand| demand.sets += 1));
-        Self(lock)
-    }
-}
-
-impl Drop for SetAttempt {
-    fn drop(&mut self) {
-        try_with(|world| {
-            let now = world.now;
-            for demand in &mut world.demand[self.0..self.0 + 2] {
-                demand.sets -= 1;
-                demand.busy_at = now;
-            }
-        });
-    }
-}
-
 /// Whichever ends first; `None` if that is the limit. The future is dropped in any case.
 async fn until<T>(work: impl Future<Output = T>, limit: Sleep) -> Option<T> {
     let (mut work, mut limit) = (pin!(work), pin!(limit));
@@ -103,10 +58,6 @@ async fn until<T>(work: impl Future<Output = T>, limit: Sleep) -> Option<T> {
         Poll::Pending => limit.as_mut().poll(context).map(|()| None),
     })
     .await
-}
-
-fn span(micros: Micros) -> Duration {
-    Duration::from_micros(micros)
 }
 
 impl User {
@@ -418,45 +369,4 @@ impl User {
             }
         }
     }
-
-    // --- Locks -----------------------------------------------------------------------------------
-
-    fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
-        let mut mutex = self.client.mutex(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
-        if let Some(hold) = plan.max_hold {
-            mutex = mutex.max_hold(span(hold));
-        }
-        if plan.min_hold > 0 {
-            mutex = mutex.min_hold(span(plan.min_hold));
-        }
-        if let Some((handoffs, limit)) = plan.handoff {
-            mutex = mutex.local_handoff(handoffs, span(limit));
-        }
-        if plan.global_fifo { mutex.global_fifo() } else { mutex }
-    }
-
-    fn rw_lock(&self, plan: &LockPlan, lock: usize) -> RwLock {
-        let mut rw_lock = self.client.rw_lock(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
-        if let Some(hold) = plan.max_hold {
-            rw_lock = rw_lock.max_hold(span(hold));
-        }
-        if plan.min_hold > 0 { rw_lock.min_hold(span(plan.min_hold)) } else { rw_lock }
-    }
-
-    fn semaphore(&self, plan: &LockPlan, lock: usize, permits: u32) -> Semaphore {
-        self.client.semaphore(name(lock), permits).ttl(span(plan.ttl)).auto_renew(plan.renews)
-    }
-
-    fn reentrant(&self, plan: &LockPlan, lock: usize) -> ReentrantMutex {
-        let owner = format!("owner-{}", self.owner());
-        self.client.reentrant_mutex(name(lock), owner).ttl(span(plan.ttl)).auto_renew(plan.renews)
-    }
-}
-
-fn name(lock: usize) -> String {
-    format!("r{lock}")
-}
-
-fn lock_of(name: &str) -> usize {
-    name.trim_start_matches('r').parse().unwrap_or(0)
 }

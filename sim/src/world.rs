@@ -3,15 +3,17 @@
 //! One thread runs one simulation at a time. Its state is in a thread-local, which is never borrowed while the engine runs: the engine
 //! calls back.
 
+mod clock;
+mod event;
+
 use std::cell::RefCell;
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::task::Waker;
 
 use leasehold::Client;
 use leasehold::simulation::{Answered, SimulatedInbox, ThreadClock, set_clock};
-use leasehold_core::{Acquire, ClientId, Command, LocalTime, Push, Resource};
+use leasehold_core::{ClientId, LocalTime};
 
 use crate::checks::{Books, Promise};
 use crate::executor::{ProcessId, TaskId, Thread};
@@ -19,158 +21,13 @@ use crate::history::{Column, History};
 use crate::plan::{Micros, Plan, SECOND};
 use crate::planted::Planted;
 use crate::rng::Rng;
+use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
+pub use clock::LocalClock;
+pub use event::{Content, Event};
 
 thread_local! {
     static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };
-}
-
-/// Something that is due at a time.
-#[derive(Debug)]
-#[allow(missing_docs, reason = "each line above says what the names of an event mean")]
-pub enum Event {
-    /// A sleep ends.
-    Wake(u64),
-    /// A call reaches the server. `is_late`: after its connection was closed.
-    Request { connection: u64, call: u64, attempt: u32, is_late: bool, content: Content },
-    /// An answer reaches the client.
-    Response { connection: u64, call: u64, attempt: u32, answers: Vec<Answered> },
-    /// A push reaches the client.
-    Push { connection: u64, push: Push },
-    /// A new connection reaches the server.
-    Handshake { connection: u64 },
-    /// The server's greeting reaches the client.
-    Connected { connection: u64 },
-    /// The client sees that a connection is closed.
-    ClosedAtClient { connection: u64 },
-    /// The server sees it.
-    ClosedAtServer { connection: u64 },
-    /// A call has taken too long.
-    Timeout { call: u64, attempt: u32 },
-    /// A connection that gave no answer is checked, or one that is being made.
-    Ping { connection: u64, asked_at: Micros },
-    /// A client tries to connect.
-    Connect { process: ProcessId, lane: Thread },
-    /// A fault of the plan begins.
-    Fault(usize),
-    /// A stalled thread continues.
-    Resume { process: ProcessId, thread: Thread },
-    /// A machine's clock continues.
-    Unfreeze { client: usize },
-    /// A server continues.
-    ResumeServer(usize),
-    /// A server starts again.
-    StartServer(usize),
-    /// A server ends for good.
-    StopServer(usize),
-    /// A replica copies the master's data, for the failover of this fault.
-    Replicate(usize),
-    /// A server has memory again.
-    Unfull(usize),
-    /// The loss of this guard must have been reported.
-    CheckReported(u64),
-    /// A client's process starts.
-    Start { client: usize },
-    /// Faults end.
-    Heal,
-}
-
-/// What a call consists of.
-#[derive(Clone, Debug)]
-pub enum Content {
-    /// Commands in this order.
-    Batch(Arc<[(Arc<Resource>, Command)]>),
-    /// Attempts that are granted together.
-    All(Arc<[(Arc<Resource>, Arc<Acquire>)]>),
-}
-
-impl Content {
-    /// How many answers it has.
-    #[must_use]
-    pub fn answers(&self) -> usize {
-        match self {
-            Self::Batch(batch) => batch.len(),
-            Self::All(attempts) => attempts.len(),
-        }
-    }
-}
-
-struct Scheduled {
-    at: Micros,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    /// The earliest is the greatest, for the heap.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
-    }
-}
-
-/// A clock that never steps, with a speed of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct LocalClock {
-    /// True time and the clock's time when its speed last changed.
-    since: (Micros, Micros),
-    /// By how many millionths it is faster than true time. At -1,000,000 it stands still.
-    ppm: i64,
-}
-
-impl LocalClock {
-    /// A clock with this time at the start.
-    #[must_use]
-    pub fn new(start: Micros, ppm: i64) -> Self {
-        Self { since: (0, start), ppm }
-    }
-
-    /// What it shows.
-    #[must_use]
-    pub fn at(&self, now: Micros) -> LocalTime {
-        let passed = now - self.since.0;
-        let drift = (i128::from(passed) * i128::from(self.ppm)) / 1_000_000;
-        let shown = self.since.1 + passed;
-        LocalTime::from_micros(shown.saturating_add_signed(i64::try_from(drift).unwrap_or(0)))
-    }
-
-    /// Changes its speed.
-    pub fn set_speed(&mut self, now: Micros, ppm: i64) {
-        self.since = (now, self.at(now).as_micros());
-        self.ppm = ppm;
-    }
-
-    /// When it will show a time; none if it stands still or never will.
-    #[must_use]
-    pub fn when(&self, local: LocalTime) -> Option<Micros> {
-        if local == LocalTime::NEVER || self.ppm <= -1_000_000 {
-            return None;
-        }
-        let ahead = i128::from(local.as_micros()) - i128::from(self.since.1);
-        if ahead <= 0 {
-            return Some(self.since.0);
-        }
-        let speed = i128::from(1_000_000 + self.ppm);
-        let passed = (ahead * 1_000_000 + speed - 1) / speed;
-        let mut when = self.since.0 + u64::try_from(passed).ok()?;
-        while self.at(when) < local {
-            when += 1;
-        }
-        Some(when)
-    }
 }
 
 /// A client's machine. Its clock outlives its processes.
@@ -346,7 +203,7 @@ pub struct World {
     /// Processes that were killed and whose tasks exist still.
     pub killed: Vec<ProcessId>,
     next: u64,
-    events: BinaryHeap<Scheduled>,
+    events: BinaryHeap<Scheduled<Event>>,
 }
 
 /// Calls `f` with the run's state. The engine must not be called from `f`.

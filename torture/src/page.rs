@@ -145,7 +145,7 @@ fn fenced(report: &Report, figures: &Figures) -> String {
 }
 
 fn promises(page: &mut String, reports: &[Report]) {
-    *page += "Each peer is used as its documentation advises, in the peer programs of the comparison (`bench/peers`). What the libraries \
+    *page += "The peer programs of the comparison (`bench/peers`) use each library as its documentation advises. What the libraries \
         say about themselves:\n\n";
     for target in PEERS {
         let Some(report) = reports.iter().find(|report| report.target == target.name) else { continue };
@@ -176,8 +176,8 @@ fn faults(page: &mut String) {
             ),
         );
     }
-    *page += "\n## Each run, by fault\n\nFigures belong to the last fault that began before. *Stall*: the longest time that the lock was free \
-        and a live task waited, after healing, beside its bound.\n\n";
+    *page += "\n## Each run, by fault\n\nEach figure belongs to the last fault that had begun by then. *Stall*: after the end of the fault, the longest time for which the lock was \
+        free while a live task waited, and its bound.\n\n";
 }
 
 fn details(page: &mut String, report: &Report) {
@@ -227,6 +227,6 @@ fn violations(page: &mut String, report: &Report) {
     let shown: Vec<String> =
         shown.map(|finding| format!("- after `{}`: {}\n", finding.fault.name(), finding.text)).collect();
     if !shown.is_empty() {
-        let _ = writeln!(page, "Among what was found:\n\n{}", shown.concat());
+        let _ = writeln!(page, "Examples of findings:\n\n{}", shown.concat());
     }
 }

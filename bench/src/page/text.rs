@@ -55,6 +55,9 @@ pub(super) const SCENARIOS: [Section; 10] = [
     section("j", "A slow network", "A proxy in front of the server adds latency to every round trip."),
 ];
 
+/// When layout 3 of the Redis keys replaced layout 2, as a Unix time.
+const LAYOUT_3_SINCE: u64 = 1_795_359_226;
+
 /// The head of the page: the machine, the method, and the commands to repeat it.
 pub(super) fn opening(results: &Results) -> String {
     let machine = &results.machine;
@@ -74,6 +77,10 @@ pub(super) fn opening(results: &Results) -> String {
         date(machine.at),
         results.minutes.ceil(),
     );
+    if machine.at < LAYOUT_3_SINCE {
+        page += "\n**The figures of leasehold on Redis are out of date.** They were measured with layout 2 of its keys and scripts, which \
+                 layout 3 has replaced since. *Why*, below, also describes layout 2.\n";
+    }
     if results.is_quick {
         page += "\n**This was a quick run, with few and short rounds.**\n";
     }

@@ -208,7 +208,7 @@ pub(crate) struct WorkArgs {
     #[arg(long, env = "LEASEHOLD_ON_LOST", value_name = "ACTION", default_value = "kill")]
     pub(crate) on_lost: OnLost,
     /// Shell command to start when the lease is lost, or can't be renewed, for example to send an alert. It gets LEASEHOLD_NAME,
-    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason), and is not waited for
+    /// LEASEHOLD_TOKEN and LEASEHOLD_LOSS (the reason). leasehold does not wait for it
     #[arg(long, value_name = "SCRIPT", env = "LEASEHOLD_RUN_ON_LOST")]
     pub(crate) run_on_lost: Option<OsString>,
     /// If the lease can't be renewed: time from TERM to the end of the lease
@@ -305,7 +305,7 @@ pub(crate) struct WatchArgs {
     /// Print each change as a JSON object on a line
     #[arg(long)]
     pub(crate) json: bool,
-    /// The time between two looks. Each of them reads all locks in use
+    /// The time between two refreshes. Each of them reads all locks in use
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
     /// Only the locks of this name
@@ -378,11 +378,11 @@ pub(crate) struct LeaseArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct ReleaseArgs {
-    /// Release the lock of this name, whoever holds it. The holder may still be working, and only tokens distinguish it from
+    /// Release the lock of this name without a lease id. The holder may still be working, and only tokens distinguish it from
     /// the next holder
     #[arg(long)]
     pub(crate) force: bool,
-    /// With --force: release only the holder with this token. It notices at its next renewal
+    /// With --force: release only the holder with this token, which detects that at its next renewal
     #[arg(long, value_name = "TOKEN", requires = "force")]
     pub(crate) token: Option<u64>,
     /// Print JSON: {"released": [...]}

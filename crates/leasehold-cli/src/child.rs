@@ -214,7 +214,7 @@ fn bind(parent: Pid, terminal: Option<&Terminal>, mask: &SigSet) -> io::Result<(
 mod tests {
     use super::*;
 
-    /// The command may end between the two looks of `poll_change`.
+    /// The command may end between the two checks of `poll_change`.
     #[test]
     fn process_that_has_ended_meanwhile_has_no_stop() {
         let mut ended = process::Command::new("true").spawn().unwrap();

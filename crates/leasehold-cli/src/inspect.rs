@@ -92,15 +92,15 @@ pub(crate) fn lock_text(lock: &LockInfo) -> String {
     let _ = writeln!(text, "{} {}", lock.kind, printable(&lock.name));
     if is_in_use(lock) {
         let _ = match lock.kind {
-            Kind::Semaphore => writeln!(text, "{} of {} permits are out", lock.in_use, lock.capacity),
-            Kind::Barrier => writeln!(text, "{} of {} parties have come", lock.in_use, lock.capacity),
+            Kind::Semaphore => writeln!(text, "{} of {} permits are in use", lock.in_use, lock.capacity),
+            Kind::Barrier => writeln!(text, "{} of {} parties have arrived", lock.in_use, lock.capacity),
             Kind::Latch => writeln!(text, "{} of {} have counted down", lock.in_use, lock.capacity),
             _ => Ok(()),
         };
     }
     if lock.rounds > 0 {
         let rounds = if lock.rounds == 1 { "round has" } else { "rounds have" };
-        let _ = writeln!(text, "{} {rounds} passed lately", lock.rounds);
+        let _ = writeln!(text, "{} {rounds} passed recently", lock.rounds);
     }
     if let Some(token) = lock.last_token {
         let _ = writeln!(text, "last token {token}");

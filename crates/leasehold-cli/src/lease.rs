@@ -27,7 +27,7 @@ pub(crate) async fn acquire(
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
     let (store, began) = (find()?, Instant::now());
     if store.is_memory() {
-        return Err(Stop::usage("memory: ends with this process, and the lease with it: name another store"));
+        return Err(Stop::usage("memory: ends with this process, and so does the lease: name another store"));
     }
     let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
         Connected::Yes(client) => client,

@@ -176,9 +176,9 @@ impl Lock {
     /// lock first and then inspects the other kind, so of two commands at least one sees the other.
     async fn refuse_mixture(&self) -> Result<(), Stop> {
         let (other, advice) = match self.variant {
-            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) => (Kind::ReadWrite, "say -x, or -s"),
+            Variant::Mutex(_) | Variant::Several(_) | Variant::Owner(_) => (Kind::ReadWrite, "pass -x or -s"),
             Variant::Shared(_) | Variant::Exclusive(_) => {
-                (Kind::Mutex, "say neither -s nor -x, or say it everywhere")
+                (Kind::Mutex, "pass neither -s nor -x, or one in every run")
             }
             // A start of once-per-period work can't be undone.
             Variant::Permit(_) | Variant::Once(_) | Variant::Leadership(_) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Tells systemd that the service is ready, as `sd_notify(3)` does: the lock is held and the command runs.
+//! Tells systemd that the service is ready, as `sd_notify(3)` does: the lock is held and the command runs, or the server listens.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,7 +12,7 @@ pub(crate) fn ready() {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, b"READY=1")
     {
-        message(format_args!("the service manager was not told that the command runs: {error}"));
+        message(format_args!("the service manager could not be notified: {error}"));
     }
 }
 

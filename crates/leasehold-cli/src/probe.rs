@@ -12,7 +12,7 @@ use crate::run::close;
 use crate::store::Store;
 use crate::text::printable;
 
-/// The first and the last pause between two looks at a lock that is in use.
+/// The first and the longest pause between two polls of a lock that is in use.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The lifetime of a probe's lease, if the probe dies before it releases it.

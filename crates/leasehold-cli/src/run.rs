@@ -35,7 +35,7 @@ pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the program waits for the client to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a connection may take at least: `-w 0.1` means the lock, and not the way to the store.
+/// The minimum time limit for connecting: `-w 0.1` limits the wait for the lock, and not that for the store.
 pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {

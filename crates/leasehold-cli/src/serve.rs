@@ -5,12 +5,13 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use etcetera::BaseStrategy as _;
-use leasehold_serve::{Config, Listen, Server, Tls, Tokens, raise_open_files};
+use leasehold_serve::{Config, Listen, Server, Tls, Tokens, install_recorder, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::duration;
 use crate::exit::{Exit, Stop};
+use crate::notify;
 use crate::output::message;
 use crate::store::{Store, own_folder};
 
@@ -39,6 +40,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
         ));
     }
     let store = find()?;
+    install_recorder();
     let client = store.connect().await?;
     let server = Server::bind(config, client).await.map_err(|error| Stop::usage(error.to_string()))?;
     let mut announced = String::new();
@@ -47,6 +49,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     }
     // A closed stdout is no reason to fail.
     let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
+    notify::ready();
     let remaining = server
         .run(async {
             tokio::select! {

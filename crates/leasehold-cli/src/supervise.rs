@@ -158,7 +158,7 @@ impl<'a> Supervision<'a> {
         }
         self.ending = match self.on_lost {
             OnLost::Ignore => {
-                message(format_args!("{what}; the command continues, as --on-lost ignore says"));
+                message(format_args!("{what}; the command continues, because of --on-lost ignore"));
                 Ending::Done
             }
             OnLost::Kill if self.must_kill(event) => {

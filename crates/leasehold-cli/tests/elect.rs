@@ -98,7 +98,7 @@ fn signal_for_the_command_does_not_end_the_election() {
     until(|| (lines() == ["started"]).then_some(()));
     let mut other = place.start(&args);
     place.until_waiting("a", 1);
-    // Who waits has no command that it could be meant for.
+    // A waiting host has no command that could get the signal.
     for signal in ["HUP", "QUIT"] {
         other.signal(signal);
     }

@@ -64,14 +64,14 @@ fn barrier_is_shown_with_parties_and_rounds() {
     };
     let show = || String::from_utf8(place.output(&["show", "--kind", "barrier", "a"]).stdout).unwrap();
     let first = wait();
-    until(|| show().contains("1 of 2 parties have come\n").then_some(()));
+    until(|| show().contains("1 of 2 parties have arrived\n").then_some(()));
     let text = show();
     assert!(text.contains("\nhere is ") && !text.contains("permits") && !text.contains("passed"), "{text}");
     for party in [first, wait()] {
         party.join().unwrap();
     }
     let text = show();
-    assert!(text.contains("1 round has passed lately\n") && text.contains("\nfree\n"), "{text}");
+    assert!(text.contains("1 round has passed recently\n") && text.contains("\nfree\n"), "{text}");
     let output = place.output(&["show", "--json", "--kind", "barrier", "a"]);
     let view: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&view["rounds"], &view["holders"]), (&1.into(), &serde_json::json!([])));

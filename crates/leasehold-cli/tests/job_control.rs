@@ -1,4 +1,4 @@
-//! Job control: who is in the foreground, who is stopped and continued, and who is left alone.
+//! Job control: which processes are in the foreground, which are stopped and continued, and which are not affected.
 
 #![cfg(target_os = "linux")]
 

@@ -36,7 +36,7 @@ fn semaphore_limits_concurrent_commands() {
     let view = place.show("a");
     assert_eq!((&view["capacity"], &view["in_use"]), (&2.into(), &2.into()));
     let text = String::from_utf8(place.output(&["show", "a"]).stdout).unwrap();
-    assert!(text.contains("\nsemaphore a\n2 of 2 permits are out\n"), "{text}");
+    assert!(text.contains("\nsemaphore a\n2 of 2 permits are in use\n"), "{text}");
     holders.into_iter().for_each(drop);
     let (code, said) = place.code(&["run", "--semaphore", "0", "b", "--", "true"]);
     assert!(code == 2 && said.contains("permits"), "{code} {said}");
@@ -68,7 +68,7 @@ fn mutex_is_refused_while_a_rw_lock_of_that_name_is_in_use() {
     let reader = place.start(&["run", "-s", "a", "--", "sleep", "60"]);
     place.until_held("a");
     let (code, said) = place.code(&["run", "-n", "a", "--", "true"]);
-    assert!(code == 2 && said.contains("in use with -s or -x: say -x"), "{said}");
+    assert!(code == 2 && said.contains("in use with -s or -x: pass -x"), "{said}");
     let holder = place.start(&["run", "b", "--", "sleep", "60"]);
     place.until_held("b");
     for option in ["-s", "-x"] {

@@ -7,7 +7,7 @@ mod common;
 use common::Place;
 use leasehold_testkit::{Certificates, Cluster, Sentinels, Server};
 
-/// One runs a command, another waits for it; who looks sees both; and who has to, takes it away.
+/// One process runs a command under the lock, and another waits. `show` prints both, and a forced release ends the lease.
 fn is_used_as_any_other(url: &str) {
     let place = Place::on(url);
     let gone = place.path("gone");

@@ -91,7 +91,7 @@ fn missing_quorum_error_names_each_node_and_no_password() {
     ];
     for words in commands {
         let (code, said) = nodes.place.code(words);
-        assert!(code != 0 && said.contains("1 of 3 nodes are there, 2 are needed"), "{words:?}: {said}");
+        assert!(code != 0 && said.contains("1 of 3 nodes are connected, 2 are needed"), "{words:?}: {said}");
         for node in [0, 2] {
             assert!(said.contains(&nodes.servers[node].port().to_string()), "{words:?}: {said}");
         }

@@ -120,6 +120,24 @@ fn ten_line_clients_wait_and_release() {
     }
 }
 
+#[test]
+fn metrics_include_those_of_the_library() {
+    let server = Server::start();
+    assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &json!({})).0, 200);
+    let mut stream = UnixStream::connect(server.place.path("socket")).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    for name in [
+        "leasehold_acquisitions_total{",
+        "leasehold_leases_held{",
+        "leasehold_serve_acquires_total{",
+        "leasehold_store_up 1",
+    ] {
+        assert!(page.contains(name), "{name}: {page}");
+    }
+}
+
 /// Holds a lock in a session, and sends heartbeats until one is refused.
 const HOLDER: &str = r#"
 import json, os, sys, time, urllib.error, urllib.request

@@ -133,7 +133,7 @@ fn store_outage_does_not_delay_the_exit() {
     assert!(running.stderr().contains("the lease expires by itself"));
 }
 
-/// Its lease can't be seen by who comes later, and so it is lost.
+/// Later clients can't see its lease, so it is lost.
 #[test]
 fn moving_the_store_file_away_loses_the_lease() {
     let place = Place::new();

@@ -78,3 +78,24 @@ impl fmt::Debug for Owner {
         write!(f, "Owner({:?})", &*self.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_shown_in_full() {
+        let client = ClientId::new(0xAB);
+        let acquisition = Acquisition { client, sequence: 7 };
+        assert_eq!(client.get(), 0xAB);
+        assert_eq!(format!("{client}"), "000000000000000000000000000000ab");
+        assert_eq!(format!("{client:?}"), format!("{client}"));
+        assert_eq!(format!("{acquisition}"), "000000000000000000000000000000ab-7");
+        assert_eq!(format!("{acquisition:?}"), format!("{acquisition}"));
+        let owner = Owner::new("order \"42\"");
+        assert_eq!(owner.as_str(), "order \"42\"");
+        assert_eq!(format!("{owner:?}"), r#"Owner("order \"42\"")"#);
+    }
+}

@@ -35,8 +35,8 @@
 //!     let (owner, wait, replaces) = (None, None, None);
 //!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
-//!     let turn = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut Vec::new() };
-//!     apply(&mut table, turn, &acquire.into()).unwrap().reply
+//!     let context = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut Vec::new() };
+//!     apply(&mut table, context, &acquire.into()).unwrap().reply
 //! };
 //! assert!(matches!(ask(1), Reply::Granted(_)));
 //! assert_eq!(ask(2), Reply::Busy);

@@ -2,7 +2,7 @@
 //!
 //! A token is `max(last + 1, wall clock in µs)`. It rises with every grant like a counter. If the store loses its data, a
 //! counter restarts, but tokens keep rising, because the wall clock has advanced. (Kulkarni et al., *Logical Physical
-//! Clocks*, 2014, reduced to one number.)
+//! Clocks*, 2014, reduced to one number.) On Redis the tokens are the ids of a stream, which rise in the same way.
 
 use core::fmt;
 

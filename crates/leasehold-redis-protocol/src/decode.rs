@@ -115,7 +115,7 @@ fn short_answer(command: &Command, number: u64) -> Option<Answer> {
 /// How often a waiter checks whether another program still holds the key, because no push reports its release.
 const FOREIGN_POLL: Duration = Duration::from_secs(1);
 
-/// The answer where another program holds the key, for so many milliseconds, or for ever.
+/// The answer where another program holds the key: for this many milliseconds, or without a limit.
 fn foreign(command: &Command, at: StoreTime, left: Option<Duration>) -> Reply {
     match command {
         Command::Acquire(acquire) if acquire.wait.is_some() => {

@@ -91,19 +91,6 @@ impl App {
         Ok(Watcher(self.clone()))
     }
 
-    /// Ends a session, and releases its leases in the background. Returns what was held.
-    pub(crate) fn end_session(&self, session: &Session, why: &str) -> Vec<Arc<Lease>> {
-        let ids = self.sessions.end(session, why);
-        let mut ended = Vec::new();
-        for id in ids {
-            if let Some(lease) = self.leases.by_id(&id) {
-                self.leases.end(&lease, Ending::Session(why.to_owned()));
-                ended.push(lease);
-            }
-        }
-        ended
-    }
-
     /// Releases the lease of a request that is no longer wanted, because its session has ended.
     pub(crate) fn drop_lease(&self, lease: &Lease, why: &str) {
         self.leases.end(lease, Ending::Session(why.to_owned()));
@@ -140,11 +127,15 @@ impl App {
     }
 
     fn end_overdue(&self) {
-        for session in self.sessions.overdue(Instant::now()) {
-            let heartbeat = session.heartbeat;
-            let held = self.end_session(&session, &format!("there was no heartbeat for {heartbeat:?}"));
+        let now = Instant::now();
+        for session in self.sessions.overdue(now) {
+            let why = format!("there was no heartbeat for {:?}", session.heartbeat);
+            // A heartbeat may have come in between.
+            let Some(ids) = self.sessions.end_overdue(&session, now, &why) else { continue };
             self.metrics.session_ended("heartbeat");
-            for lease in held {
+            for lease in ids.iter().filter_map(|id| self.leases.by_id(id)) {
+                // It is released in the background.
+                self.leases.end(&lease, Ending::Session(why.clone()));
                 self.metrics.lease_lost(lease.kind, "heartbeat");
                 self.observer.count_loss();
             }
@@ -152,18 +143,30 @@ impl App {
     }
 
     fn end_lost(&self) {
-        for (lease, reason) in self.leases.sweep() {
-            self.metrics.lease_lost(lease.kind, "store");
-            self.observer.count_loss();
-            if let Some(session) = self.session_of(&lease) {
-                session.lose(LostLease {
-                    lease: lease.id.as_str().to_owned(),
-                    kind: lease.kind.to_string(),
-                    name: lease.name.clone(),
-                    token: lease.token.get(),
-                    reason,
-                });
-            }
+        for lease in self.leases.live() {
+            self.end_if_lost(&lease);
+        }
+    }
+
+    /// Looks for losses that no sweep has found yet.
+    pub(crate) fn end_lost_of(&self, session: &Session) {
+        for lease in session.leases().iter().filter_map(|id| self.leases.by_id(id)) {
+            self.end_if_lost(&lease);
+        }
+    }
+
+    fn end_if_lost(&self, lease: &Lease) {
+        let Some(reason) = self.leases.end_if_lost(lease) else { return };
+        self.metrics.lease_lost(lease.kind, "store");
+        self.observer.count_loss();
+        if let Some(session) = self.session_of(lease) {
+            session.lose(LostLease {
+                lease: lease.id.as_str().to_owned(),
+                kind: lease.kind.to_string(),
+                name: lease.name.clone(),
+                token: lease.token.get(),
+                reason,
+            });
         }
     }
 }

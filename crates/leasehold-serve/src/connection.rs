@@ -18,6 +18,7 @@ use crate::api::Transport;
 use crate::app::App;
 use crate::listener::{Listener, Stream};
 use crate::metrics::ConnectionGauge;
+use crate::presence::{Presence, WatchedStream};
 
 /// The pause after an accept that failed, usually because no descriptor is free.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -87,21 +88,26 @@ async fn serve(
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(app.limits.send_timeout));
+    let presence = Presence::default();
+    let stream = WatchedStream::new(Box::pin(stream), presence.clone());
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let router = router.clone();
+        let (router, presence) = (router.clone(), presence.clone());
         async move {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(transport);
+            request.extensions_mut().insert(presence);
             tower_service::Service::call(&mut { router }, request).await
         }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(app.limits.receive_timeout).max_buf_size(BUFFER);
-    let stream = Box::pin(stream);
-    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream.clone()), service));
     tokio::select! {
+        // The connection first: a request that it begins is watched in the same round.
+        biased;
         // An error is the client's: it has gone, or sent no HTTP, which hyper has answered.
         _ = connection.as_mut() => return,
+        () = stream.gone() => return,
         () = app.stopping.cancelled() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;

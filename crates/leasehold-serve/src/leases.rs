@@ -1,7 +1,7 @@
 //! The leases that callers hold through this server.
 //!
-//! A lease's id is 128 random bits, and whoever knows it may renew and release the lease. An ended lease keeps its id for a
-//! while, so that a late caller is told what happened.
+//! A lease's id is 128 random bits; with it, a caller may renew and release the lease. The ids of ended leases are kept for a
+//! while, so that a late request gets the reason.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -81,7 +81,7 @@ pub(crate) struct Lease {
     pub(crate) name: String,
     pub(crate) token: Token,
     pub(crate) session: Option<Id>,
-    /// Empty once somebody releases it.
+    /// Empty once a release has begun.
     held: RwLock<Option<Held>>,
     /// Its share of the limit.
     _permit: OwnedSemaphorePermit,
@@ -225,7 +225,7 @@ impl Leases {
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<Duration, Problem> {
         let held = lease.held.read().await;
         let guard = held.as_ref().ok_or_else(|| self.ended_problem(lease))?;
-        // A loss is found by the next sweep, which reports it to the session too.
+        // A loss is found by the next sweep or heartbeat, which reports it to the session too.
         guard.renew().await?;
         Ok(guard.remaining())
     }
@@ -255,17 +255,20 @@ impl Leases {
         drop(removed);
     }
 
-    /// Ends the leases that were lost, and returns them with the reasons.
-    pub(crate) fn sweep(&self) -> Vec<(Arc<Lease>, String)> {
-        let all: Vec<_> = self.table().live.values().cloned().collect();
-        let mut lost = Vec::new();
-        for lease in all {
-            if let Some(why) = lease.loss() {
-                self.end(&lease, Ending::Lost(why.clone()));
-                lost.push((lease, why));
-            }
-        }
-        lost
+    /// Ends the lease if it is lost: the reason, for one caller only.
+    pub(crate) fn end_if_lost(&self, lease: &Lease) -> Option<String> {
+        let why = lease.loss()?;
+        let mut table = self.table();
+        let removed = table.live.remove(&lease.id)?;
+        table.ended.insert(&lease.id, (lease.kind, lease.name.clone(), Ending::Lost(why.clone())));
+        drop(table);
+        drop(removed);
+        Some(why)
+    }
+
+    /// The leases that have not ended.
+    pub(crate) fn live(&self) -> Vec<Arc<Lease>> {
+        self.table().live.values().cloned().collect()
     }
 
     pub(crate) fn len(&self) -> usize {

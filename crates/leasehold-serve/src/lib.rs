@@ -1,11 +1,11 @@
-//! Distributed locks over HTTP, for hosts whose languages have no client and for people who look.
+//! Distributed locks over HTTP, for languages without a client, with a dashboard.
 //!
 //! A [`Server`] answers requests with the locks of one [`Client`](leasehold::Client): acquire (waiting in the lock's FIFO
 //! queue), renew, release, sessions, the state of locks, a dashboard, and metrics for Prometheus. It listens on a Unix
 //! socket, or on TCP with tokens and TLS. `leasehold serve` is this server as a program; `docs/http-api.md` explains the API.
 //!
-//! It has no locks of its own: every rule is in the library and its store. Several servers on one store exclude each other's
-//! callers.
+//! The server has no rules of its own: they are in the library and its store. The callers of several servers on one store use the
+//! same locks.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,12 +28,14 @@ mod leases;
 mod listener;
 mod metrics;
 mod observer;
+mod presence;
 mod problem;
 mod server;
 mod sessions;
 mod time;
 mod tokens;
 
+pub use self::metrics::install_recorder;
 pub use config::{Config, Limits, Listen, Tls};
 pub use server::{Server, StartError, raise_open_files};
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};

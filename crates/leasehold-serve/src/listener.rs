@@ -115,7 +115,7 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
 fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
-        return Err("there is a file which is no socket: choose another path".to_owned());
+        return Err("a file that is not a socket is there: choose another path".to_owned());
     }
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err("another server listens there: stop it, or choose another path".to_owned());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::Kind;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 use crate::observer::Snapshot;
 
@@ -65,21 +65,42 @@ impl Drop for ConnectionGauge {
     }
 }
 
+/// Installs the recorder that `/metrics` shows, once per process.
+///
+/// Call it before the client connects, because a client looks up its metrics once; otherwise `/metrics` lacks those of the
+/// library (its feature `metrics`). If the program has installed another recorder, that one gets everything.
+///
+/// ```
+/// leasehold_serve::install_recorder();
+/// ```
+pub fn install_recorder() {
+    handle();
+}
+
+fn handle() -> &'static PrometheusHandle {
+    RECORDER.get_or_init(|| {
+        let recorder = recorder();
+        let handle = recorder.handle();
+        let _ = metrics::set_global_recorder(recorder);
+        describe();
+        handle
+    })
+}
+
+fn recorder() -> PrometheusRecorder {
+    let builder = PrometheusBuilder::new();
+    // It refuses no buckets only.
+    builder
+        .set_buckets(&BUCKETS)
+        .map_or_else(|_| PrometheusBuilder::new().build_recorder(), PrometheusBuilder::build_recorder)
+}
+
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let handle = RECORDER.get_or_init(|| {
-            let builder = PrometheusBuilder::new().set_buckets(&BUCKETS).expect("there are buckets");
-            let recorder = builder.build_recorder();
-            let handle = recorder.handle();
-            // A program that embeds the server may have a recorder of its own, which then gets everything.
-            let _ = metrics::set_global_recorder(recorder);
-            describe();
-            handle
-        });
-        Self(handle.clone())
+        Self(handle().clone())
     }
 
-    /// Adds the samples of histograms up. Without it they would be kept until somebody asks for the metrics.
+    /// Adds the samples of histograms up. Without this they would be kept until the metrics are read.
     pub(crate) fn upkeep(&self) {
         self.0.run_upkeep();
     }

@@ -1,7 +1,7 @@
 //! Looks at the store for the dashboard and the metrics, as seldom as possible.
 //!
-//! A look lists all locks. While somebody watches, there is one every half second, and otherwise every five seconds, for the
-//! history. If a look takes long, looks become rarer, so that the store spends at most a tenth of its time on them.
+//! A look lists all locks. There is one every half second while a watcher is connected, and otherwise one every five seconds, for
+//! the history. If a look takes long, looks become rarer, so that the store spends at most a tenth of its time on them.
 
 mod rows;
 
@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use crate::time::millis;
 pub(crate) use rows::{Event, Key, Row};
 
-/// The pause between looks while somebody watches.
+/// The pause between looks while a watcher is connected.
 const WATCHED: Duration = Duration::from_millis(500);
-/// The pause between looks while nobody watches.
+/// The pause between looks without a watcher.
 const UNWATCHED: Duration = Duration::from_secs(5);
-/// Points of the history: ten minutes while somebody watches.
+/// Points of the history: ten minutes while a watcher is connected.
 const MAX_POINTS: usize = 1200;
 /// Events of all locks that the timelines show.
 const MAX_EVENTS: usize = 20_000;
@@ -71,7 +71,7 @@ struct Past {
     lost: u64,
 }
 
-/// The eyes of the server.
+/// Lists the locks of the store, for all callers.
 pub(crate) struct Observer {
     client: Client,
     latest: watch::Sender<Arc<Snapshot>>,

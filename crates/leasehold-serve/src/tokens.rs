@@ -13,7 +13,7 @@ const MAX_TOKEN_BYTES: usize = 1024;
 /// What a request may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
-    /// Everyone: the dashboard's page, which has no data, and the description of the API.
+    /// No token needed: the dashboard's page, which has no data, and the description of the API.
     Public,
     /// States, metrics and events.
     Read,
@@ -67,7 +67,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// A message that names the file and the line, or why the file can't be read. A file that everyone may read is an error.
+    /// A message that names the file and the line, or why the file can't be read. A file that all users may read is an error.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let unreadable = |error: std::io::Error| format!("{shown}: it can't be read: {error}");
@@ -163,6 +163,24 @@ mod tests {
         for wrong in [&b""[..], b"aaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaab", &[0xff; 4096]]
         {
             assert_eq!(tokens.access_of(wrong), None);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn file_that_others_can_read_or_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "write aaaaaaaaaaaaaaaa\n").unwrap();
+        for (mode, is_refused) in
+            [(0o602, true), (0o604, true), (0o606, true), (0o600, false), (0o640, false)]
+        {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            match Tokens::from_file(&path) {
+                Err(error) => assert!(is_refused && error.contains("chmod 600"), "{mode:o}: {error}"),
+                Ok(_) => assert!(!is_refused, "{mode:o}"),
+            }
         }
     }
 

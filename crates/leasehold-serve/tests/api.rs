@@ -209,6 +209,36 @@ async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn loss_is_reported_again_if_an_answer_did_not_arrive() {
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+    let place = Place::new().await;
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 20_000 })).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    let grant = place.acquire("a", json!({ "session": session["session"] })).await;
+    place.post(&format!("{LOCK}/force-release"), json!({})).await.expect(200);
+    // The loss is found by a renewal, and the next heartbeat has it.
+    let renewed = place.post(&format!("{LOCK}/renew"), lease(&grant)).await.expect(410);
+    assert_eq!(renewed.code(), "lease-ended");
+    for _ in 0..3 {
+        let state = place.call("POST", &format!("{path}/heartbeat"), None).await.expect(200).json();
+        assert_eq!(state["lost"][0]["lease"], grant["lease"], "{state}");
+        assert_eq!((&state["lost"][0]["token"], &state["leases"]), (&grant["token"], &json!([])));
+        assert_eq!(state["lost"].as_array().unwrap().len(), 1);
+    }
+    for _ in 0..2 {
+        let mut stream = BufReader::new(place.unix().await);
+        let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut line = String::new();
+        while !line.starts_with("event: lost") {
+            line.clear();
+            let read = tokio::time::timeout(common::SOON, stream.read_line(&mut line)).await;
+            assert!(read.expect("in time").unwrap() > 0, "the stream ended");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn closed_session_has_released_its_leases() {
     let place = Place::new().await;
     let session = place.call("POST", "/v1/sessions", None).await.expect(201).json()["session"].clone();
@@ -234,6 +264,27 @@ async fn forced_release_needs_the_token_of_a_holder_if_one_is_given() {
     assert_eq!(force(json!({ "token": other })).await.expect(409).code(), "not-held");
     force(json!({})).await.expect(200);
     place.until_free("a").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forced_release_with_a_token_frees_this_holder_only() {
+    let place = Place::new().await;
+    let path = "/v1/locks/semaphore/slots";
+    let mut grants = Vec::new();
+    for _ in 0..2 {
+        let grant = place.post(&format!("{path}/acquire"), json!({ "capacity": 2, "ttl_ms": 60_000 })).await;
+        grants.push(grant.expect(200).json());
+    }
+    let freed = json!({ "token": grants[0]["token"] });
+    let released = place.post(&format!("{path}/force-release"), freed.clone()).await.expect(200).json();
+    assert_eq!(released["released"].as_array().unwrap().len(), 1, "{released}");
+    assert_eq!(released["released"][0]["token"], grants[0]["token"]);
+    let state = place.get(path).await.expect(200).json();
+    assert_eq!(state["holders"].as_array().unwrap().len(), 1, "{state}");
+    assert_eq!(state["holders"][0]["token"], grants[1]["token"]);
+    assert_eq!(place.post(&format!("{path}/force-release"), freed).await.expect(409).code(), "not-held");
+    place.post(&format!("{path}/renew"), lease(&grants[0])).await.expect(410);
+    place.post(&format!("{path}/renew"), lease(&grants[1])).await.expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -352,7 +403,7 @@ async fn unusable_address_is_refused_with_the_fix() {
     };
     assert!(refused(Listen::Tcp("127.0.0.1:0".to_owned())).await.contains("need a token"));
     assert!(refused(Listen::Unix(place.path("socket"))).await.contains("another server listens"));
-    assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("no socket"));
+    assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("not a socket"));
     assert!(refused(Listen::Unix(place.path("missing/socket"))).await.contains("can't listen"));
     // The socket of a server that was killed.
     let stale = place.path("stale");

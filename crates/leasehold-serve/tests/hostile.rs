@@ -230,13 +230,85 @@ async fn rest_of_refused(place: &Place) -> bool {
     true
 }
 
+/// A request that waits for ten minutes.
+fn long_poll() -> String {
+    let body = json!({ "wait_ms": 600_000 }).to_string();
+    format!(
+        "POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_that_sends_more_and_closes_leaves_the_queue() {
+    let place = Place::new().await;
+    place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    for more in ["\r\n", "GET /he", "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", long_poll().as_str()] {
+        // With the request, and later.
+        let mut early = place.unix().await;
+        early.write_all(format!("{}{more}", long_poll()).as_bytes()).await.unwrap();
+        let mut late = place.tcp().await;
+        late.write_all(long_poll().as_bytes()).await.unwrap();
+        place.until_waiting("a", 2).await;
+        late.write_all(more.as_bytes()).await.unwrap();
+        drop(early);
+        place.until_waiting("a", 1).await;
+        drop(late);
+        place.until_waiting("a", 0).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_of_a_stream_whose_client_sent_more_and_closed_ends() {
+    let place = Place::new().await;
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 500 })).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    let mut stream = place.unix().await;
+    let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut first = [0; 15];
+    stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+    drop(stream);
+    until(async || place.get(&path).await.status == 410).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn client_that_sends_too_much_during_its_wait_is_cut_off() {
+    let place = Place::new().await;
+    place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let mut stream = place.unix().await;
+    stream.write_all(long_poll().as_bytes()).await.unwrap();
+    place.until_waiting("a", 1).await;
+    let _ = stream.write_all(&vec![b'x'; 1 << 20]).await;
+    assert_eq!(rest(stream).await, "");
+    place.until_waiting("a", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pipelined_requests_are_answered_in_their_order() {
+    let place = Place::new().await;
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let mut stream = place.unix().await;
+    let show = "GET /v1/locks/mutex/a HTTP/1.1\r\nHost: a\r\n\r\n";
+    let last = "GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    // More than the buffer of the connection's parser.
+    let requests = format!("{}{}{last}", long_poll(), show.repeat(800));
+    stream.write_all(requests.as_bytes()).await.unwrap();
+    place.until_waiting("a", 1).await;
+    place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
+    let answers = rest(stream).await;
+    let parts: Vec<&str> = answers.split("HTTP/1.1 200 OK").collect();
+    assert_eq!(parts.len(), 803);
+    assert!(parts[1].contains("\"lease\"") && parts[2].contains("\"holders\""), "{}", parts[1]);
+    assert!(!parts[802].contains("\"holders\""));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn aborted_requests_leave_nothing_behind() {
     let place = Place::new().await;
     let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
-    let request = format!(
-        "POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n{{\"wait_ms\":9999}}"
-    );
+    let request = long_poll();
     for round in 0..300 {
         let mut stream = place.tcp().await;
         stream.write_all(request.as_bytes()).await.unwrap();

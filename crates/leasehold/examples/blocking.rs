@@ -1,4 +1,4 @@
-//! Without async: every call parks its thread.
+//! Without async: every call blocks its thread.
 
 use std::time::Duration;
 

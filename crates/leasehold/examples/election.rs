@@ -1,4 +1,4 @@
-//! One leader, whose address everybody knows.
+//! One leader, whose address every client can look up.
 
 use leasehold::{Client, Error};
 

@@ -1,7 +1,7 @@
-//! A holder that was stopped for too long, and an object store with conditional writes that refuses it.
+//! A holder that was stopped for longer than its lease, and an object store that refuses its write by a condition.
 //!
-//! The token is kept with the object. A writer reads it, gives up if it is higher than its own, and writes on
-//! condition that the object is still the one that it has read: so the check holds at the moment of the write.
+//! The token is stored with the object. A writer reads it, and gives up if it is higher than its own. Otherwise it writes on
+//! condition that the object is unchanged since the read, so the check still holds at the moment of the write.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -53,13 +53,13 @@ pub(crate) fn main() -> Result<(), leasehold::Error> {
     let store = Store::default();
     let client = Client::connect("memory:")?;
 
-    // It takes the lock, and is stopped before it writes: its lease runs out.
+    // It acquires the lock, and is stopped before it writes. Its lease expires.
     let stopped = client.mutex("report").ttl(Duration::from_millis(100)).auto_renew(false).lock()?;
     let _lost = stopped.lost_within(Duration::from_secs(10));
     let next = client.mutex("report").lock()?;
     assert!(write(&store, "by the new holder", next.token()));
 
-    // It goes on, and knows nothing of all that.
+    // It continues, and does not know that it was stopped.
     assert!(!write(&store, "by the old holder", stopped.token()));
     assert_eq!(store.get().body, "by the new holder");
     println!("the object holds what was written {}", store.get().body);

@@ -1,4 +1,4 @@
-//! A holder that was stopped for too long, and a table whose update refuses it.
+//! A holder that was stopped for longer than its lease, and a table whose update refuses its write.
 //!
 //! The condition is the same in every SQL database: the write and the check are one statement. This runs on SQLite, in
 //! memory, or on PostgreSQL, by way of `psql`, where `LEASEHOLD_EXAMPLE_POSTGRES` is a connection string.
@@ -99,13 +99,13 @@ pub(crate) fn main() -> Outcome<()> {
 fn show(database: &dyn Database) -> Outcome<()> {
     let client = Client::connect("memory:")?;
 
-    // It takes the lock, and is stopped before it writes: its lease runs out.
+    // It acquires the lock, and is stopped before it writes. Its lease expires.
     let stopped = client.mutex("report").ttl(Duration::from_millis(100)).auto_renew(false).lock()?;
     let _lost = stopped.lost_within(Duration::from_secs(10));
     let next = client.mutex("report").lock()?;
     assert!(database.write("by the new holder", next.token())?);
 
-    // It goes on, and knows nothing of all that.
+    // It continues, and does not know that it was stopped.
     assert!(!database.write("by the old holder", stopped.token())?);
     assert_eq!(database.read()?, "by the new holder");
     println!("the table holds what was written {}", database.read()?);

@@ -1,4 +1,4 @@
-//! Workers that begin together, and a task that waits until all have ended.
+//! Workers that start together, and a task that waits until all have ended.
 
 use leasehold::Error;
 use leasehold::blocking::Client;

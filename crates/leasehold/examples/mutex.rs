@@ -1,4 +1,4 @@
-//! One holder at a time: wait, try, wait for a while, work under the lock, give it back.
+//! One holder at a time: wait, try, wait with a limit, work under the lock, release it.
 
 use std::time::Duration;
 

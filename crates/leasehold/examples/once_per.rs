@@ -1,4 +1,4 @@
-//! The lottery at noon: all hosts come, one draws.
+//! The lottery at noon: all hosts try to start it, and one does.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use leasehold::blocking::Client;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 pub(crate) fn main() -> Result<(), Error> {
-    // As three processes would be, on a store that they share.
+    // Three clients stand for three processes that share a store.
     let connect = |_| Client::connect("memory:example-lottery");
     let hosts: Vec<Client> = (1..=3).map(connect).collect::<Result<_, _>>()?;
     let mut drawn = 0;

@@ -1,4 +1,4 @@
-//! Many read the prices, one changes them, and looks before it does.
+//! Many clients read the prices, and one changes them after it has checked them.
 
 use leasehold::{Client, Error};
 
@@ -11,13 +11,13 @@ pub(crate) fn main() -> Result<(), Error> {
         assert!(prices.try_write().await?.is_none());
         one.release().await?;
 
-        // Beside readers it sees whether there is something to do. No other client can write until it has decided.
+        // It checks beside other readers whether there is something to do. No other client can write until it has decided.
         let looking = prices.upgradable_read().await?;
         other.release().await?;
         let writer = looking.upgrade().await?;
         println!("new prices with token {}", writer.token());
 
-        // What it has written it reads itself, beside others and before the next writer.
+        // It reads its own changes, beside other readers and before the next writer.
         let reader = writer.downgrade().await?;
         assert!(prices.try_read().await?.is_some());
         reader.release().await?;

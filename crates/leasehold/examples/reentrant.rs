@@ -1,4 +1,4 @@
-//! One request, several steps, each of which takes the lock by itself.
+//! One request with several steps, each of which acquires the lock.
 
 use leasehold::{Client, Error, ReentrantMutex};
 

@@ -1,4 +1,4 @@
-//! At most three uploads at once, by however many clients.
+//! At most three uploads at once, by any number of clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Two accounts at once, in whichever order they are named, without a deadlock.
+//! Two accounts at once, without a deadlock, in any order of their names.
 
 use leasehold::{Client, Error, MutexSet};
 

@@ -1,4 +1,4 @@
-//! A job that stops when it loses its lock, and the tests of that, in which no real time passes.
+//! A job that stops when it loses its lock, and its tests, in which no real time passes.
 //!
 //! In a program of your own the job is in `src/`, and the tests are under `#[cfg(test)]`.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::testing::TestStore;
 use leasehold::{Client, Error};
 
-/// The job: it copies pages while it holds the lock, and stops where it is when the lease is lost.
+/// The job: it copies pages while it holds the lock, and stops at once when the lease is lost.
 async fn copy_pages(client: &Client, next_page: impl AsyncFnMut() -> bool) -> Result<&'static str, Error> {
     let guard = client.mutex("copy").ttl(Duration::from_secs(10)).lock().await?;
     let mut next_page = next_page;
@@ -29,7 +29,7 @@ fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
 fn job_goes_on_while_its_lease_is_renewed() -> Result<(), Error> {
     let store = TestStore::new();
     let client = store.client()?;
-    // A page that takes as long as it takes.
+    // A page that never completes.
     let mut job = pin!(copy_pages(&client, async || std::future::pending().await));
     assert!(poll(job.as_mut()).is_pending());
     store.advance(Duration::from_secs(3600));

@@ -2,7 +2,7 @@
 //!
 //! Types, methods and errors have the same names and meanings as in the crate's root: see [`crate::Client`],
 //! [`crate::Mutex`] and [`crate::Guard`]. What needs a future has no counterpart, such as `Guard::run` and the stream of an
-//! observer. Do not call them in async code, because they block its executor.
+//! observer. Do not use this module in async code, because its calls block the executor.
 //!
 //! ```
 //! # fn main() -> Result<(), leasehold::Error> {
@@ -31,8 +31,8 @@ pub use locks::{
     Barrier, Election, Latch, Mutex, MutexSet, Observer, OncePer, ReentrantMutex, RwLock, Semaphore,
 };
 
-/// Without tokio's budget for polls, which a call that blocks its thread inside of a task would use up: from then on nothing
-/// would wake it.
+/// Runs `work` without tokio's budget for polls. A call that blocks its thread inside a task would use the budget up, and would then
+/// never be woken.
 fn block_on<F: Future>(work: F) -> F::Output {
     pollster::block_on(tokio::task::coop::unconstrained(work))
 }

@@ -1,5 +1,6 @@
 //! The connection to a store.
 
+mod kinds;
 mod open;
 
 use std::fmt;
@@ -17,14 +18,7 @@ use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::locks::barrier::Barrier;
-use crate::locks::election::Election;
-use crate::locks::latch::Latch;
-use crate::locks::mutex::Mutex;
-use crate::locks::once_per::OncePer;
-use crate::locks::reentrant::ReentrantMutex;
-use crate::locks::rw::RwLock;
-use crate::locks::semaphore::Semaphore;
+use crate::store::inspect_all;
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
@@ -120,116 +114,15 @@ impl Client {
         handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
-    /// Whether the store keeps nothing for this client, as far as it knows.
+    /// Whether the store keeps nothing for this client, as far as the client knows.
     #[cfg(test)]
     pub(crate) fn is_settled(&self) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         self.handle.session.poll_closed(&mut context).is_ready()
     }
 
-    /// A lock with one holder at a time. Nothing is sent. An invalid name (empty, longer than 512 bytes, or with control
-    /// characters) is reported when the lock is used.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let guard = client.mutex("orders:42").lock().await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex::new(self.handle.clone(), name.as_ref())
-    }
-
-    /// The mutex of that name for a named owner. The owner may hold it more than once, in several tasks or processes.
-    /// Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let guard = client.reentrant_mutex("account:7", "request-93ab").lock().await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn reentrant_mutex(&self, name: impl AsRef<str>, owner: impl AsRef<str>) -> ReentrantMutex {
-        ReentrantMutex::new(self.handle.clone(), name.as_ref(), owner.as_ref())
-    }
-
-    /// A semaphore with this many permits, at least 1. Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let guard = client.semaphore("uploads", 3).acquire(1).await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
-        Semaphore::new(self.handle.clone(), name.as_ref(), permits)
-    }
-
-    /// A lock with many readers or one writer. Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let guard = client.rw_lock("prices").read().await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn rw_lock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock::new(self.handle.clone(), name.as_ref())
-    }
-
-    /// An election with one leader at a time. Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let leadership = client.election("scheduler").campaign().await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election::new(self.handle.clone(), name.as_ref())
-    }
-
-    /// A latch that opens after this many counts. Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// assert_eq!(client.latch("imported", 3).count_down().await?, 2);
-    /// # Ok(()) });
-    /// ```
-    pub fn latch(&self, name: impl AsRef<str>, count: u32) -> Latch {
-        Latch::new(self.handle.clone(), name.as_ref(), count)
-    }
-
-    /// Work that one of many candidates starts in each period, under the mutex of that name. The period is 1 s to 33 days.
-    /// Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # use std::time::Duration;
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let day = Duration::from_secs(86_400);
-    /// assert!(client.once_per("report", day).start().await?.is_some());
-    /// # Ok(()) });
-    /// ```
-    pub fn once_per(&self, name: impl AsRef<str>, period: Duration) -> OncePer {
-        OncePer::new(self.handle.clone(), name.as_ref(), period)
-    }
-
-    /// A barrier at which this many parties wait for each other, 1 to 65,534. Sends nothing.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// client.barrier("loaded", 1).wait().await?;
-    /// # Ok(()) });
-    /// ```
-    pub fn barrier(&self, name: impl AsRef<str>, parties: u32) -> Barrier {
-        Barrier::new(self.handle.clone(), name.as_ref(), parties)
-    }
-
     /// All locks of this store with a holder or a waiter, ordered by name. On Redis this takes one round trip per 1,000 keys
-    /// of each node, and one more. The result is not a snapshot: locks may change during the call.
+    /// of each node, one more, and one per 1,000 clients that hold or wait. The result is not a snapshot: locks may change during the call.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -251,22 +144,10 @@ impl Client {
     pub async fn list(&self) -> Result<Vec<LockInfo>, Error> {
         let handle = &self.handle;
         handle.check_open()?;
-        let mut views = match handle.store.inspect_all() {
-            Some(answers) => {
-                let answers = answers.await.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let view = |(resource, answer)| handle.view(&resource, answer);
-                answers.into_iter().map(view).collect::<Result<Vec<_>, _>>()?
-            }
-            None => {
-                let resources = handle.store.list().await;
-                let resources = resources.map_err(|error| Error::from_store(&handle.url, &error))?;
-                let mut views = Vec::with_capacity(resources.len());
-                for resource in resources {
-                    views.push(handle.inspect(resource).await?);
-                }
-                views
-            }
-        };
+        let listed = inspect_all(&*handle.store).await;
+        let listed = listed.map_err(|error| Error::from_store(&handle.url, &error))?;
+        let view = |(resource, answer)| handle.view(&resource, answer);
+        let mut views = listed.into_iter().map(view).collect::<Result<Vec<_>, _>>()?;
         views.retain(|view| !view.holders.is_empty() || !view.waiters.is_empty() || view.foreign.is_some());
         Ok(views)
     }
@@ -317,9 +198,9 @@ impl Client {
         self.handle.force_release(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases the lease with this token by force, and no other: if the lock has another holder by now, that one keeps it.
-    /// Returns the former holder; `None` if no holder has this token. The holder notices the loss at its next renewal, within a
-    /// third of its ttl.
+    /// Releases the lease with this token by force, and no other: if the lock has a later holder by now, that holder keeps its
+    /// lease. Returns the former holder; `None` if no holder has this token. The former holder detects the loss at its next
+    /// renewal, within a third of its ttl.
     ///
     /// ```
     /// # leasehold::doc_test(async {

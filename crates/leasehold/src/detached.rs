@@ -1,8 +1,8 @@
 //! Leases without a guard: they outlive the client that acquired them, and any client of the store can take them over by
 //! their id.
 //!
-//! The store knows no detached leases. A lease stays in the store when its client forgets it; a client that attaches to it
-//! finds its holder by the secret in the id, and then renews and releases it as its own.
+//! For the store, a detached lease is a lease like any other. It stays in the store when its client forgets it. A client that
+//! attaches to it finds its holder by the secret in the id, and then renews and releases it as its own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,8 +23,8 @@ use crate::inspect::HolderInfo;
 const FORMAT: &str = "lease1";
 
 /// The id of a detached lease: [`Guard::detach`] returns it, and [`Client::attach`] turns it into a guard again, in any
-/// process. Whoever has the id can renew and release the lease, so it is a secret. It contains 128 bits that can't be guessed,
-/// and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
+/// process. Any program that has the id can renew and release the lease, so the id is a secret. It contains 128 bits that can't
+/// be guessed, and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -39,12 +39,12 @@ const FORMAT: &str = "lease1";
 pub struct LeaseId {
     resource: Resource,
     lease: DetachedTerms,
-    /// The guard's. After a hand-off within its client it is higher than the one that the store shows.
+    /// The guard's token. After a hand-off within its client it is higher than the token that the store shows.
     token: Token,
     secret: u128,
 }
 
-/// What the next guard needs to know of the lease.
+/// What the next guard must know about the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct DetachedTerms {
     ttl: Duration,
@@ -130,7 +130,7 @@ impl FromStr for LeaseId {
     ///
     /// # Errors
     ///
-    /// `is_invalid` if the text is no id of a lease.
+    /// `is_invalid` if the text is not the id of a lease.
     fn from_str(text: &str) -> Result<Self, Error> {
         // The text may be a secret with a typing error: it is not repeated.
         parse(text).ok_or_else(|| {
@@ -190,7 +190,8 @@ impl Guard {
 
 impl Client {
     /// Takes over a detached lease. The client renews it while the guard lives, and releases it when the guard is dropped;
-    /// [`Guard::detach`] lets it go on. A renewal never shortens the lease. If two guards are attached to one lease, each of them can release it.
+    /// [`Guard::detach`] detaches it again. A renewal never shortens the lease. If two guards are attached to one lease, each of
+    /// them can release it.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -245,8 +246,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease has ended, or if the id is wrong; `is_unavailable` if the store did not confirm the renewal: it may
-    /// have taken effect; `is_closed`.
+    /// `is_lost` if the lease has ended, or if the id is wrong; `is_unavailable` if the store did not confirm the renewal, which
+    /// may have taken effect; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -297,7 +298,7 @@ impl Drop for Attached {
 }
 
 impl Handle {
-    /// The holder of this lease, and how long its lease lasted when the store looked.
+    /// The holder of this lease, and the time that was left of it when the store answered.
     async fn find_detached(&self, id: &LeaseId) -> Result<Option<(Holder, Duration)>, Error> {
         let answer = self.ask(id.resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Ok(None) };

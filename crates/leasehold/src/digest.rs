@@ -1,8 +1,8 @@
 //! One-way names for secrets that only a client and the store know.
 //!
-//! A client's id is random and proves nothing to the store but itself: a command that names an attempt of a client is that
-//! client's. Inspection therefore never shows the id, only a digest of it. A digest has 128 bits, so it is as hard to guess as
-//! the id. SHA-1 is weak against chosen collisions, which gain nothing here, and not against preimages.
+//! A client's id is random, and it is the client's only proof of identity: any command that contains the id acts for the
+//! client. Inspection therefore shows only a digest of it. A digest has 128 bits, so it is as hard to guess as the id. SHA-1 is weak
+//! against chosen collisions, which are of no use here, and not against preimages.
 
 use leasehold_core::{Acquisition, ClientId};
 use sha1_smol::Sha1;
@@ -12,7 +12,7 @@ pub(crate) fn client_name(client: ClientId) -> String {
     format!("{:032x}", digest("client", &client.get().to_be_bytes()))
 }
 
-/// The secret part of a detached lease's id: who knows the id of one lease of a client does not know that of another.
+/// The secret part of a detached lease's id. It does not reveal the ids of the same client's other leases.
 pub(crate) fn lease_secret(acquisition: Acquisition) -> u128 {
     let Acquisition { client, sequence } = acquisition;
     let mut bytes = [0; 24];

@@ -1,5 +1,7 @@
 //! A held lease.
 
+mod release;
+
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -7,14 +9,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tracing::{Instrument as _, Span};
+use tracing::Span;
 
 use leasehold_core::{Acquisition, LocalTime, Loss, Resource, Token};
 
-use crate::engine::{
-    DetachedLease, End, EndedHold, QueuedGrant, ReleaseOutcome, RenewalError, Request, Response, Transmit,
-    release_dropped, with_deadline,
-};
+use crate::engine::{DetachedLease, QueuedGrant, RenewalError, Request, Transmit, with_deadline};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
@@ -73,22 +72,6 @@ impl Guard {
             span: Span::none(),
             was_admitted: false,
         }
-    }
-
-    /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
-    fn try_hand_off(&mut self) -> bool {
-        let Some(queue) = self.local_queue.take() else {
-            self.end_hold("released", None);
-            return false;
-        };
-        let now = self.handle.now();
-        let is_handed_off = self.handle.session.hand_off(queue, self.sequence, now);
-        if is_handed_off {
-            self.hold.handed_off();
-        }
-        self.end_hold(if is_handed_off { "handed off" } else { "released" }, Some(now));
-        self.is_over |= is_handed_off;
-        is_handed_off
     }
 
     /// The grant, if the attempt waited for it.
@@ -368,121 +351,6 @@ impl Guard {
         .await
     }
 
-    /// Releases the lease, and waits for the store's confirmation.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let orders = client.mutex("orders:42");
-    /// orders.lock().await?.release().await?;
-    /// assert!(orders.try_lock().await?.is_some());
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_lost` if the lease had ended before; `is_unavailable` if the store did not confirm the release. The client then
-    /// retries it in the background until the lease has expired.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the client releases the lease in the background.
-    pub async fn release(self) -> Result<(), Error> {
-        self.release_until(None).await
-    }
-
-    /// As [`Self::release`], but retries for up to `limit`.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # use std::time::Duration;
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let guard = client.mutex("orders:42").lock().await?;
-    /// guard.release_timeout(Duration::from_secs(5)).await?;
-    /// # Ok(()) });
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed. The client then
-    /// retries in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Self::release`].
-    pub async fn release_timeout(self, limit: Duration) -> Result<(), Error> {
-        let deadline = self.handle.now() + limit;
-        self.release_until(Some(deadline)).await
-    }
-
-    async fn release_until(mut self, deadline: Option<LocalTime>) -> Result<(), Error> {
-        let span = spans::release(&self.resource, &self.handle.url, self.token);
-        let released = self.release_in(&span, deadline).await;
-        let outcome = match &released {
-            Ok(()) => "released",
-            Err(error) if error.is_lost() => "lost",
-            Err(_) => "unconfirmed",
-        };
-        span.record("outcome", outcome);
-        released
-    }
-
-    async fn release_in(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
-        let (queue, now) = (self.local_queue.take(), self.handle.now());
-        let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, now) {
-            EndedHold::HandedOff => {
-                self.hold.handed_off();
-                self.end_hold("handed off", Some(now));
-                self.is_over = true;
-                return Ok(());
-            }
-            EndedHold::Releasing { transmit, loss } => (transmit, loss),
-        };
-        self.end_hold("released", Some(now));
-        let given = self.send_release(transmit, deadline).instrument(span.clone()).await?;
-        self.is_over = true;
-        match (loss, given) {
-            (Some(loss), _) => Err(self.lost_error(loss)),
-            (None, ReleaseOutcome::Released) => Ok(()),
-            (None, ReleaseOutcome::NotHeld) => Err(self.lost_error(Loss::Gone)),
-            (None, ReleaseOutcome::Unconfirmed) => {
-                Err(self.handle.unavailable(&self.resource, "release not confirmed; the lease has expired"))
-            }
-        }
-    }
-
-    /// Sends the release, and waits for its outcome or the deadline. The driver sends the retries.
-    async fn send_release(
-        &self,
-        transmit: Option<Transmit>,
-        deadline: Option<LocalTime>,
-    ) -> Result<ReleaseOutcome, Error> {
-        let session = &self.handle.session;
-        let mut request = self.send(transmit);
-        let mut watch = session.watch(self.sequence);
-        let released = poll_fn(|context| {
-            let Response { end, error } = request.poll_response(context).unwrap_or_default();
-            if let Some(End::Release(released)) = end {
-                return Poll::Ready(Ok(released));
-            }
-            if request.is_in_flight() {
-                // A store answers within a time limit. Until then nothing else needs to wake this task.
-                return Poll::Pending;
-            }
-            match (session.poll_released(&mut watch, context), error) {
-                (Poll::Ready(released), _) => Poll::Ready(Ok(released)),
-                (Poll::Pending, Some(error)) if deadline.is_none() => {
-                    Poll::Ready(Err(self.handle.store_error(&self.resource, &error)))
-                }
-                (Poll::Pending, _) => Poll::Pending,
-            }
-        });
-        with_deadline(session, deadline, released).await.unwrap_or_else(|| {
-            let what = "release not confirmed within the limit; it is retried in the background";
-            Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
-        })
-    }
-
     fn send(&self, transmit: Option<Transmit>) -> Request<'_> {
         Request::send(&self.handle.session, &*self.handle.store, &self.resource, transmit)
     }
@@ -500,14 +368,6 @@ impl Guard {
     pub(crate) async fn lost_within(&self, limit: Duration) -> Option<Loss> {
         let until = self.handle.now() + limit;
         with_deadline(&self.handle.session, Some(until), self.lost()).await
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if !self.is_over && !self.try_hand_off() {
-            release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
-        }
     }
 }
 

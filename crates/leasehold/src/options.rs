@@ -161,7 +161,7 @@ macro_rules! inspection {
                 self
             }
 
-            /// Publishes the id of the current trace with the other metadata, so that inspection tells which trace holds the
+            /// Publishes the id of the current trace with the other metadata, so that inspection shows which trace holds the
             /// lock. Tasks with different ids do not share a lease: each of them has its own place in the store's queue.
             ///
             /// ```
@@ -178,7 +178,7 @@ macro_rules! inspection {
 
             /// Sets the label of this lock's [metrics](crate::guide::metrics): the kind by default. Use one label for all locks
             /// with the same purpose, never a lock's name, because each label is a time series of its own. After 100
-            /// different labels, a client counts the locks of further ones as `other`. Without the feature `metrics`, this
+            /// different labels, a client counts locks with further labels as `other`. Without the feature `metrics`, this
             /// has no effect.
             ///
             /// ```

@@ -28,7 +28,7 @@ use tokio::runtime::Handle;
 )]
 pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
-    PollIntervals, Store, StoreError, admission_queue_of, missing_response, only,
+    PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use leasehold::simulation::LeaseProbe;
 
-use super::world::World;
-use crate::checks::Promise;
 use crate::executor::ProcessId;
-use crate::plan::MS;
 
 /// A guard that exists.
 pub(super) struct Record {
@@ -23,18 +20,18 @@ pub(super) struct Record {
 
 /// What the checks know of one lock.
 #[derive(Default)]
-struct LockBook {
+pub(super) struct LockBook {
     /// The highest token of a guard.
-    last_token: u64,
+    pub(super) last_token: u64,
     /// The highest token that the fenced resource has seen.
-    fence: u64,
+    pub(super) fence: u64,
     /// The highest guard whose write was accepted.
-    written: u64,
+    pub(super) written: u64,
 }
 
 /// The checks' books.
 pub(super) struct Books {
-    locks: Vec<LockBook>,
+    pub(super) locks: Vec<LockBook>,
     /// All guards, by a number.
     pub(super) records: BTreeMap<u64, Record>,
     /// How many guards there were.
@@ -44,81 +41,5 @@ pub(super) struct Books {
 impl Books {
     pub(super) fn new(locks: usize) -> Self {
         Self { locks: (0..locks).map(|_| LockBook::default()).collect(), records: BTreeMap::new(), guards: 0 }
-    }
-}
-
-impl World {
-    /// A guard exists from now on. `others`: the guards of the lock that are trusted now. Returns its number.
-    pub(super) fn guard_created(&mut self, mut record: Record, is_trusted: bool, others: &[u64]) -> u64 {
-        self.books.guards += 1;
-        record.order = self.books.guards;
-        let (lock, process, token) = (record.lock, record.process, record.token);
-        if let Some(other) = others.first().filter(|_| is_trusted) {
-            let known = &self.books.records[other];
-            let (other, its) = (known.process, known.token);
-            self.broken(Promise::OneHolder, || {
-                format!(
-                    "process {process} holds r{lock} with token {token} beside process {other} with token {its}"
-                )
-            });
-        }
-        let last = self.books.locks[lock].last_token;
-        if is_trusted && token <= last {
-            self.broken(Promise::TokensRise, || format!("a guard has token {token} after {last} on r{lock}"));
-        }
-        self.books.locks[lock].last_token = last.max(token);
-        let number = self.number();
-        self.books.records.insert(number, record);
-        number
-    }
-
-    /// A write with a guard's token reaches the fenced resource, which compares tokens.
-    pub(super) fn write(&mut self, number: u64) {
-        let Some(record) = self.books.records.get(&number) else { return };
-        let (lock, token, order) = (record.lock, record.token, record.order);
-        let book = &mut self.books.locks[lock];
-        if token < book.fence {
-            return;
-        }
-        book.fence = token;
-        let written = book.written;
-        book.written = written.max(order);
-        if order < written {
-            self.broken(Promise::Fenced, || {
-                format!(
-                    "r{lock} accepted the write with token {token} of guard {order} after one of guard {written}"
-                )
-            });
-        }
-    }
-
-    /// Another guard exists, so the loss of this one must have been reported.
-    pub(super) fn check_reported(&mut self, number: u64) {
-        let Some(record) = self.books.records.get(&number).filter(|record| record.is_watched) else { return };
-        let (process, lock) = (record.process, record.lock);
-        let known = &self.processes[process];
-        if known.is_alive && known.stalls == [0, 0] && known.resumed_at + MS < self.now {
-            self.broken(Promise::LossReported, || {
-                format!(
-                    "r{lock} has a new holder, and the loss of guard {number} of process {process} was not reported"
-                )
-            });
-        }
-    }
-
-    /// What is wrong with the time that the lock was free while this task waited for it.
-    pub(super) fn overdue(&self, lock: usize, task: usize) -> Option<String> {
-        let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
-        let stall = self.now.saturating_sub(free);
-        let bound = if free < self.healthy_from {
-            self.takeover_bound()
-        } else {
-            // A hand-over, with conflicting rounds.
-            crate::plan::SECOND + 40 * (self.plan.base + 20 * self.plan.jitter)
-        };
-        (stall > bound).then(|| {
-            format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs")
-        })
     }
 }

@@ -1,7 +1,8 @@
 //! What goes wrong, and how it heals.
 
+use super::event::Event;
 use super::plan::Fault;
-use super::world::{Event, World};
+use super::world::World;
 use crate::executor::{self, ProcessId, Thread};
 use crate::history::Column;
 use crate::plan::{MS, Micros, SECOND};

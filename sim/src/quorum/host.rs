@@ -8,7 +8,8 @@ use std::time::Duration;
 use leasehold::simulation::{Answered, Pending, QuorumHost};
 use leasehold_core::{Command, LocalTime, Resource, Token};
 
-use super::world::{Content, try_with, with};
+use super::event::Content;
+use super::world::{try_with, with};
 use crate::executor::{self, ProcessId, Thread};
 use crate::plan::Micros;
 

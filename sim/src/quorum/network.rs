@@ -4,8 +4,9 @@
 use leasehold::simulation::{Answered, CallFailed};
 use leasehold_core::{Command, Failure, Grant, Push, Reply, Token};
 
+use super::event::{Content, Event};
 use super::planted::Planted;
-use super::world::{Call, Content, Event, Link, World};
+use super::world::{Call, Link, World};
 use crate::executor::{ProcessId, Thread};
 use crate::history::Column;
 use crate::plan::{MS, Micros, SECOND};

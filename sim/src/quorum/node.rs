@@ -7,8 +7,8 @@ use std::time::Duration;
 use leasehold_core::model::{CommandContext, Table, apply, sweep};
 use leasehold_core::{Answer, ClientId, Command, Now, Push, Release, Reply, Resource, StoreTime, Token};
 
+use super::event::Event;
 use super::planted::Planted;
-use super::world::Event;
 use crate::executor::ProcessId;
 use crate::plan::Micros;
 use crate::server::ServerClock;

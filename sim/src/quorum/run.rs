@@ -7,12 +7,13 @@ use std::time::Duration;
 use leasehold::simulation::{QuorumOptions, ThreadClock, quorum_client, set_clock};
 use leasehold_core::ClientId;
 
+use super::event::Event;
 use super::host::Host;
 use super::network::Act;
 use super::plan::Plan;
 use super::planted::Planted;
 use super::users;
-use super::world::{self, Event, Process, Slot, World, run_as, with};
+use super::world::{self, Process, Slot, World, run_as, with};
 use crate::checks::{Promise, Violation};
 use crate::executor::{self, ProcessId, Thread};
 use crate::plan::{Case, SECOND};

@@ -8,9 +8,10 @@ use leasehold::simulation::LeaseProbe;
 use leasehold::{Client, Error, Guard, Mutex};
 
 use super::books::Record;
+use super::event::Event;
 use super::host::Sleep;
 use super::plan::Op;
-use super::world::{Event, run_as, try_with, with};
+use super::world::{run_as, try_with, with};
 use crate::checks::Promise;
 use crate::executor::ProcessId;
 use crate::plan::{MS, Micros, Mode, SECOND};

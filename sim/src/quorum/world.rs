@@ -1,7 +1,6 @@
 //! The state of one run: true time, processes, connections, nodes, and the events that are due.
 
 use std::cell::RefCell;
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::task::Waker;
@@ -9,9 +8,10 @@ use std::time::Duration;
 
 use leasehold::Client;
 use leasehold::simulation::{Answered, SimulatedQuorum, ThreadClock, set_clock};
-use leasehold_core::{ClientId, Command, LocalTime, Push, Resource, Token};
+use leasehold_core::{ClientId, LocalTime};
 
 use super::books::Books;
+use super::event::Event;
 use super::node::Node;
 use super::plan::Plan;
 use super::planted::Planted;
@@ -20,86 +20,12 @@ use crate::executor::{ProcessId, TaskId, Thread};
 use crate::history::{Column, History};
 use crate::plan::{Micros, SECOND};
 use crate::rng::Rng;
+use crate::schedule::Scheduled;
 use crate::server::ServerClock;
 use crate::world::LocalClock;
 
 thread_local! {
     static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };
-}
-
-/// Something that is due at a time.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// A sleep ends.
-    Wake(u64),
-    /// A call reaches its node. `is_late`: after its connection was closed.
-    Request { link: u64, call: u64, is_late: bool, content: Content },
-    /// An answer reaches the client.
-    Response { link: u64, call: u64, answers: Vec<Answered> },
-    /// A push reaches the client.
-    Push { link: u64, push: Push },
-    /// A new connection reaches the node.
-    Handshake { link: u64 },
-    /// The node's greeting reaches the client.
-    Connected { link: u64 },
-    /// The client sees that a connection is closed.
-    ClosedAtClient { link: u64 },
-    /// The node sees it.
-    ClosedAtNode { link: u64 },
-    /// A call has taken too long.
-    Timeout { call: u64 },
-    /// A connection that gave no answer is checked, or one that is being made.
-    Ping { link: u64, asked_at: Micros },
-    /// A client tries to connect to a node.
-    Connect { process: ProcessId, node: usize },
-    /// A fault of the plan begins.
-    Fault(usize),
-    /// A stalled thread continues.
-    Resume { process: ProcessId, thread: Thread },
-    /// A node continues.
-    ResumeNode(usize),
-    /// A node's process is there again.
-    StartNode(usize),
-    /// The loss of this guard must have been reported.
-    CheckReported(u64),
-    /// A client's process starts.
-    Start { client: usize },
-    /// Faults end.
-    Heal,
-}
-
-/// What a call consists of.
-#[derive(Clone, Debug)]
-pub(super) struct Content {
-    pub(super) batch: Arc<[(Arc<Resource>, Command)]>,
-    pub(super) floor: Option<Token>,
-}
-
-struct Scheduled {
-    at: Micros,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    /// The earliest is the greatest, for the heap.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
-    }
 }
 
 /// A client's machine. Its clock outlives its processes.
@@ -210,7 +136,7 @@ pub(super) struct World {
     /// Processes that were killed and whose tasks exist still.
     pub(super) killed: Vec<ProcessId>,
     next: u64,
-    events: BinaryHeap<Scheduled>,
+    events: BinaryHeap<Scheduled<Event>>,
 }
 
 /// Calls `f` with the run's state. The engine must not be called from `f`.

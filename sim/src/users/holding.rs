@@ -3,7 +3,8 @@
 use leasehold::simulation::LeaseProbe;
 use leasehold::{Error, Guard, SetGuard, UpgradableGuard, WriteGuard};
 
-use super::{User, WRITER, lock_of};
+use super::locks::lock_of;
+use super::user::{User, WRITER};
 use crate::checks::{Promise, Record};
 use crate::executor::ProcessId;
 use crate::plan::{Fault, LockKind, MS, SECOND};

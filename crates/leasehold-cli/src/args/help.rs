@@ -25,15 +25,16 @@ Examples:
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
 ~/.local/state/leasehold/locks.db. Two users therefore have different stores and
-do not exclude each other, and neither do the jobs of root's cron and your shell.
+do not exclude each other: for instance root's cron and your shell.
 Defaults of options can be in the environment (see each option) and in a file:
 $XDG_CONFIG_HOME/leasehold/config.toml, or the file that LEASEHOLD_CONFIG names.
-Its keys are the long options: of every command at the top, and of one command
-in its table:
+Its keys are the long options. Those of all commands are at the top, and those of
+one command in a table with its name:
   store = \"redis://cache.example\"
   [run]
   ttl = \"30s\"
-An option of the command line comes first, then the environment, then the file.
+The command line takes precedence over the environment, and the environment over
+the file.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
@@ -47,13 +48,13 @@ The lease belongs to no process. It expires after --ttl unless it is renewed:
   leasehold renew \"$id\" || exit      it lasts for another 5 minutes from now
   ./deploy.sh
   leasehold release \"$id\"
-If a command finds that the lease has ended, it exits with 1. leasehold status
-shows the lease without renewing it. All of them work on every host that reaches
-the store.
+If the lease has ended, renew, status and release exit with 1. leasehold status
+shows the lease without renewing it. These commands work on every host that
+reaches the store.
 
-Whoever has the id can renew and release the lease, so keep it as a password is
-kept: it is not shown by ls and show, and it can't be guessed. Without the id,
-leasehold release --force releases the lock.
+Any client of the store can renew and release the lease with its id, so treat the
+id as a password: ls and show do not print it, and it can't be guessed. Without
+the id, leasehold release --force releases the lock.
 
 To run one command under a lock, use leasehold run: it renews the lease, and
 stops the command if the lease is lost.
@@ -143,8 +144,8 @@ resigns, and the next host starts the command at once. The host where it ended
 campaigns again after a pause. The pause doubles from --backoff to --backoff-max,
 so a command that fails on every host is not restarted continuously. After a run
 of more than --backoff-max, the pause is --backoff again. If the command can't be
-started any more, leasehold retries in the same way. If the command can't be
-started the first time, leasehold exits with 126 or 127.
+started at first, leasehold exits with 126 or 127. If it can't be started later,
+leasehold retries after the same pauses.
 
 If a host dies, its lease expires after the ttl, and the next host starts the
 command. The environment of the command, the handling of a lost lease, --on-lost
@@ -163,12 +164,12 @@ Keys of the live view:
   Up, Down, j, k  select a lock; Enter opens it, Esc goes back
   /               filter by a text in any column; Esc clears the filter
   s               sort by name, by the time held, or by the number of waiters
-  r               release the first holder by force, after a question; it notices
-                  at its next renewal
+  r               release the first holder by force, after a confirmation; the
+                  holder detects that at its next renewal
   q               quit
 
 With --plain or --json each change is a line: a grant, the end of a lease, and a
-new number of waiters. A lease that begins and ends between two looks is not
+new number of waiters. A lease that begins and ends between two refreshes is not
 seen. The objects of --json have
   time_ms     when it was seen, since 1970
   event       granted, ended or waiting

@@ -9,7 +9,7 @@ use crate::time::LocalTime;
 use crate::token::{Token, TokenRange};
 
 /// Tokens that a renewal reserves. At the maximum hand-off rate they last some milliseconds, long enough to fetch more,
-/// and tokens do not outrun the wall clock, which advances by a million a second.
+/// and tokens do not outrun the wall clock, which advances by at least a million tokens a second.
 const RENEWAL_RESERVE: u32 = 8_192;
 
 /// Limits of local hand-offs once another client waits.

@@ -279,7 +279,7 @@ impl LeaseMachine {
     }
 
     /// Handles a reconnect. With automatic renewal, schedules a renewal at once. Without it, a renewal in flight is repeated
-    /// only if it fails. Otherwise repeated reconnects would extend the lease for ever.
+    /// only if it fails. Otherwise repeated reconnects would extend the lease without limit.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
         let is_due = self.renew_at != LocalTime::NEVER && !self.in_flight;
         if self.terms.renews || is_due {

@@ -41,8 +41,8 @@ pub fn apply_all<R: Rows>(
     let mut answers = Vec::new();
     let mut is_new = Vec::new();
     for (rows, acquire) in attempts.iter_mut() {
-        assert!(acquire.wait.is_none(), "what is taken together is not waited for");
-        assert!(acquire.replaces.is_none(), "what is taken together takes the place of nothing");
+        assert!(acquire.wait.is_none(), "an attempt of a batch does not wait");
+        assert!(acquire.replaces.is_none(), "an attempt of a batch replaces no lease");
         let (answer, is_known) = run(rows, &Command::Acquire(Arc::clone(acquire)))?;
         let is_granted = matches!(answer.reply, Reply::Granted(_));
         answers.push(answer);

@@ -1,4 +1,4 @@
-//! Grants to the waiters of a queue, and what its head and a holder are told.
+//! Grants to the waiters of a queue, and the pushes to its head and to a holder.
 
 use super::{CLAIM_WINDOW, Lease, Rows, Step, Waiter};
 use crate::command::{Grant, HeadHint, PushKind};

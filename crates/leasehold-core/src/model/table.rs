@@ -180,7 +180,7 @@ impl Rows for Table {
         self.update_entries(waiter.acquisition.client, |entries| {
             assert!(
                 entries.places.is_empty() || entries.parked == waiter.parked,
-                "an entry is not as its client's others"
+                "an entry is parked, and others of its client are not"
             );
             entries.parked = waiter.parked;
             entries.places.insert(waiter.place)

@@ -301,6 +301,9 @@ fn nothing_is_left<R: Rows<Error = Infallible>>(mut world: World<R>) -> Result<(
     if !matches!(reply, Reply::Granted(_)) {
         return Err(format!("a new client got {reply:?}"));
     }
+    if !world.sweep() || world.view().holders.is_empty() {
+        return Err(String::from("a held lease was swept"));
+    }
     world.run(&release(newcomer));
     world.pass(Duration::from_secs(3_601) + world.stepped_back);
     if world.sweep() {

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::Stream;
@@ -12,12 +13,14 @@ use futures_util::stream::unfold;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::request::{Lock, Parameters, SessionPath};
 use crate::app::{App, Watcher};
 use crate::leases::Id;
 use crate::observer::{Key, Row, Snapshot};
+use crate::presence::{Presence, Watched};
 use crate::problem::Problem;
 use crate::sessions::{OpenRequest, Session};
 use crate::time::millis;
@@ -41,6 +44,7 @@ pub(super) struct EventsParameters {
 /// Changes of all locks as rows; with `kind` and `name`, also the whole state and the timeline of this lock.
 pub(super) async fn locks(
     State(app): State<Arc<App>>,
+    Extension(presence): Extension<Presence>,
     Parameters(parameters): Parameters<EventsParameters>,
 ) -> Result<Events, Problem> {
     let lock = match (parameters.kind, parameters.name) {
@@ -57,6 +61,7 @@ pub(super) async fn locks(
         lock,
         app,
         _watcher: watcher,
+        _watched: presence.watch(),
     };
     Ok(stream(unfold(feed, async |mut feed| feed.next().await.map(|event| (Ok(event), feed)))))
 }
@@ -72,6 +77,7 @@ struct Feed {
     is_first: bool,
     stopping: CancellationToken,
     _watcher: Watcher,
+    _watched: Watched,
 }
 
 impl Feed {
@@ -140,11 +146,20 @@ impl Feed {
 /// The events of a session. While the stream is open, the session lives.
 pub(super) async fn session(
     State(app): State<Arc<App>>,
+    Extension(presence): Extension<Presence>,
     SessionPath(id): SessionPath,
 ) -> Result<Events, Problem> {
     let open = app.sessions.enter(&Id::from(id.as_str()))?;
     let opened = event("open", &json!({ "heartbeat_ms": millis(open.0.heartbeat) }));
-    let line = Line { app, open, ready: vec![opened], is_over: false, told_stopping: false };
+    let line = Line {
+        app,
+        open,
+        ready: vec![opened],
+        sent_losses: 0,
+        is_over: false,
+        told_stopping: false,
+        _watched: presence.watch(),
+    };
     Ok(stream(unfold(line, async |mut line| line.next().await.map(|event| (Ok(event), line)))))
 }
 
@@ -153,8 +168,11 @@ struct Line {
     app: Arc<App>,
     open: OpenRequest,
     ready: Vec<Event>,
+    /// The number of the last loss that it has sent.
+    sent_losses: u64,
     is_over: bool,
     told_stopping: bool,
+    _watched: Watched,
 }
 
 impl Line {
@@ -167,8 +185,9 @@ impl Line {
             if self.is_over {
                 return None;
             }
-            let losses = session.take_losses();
-            self.ready.extend(losses.iter().rev().map(|lost| event("lost", lost)));
+            let losses = session.report_losses(Instant::now(), self.sent_losses);
+            self.sent_losses = losses.iter().map(|(number, _)| *number).fold(self.sent_losses, u64::max);
+            self.ready.extend(losses.iter().rev().map(|(_, lost)| event("lost", lost)));
             if !self.ready.is_empty() {
                 continue;
             }

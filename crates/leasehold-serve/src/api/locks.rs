@@ -5,10 +5,10 @@ mod attempt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
 use leasehold::{Kind, LockInfo, MAX_TTL, MIN_TTL, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
 use crate::leases::{Id, Lease};
 use crate::metrics::AcquireTimer;
+use crate::presence::Presence;
 use crate::problem::{Code, Problem};
 use crate::sessions::OpenRequest;
 use crate::time::millis;
@@ -74,10 +75,13 @@ impl Grant {
 /// Acquires a lock. The attempt ends when the request is dropped, because its future is.
 pub(super) async fn acquire(
     State(app): State<Arc<App>>,
+    Extension(presence): Extension<Presence>,
     lock: Lock,
     JsonBody(request): JsonBody<AcquireRequest>,
 ) -> Result<Json<Grant>, Problem> {
     app.check_open()?;
+    // A request that does not wait is answered although its client sends no more, as in a batch of requests.
+    let _watched = (request.wait_ms > 0).then(|| presence.watch());
     let timer = AcquireTimer::start(lock.kind);
     let result = acquire_now(&app, &lock, request).await;
     timer.end(result.as_ref().map_or_else(|problem| problem.code.as_str(), |_| "granted"));

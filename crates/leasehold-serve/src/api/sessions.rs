@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use leasehold::MAX_LABEL_BYTES;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::locks::Grant;
 use super::request::{JsonBody, SessionPath, span};
@@ -37,7 +38,7 @@ pub(super) struct SessionState {
     /// The server stops: release what is held.
     stopping: bool,
     leases: Vec<Grant>,
-    /// Leases that were lost since the last answer.
+    /// Leases that were lost, in every answer until the caller must have heard one.
     lost: Vec<LostLease>,
 }
 
@@ -86,9 +87,10 @@ pub(super) async fn heartbeat(
     State(app): State<Arc<App>>,
     SessionPath(id): SessionPath,
 ) -> Result<Json<SessionState>, Problem> {
-    let session = app.sessions.get(&Id::from(id.as_str()))?;
-    session.beat();
-    let lost = session.take_losses();
+    let session = app.sessions.beat(&Id::from(id.as_str()))?;
+    app.end_lost_of(&session);
+    let lost = session.report_losses(Instant::now(), 0);
+    let lost = lost.into_iter().map(|(_, lost)| lost).collect();
     Ok(Json(SessionState::new(&app, &session, lost)))
 }
 
@@ -99,9 +101,9 @@ pub(super) async fn close(
 ) -> Result<StatusCode, Problem> {
     let session = app.sessions.get(&Id::from(id.as_str()))?;
     let why = "it was closed";
+    let leases = app.sessions.end(&session, why)?;
     app.metrics.session_ended("closed");
-    let leases: Vec<_> =
-        app.sessions.end(&session, why).iter().filter_map(|id| app.leases.by_id(id)).collect();
+    let leases: Vec<_> = leases.iter().filter_map(|id| app.leases.by_id(id)).collect();
     let releases = leases.iter().map(|lease| app.leases.release(lease));
     let mut failed = None;
     for (lease, released) in leases.iter().zip(futures_util::future::join_all(releases).await) {

@@ -79,6 +79,7 @@ impl Place {
         config.tokens.add_read(READ).expect("a token");
         config.drain = Duration::from_millis(500);
         set(&mut config);
+        leasehold_serve::install_recorder();
         let client = Client::connect(&store).await.expect("a store");
         let server = Server::bind(config, client).await.expect("it listens");
         let tcp = server.addresses().into_iter().find(|address| address.starts_with("http")).expect("TCP");

@@ -1,4 +1,4 @@
-//! One thread per client that does what no future is polled for: renewals, rechecks, losses, and releases of dropped guards.
+//! One thread per client for work that must not depend on a polled future: renewals, rechecks, losses, and releases of dropped guards.
 //!
 //! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
 //! that is shutting down. It sleeps until the earliest deadline of the table, sends everything that is due in one batch, and

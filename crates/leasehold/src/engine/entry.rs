@@ -137,7 +137,7 @@ impl Entry {
         Some(self.wakers.swap_remove(at).1)
     }
 
-    // --- What goes out ---------------------------------------------------------------------------
+    // --- Requests --------------------------------------------------------------------------------
 
     pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
         self.end_attempt(now);
@@ -163,7 +163,7 @@ impl Entry {
         }
     }
 
-    // --- What comes in ---------------------------------------------------------------------------
+    // --- Responses and pushes --------------------------------------------------------------------
 
     pub(super) fn handle_response(&mut self, transmit: &Transmit, now: LocalTime, answered: &CallResult) {
         if let Err(error) = answered {
@@ -301,7 +301,7 @@ impl Entry {
         }
     }
 
-    // --- From stage to stage ---------------------------------------------------------------------
+    // --- Transitions -----------------------------------------------------------------------------
 
     /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {

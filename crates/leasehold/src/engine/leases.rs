@@ -6,7 +6,6 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token};
 
 use super::entry::{Entry, Transmit};
-use super::local_queue::{LocalQueue, QueueState};
 use super::session::{Closed, Session};
 use super::table::Effects;
 
@@ -57,7 +56,7 @@ impl Session {
             let entry = table.entries.get_mut(&sequence).ok_or(Loss::Closed)?;
             let detached = entry.detach(now)?;
             if let Some(queue) = queue {
-                table.hand_off(queue, sequence, now, &mut effects);
+                table.hand_off_held(queue, sequence, now, &mut effects);
             }
             table.reconcile(sequence, now, &mut effects);
             detached
@@ -139,10 +138,7 @@ impl Session {
         let mut effects = Effects::default();
         let ended = {
             let mut table = self.table();
-            let has_lease =
-                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
-            let queue = queue.filter(|queue| table.local_queues.by_id.get(queue).is_some_and(has_lease));
-            if queue.is_some_and(|queue| table.hand_off(queue, lease, now, &mut effects)) {
+            if queue.is_some_and(|queue| table.hand_off_held(queue, lease, now, &mut effects)) {
                 table.reconcile(lease, now, &mut effects);
                 EndedHold::HandedOff
             } else {

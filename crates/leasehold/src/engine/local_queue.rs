@@ -69,7 +69,7 @@ pub(crate) enum WaitOutcome {
 pub(crate) enum CancelledWait {
     /// Another task of the client has the lease.
     LeaseInUse,
-    /// The attempt goes on for the tasks that still wait.
+    /// The attempt continues for the tasks that still wait.
     AttemptContinues,
     /// No task is left: the entry must be released. `may_be_in_store`: the store may have received the attempt.
     LastWaiter { sequence: u64, may_be_in_store: bool },

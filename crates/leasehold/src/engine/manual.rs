@@ -80,7 +80,7 @@ impl ManualClock {
         drop(self.run_to_rest());
     }
 
-    /// Never `NEVER`, when everything would be due for ever.
+    /// Never `NEVER`, because everything would then be due.
     fn after(&self, by: Duration) -> LocalTime {
         (self.now() + by).min(LocalTime::from_micros(LocalTime::NEVER.as_micros() - 1))
     }

@@ -22,7 +22,7 @@ impl<T> Default for NumberMap<T> {
 }
 
 impl<T> NumberMap<T> {
-    /// Removes a value, and gives memory back after a crowd has left.
+    /// Removes a value, and frees memory after many removals.
     pub(super) fn remove(&mut self, number: u64) -> Option<T> {
         let removed = self.0.remove(&number);
         let capacity = self.0.capacity();

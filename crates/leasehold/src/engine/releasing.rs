@@ -1,4 +1,4 @@
-//! A release on its way: it is sent again until the store confirms it, or until what it releases has expired in the store.
+//! A release in progress: it is sent again until the store confirms it, or until what it releases has expired in the store.
 
 use std::time::Duration;
 

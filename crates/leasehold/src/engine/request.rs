@@ -1,6 +1,7 @@
 //! One command of a caller in flight: sends it, receives the answer, and updates the table.
 //!
-//! Every command of a caller takes this path. The driver does not, because it sends batches.
+//! Every command of an attempt or a lease takes this path if its caller polls for the answer. The driver sends batches,
+//! `Handle::ask` sends look-ups, and `locks/acquire_all.rs` sends several attempts as one command.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -65,7 +66,7 @@ impl<'a> Request<'a> {
         Self { session, state, polled_by: None }
     }
 
-    /// Names the task that polls for the answer, and looks at its wait in its local queue after each poll.
+    /// Names the task that polls for the answer, and checks its wait in its local queue after each poll.
     pub(crate) fn polled_by(mut self, ticket: Ticket) -> Self {
         self.polled_by = Some(ticket);
         self

@@ -28,9 +28,7 @@ use tokio::sync::Notify;
 use super::clock::Clock;
 use super::due::DueWork;
 use super::entry::{Entry, Transmit};
-use super::local_queue::{
-    AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
-};
+use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, QueueState, Ticket, WaitOutcome};
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
@@ -76,7 +74,7 @@ impl Session {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     #[cfg(any(test, feature = "_simulation"))]
     pub(crate) fn len(&self) -> usize {
         self.table().entries.len()
@@ -266,10 +264,7 @@ impl Session {
         let mut effects = Effects::default();
         let is_handed_off = {
             let mut table = self.table();
-            let has_lease =
-                |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
-            let is_handed_off = table.local_queues.by_id.get(&queue).is_some_and(has_lease)
-                && table.hand_off(queue, lease, now, &mut effects);
+            let is_handed_off = table.hand_off_held(queue, lease, now, &mut effects);
             table.reconcile(lease, now, &mut effects);
             is_handed_off
         };
@@ -277,7 +272,7 @@ impl Session {
         is_handed_off
     }
 
-    // --- The whole -------------------------------------------------------------------------------
+    // --- Closing ---------------------------------------------------------------------------------
 
     /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {

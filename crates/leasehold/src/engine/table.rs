@@ -12,7 +12,9 @@ use std::task::{Context, Waker};
 use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
 use super::entry::{Entry, Transmit};
-use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, LocalQueues, QueueState, Ticket};
+use super::local_queue::{
+    AcquireKey, CancelledWait, EnqueueError, LocalQueue, LocalQueues, QueueState, Ticket,
+};
 use super::log_event::LogEvent;
 use super::number_map::NumberMap;
 use super::releasing::ReleaseOutcome;
@@ -158,7 +160,7 @@ impl Table {
         }
     }
 
-    /// Counts one entry less that the store may keep something for.
+    /// The store keeps nothing for one more entry: counts it as settled.
     fn on_settled(&mut self, released: Option<ReleaseOutcome>, effects: &mut Effects) {
         self.unsettled -= 1;
         self.unconfirmed += u64::from(released == Some(ReleaseOutcome::Unconfirmed));
@@ -263,6 +265,18 @@ impl Table {
         self.entries.insert(sequence, entry);
         self.unsettled += 1;
         self.reconcile(sequence, now, effects);
+    }
+
+    /// As `hand_off`, for a lease that a task holds. False if the queue has another lease or attempt by now.
+    pub(super) fn hand_off_held(
+        &mut self,
+        id: u64,
+        lease: u64,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> bool {
+        let has_lease = |queue: &LocalQueue| matches!(queue.state, QueueState::Held(held) if held == lease);
+        self.local_queues.by_id.get(&id).is_some_and(has_lease) && self.hand_off(id, lease, now, effects)
     }
 
     /// Gives a lease that its task no longer uses to the next task. Returns false if the lease must be released; if tasks

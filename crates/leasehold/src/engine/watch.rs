@@ -1,4 +1,4 @@
-//! Waiting for an entry to change: a future leaves its waker there, and looks again when it is woken.
+//! Waiting for an entry to change: a future registers its waker there, and checks the entry when it is woken.
 
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
@@ -88,7 +88,7 @@ impl Session {
         };
         match entry.release_outcome() {
             Some(given) => {
-                // The future was told, and no one else refers to the entry. Wakers are dropped with the mutex free.
+                // The future gets the outcome, and nothing else refers to the entry. Wakers are dropped with the mutex free.
                 let told = table.entries.remove(watch.sequence);
                 drop(table);
                 drop(told);

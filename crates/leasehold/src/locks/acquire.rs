@@ -19,7 +19,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
 use crate::locks::lock::{Lock, WaitMode};
-use crate::telemetry::spans;
+use crate::telemetry::{LockTelemetry, spans};
 
 impl Lock {
     pub(crate) async fn lock(&self, weight: u32) -> Result<Guard, Error> {
@@ -45,6 +45,9 @@ impl Lock {
         let resource = self.check(weight)?;
         let span = spans::acquire(resource, &self.handle.url);
         let attempt = pin!(self.acquire_checked(resource, weight, replaces, wait));
+        if !LockTelemetry::IS_ON && span.is_disabled() {
+            return attempt.await;
+        }
         self.observe(wait, span, attempt).await
     }
 
@@ -142,7 +145,7 @@ impl Lock {
                     unknown()
                 }
             }
-            // The attempt goes on for the other tasks, and its last response may be old: ask the store once more. This attempt
+            // The attempt continues for the other tasks, and its last response may be old: ask the store once more. This attempt
             // does not wait, so it overtakes no waiter in the store's queue.
             CancelledWait::AttemptContinues => {
                 let tried = self.attempt(resource, 1, None, WaitMode::NoWait);

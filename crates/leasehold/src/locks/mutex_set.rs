@@ -49,7 +49,7 @@ use crate::locks::mutex::Mutex;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MutexSet {
-    /// As they were given.
+    /// In the order in which they were passed.
     mutexes: Vec<Mutex>,
 }
 

@@ -11,7 +11,7 @@ use crate::engine::QueuedGrant;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::telemetry::{AttemptOutcome, LockTelemetry, spans};
+use crate::telemetry::{AttemptOutcome, spans};
 
 impl Lock {
     /// Counts a grant that needed one command.
@@ -28,9 +28,6 @@ impl Lock {
         span: Span,
         attempt: Pin<&mut impl Future<Output = Result<Option<Guard>, Error>>>,
     ) -> Result<Option<Guard>, Error> {
-        if !LockTelemetry::IS_ON && span.is_disabled() {
-            return attempt.await;
-        }
         let started = self.handle.now();
         let mut observed = Observed { lock: self, span: &span, is_over: false };
         // A task that is granted the lock at its first poll has not waited, and needs no second look at the clock.

@@ -135,7 +135,7 @@ impl OncePer {
     ///
     /// # Cancel safety
     ///
-    /// As [`Self::start`]. A start that the store grants at the moment of the limit is given back, and does not count as done.
+    /// As [`Self::start`]. A start that the store grants at the moment of the limit is released, and does not count as done.
     pub async fn start_timeout(&self, limit: Duration) -> Result<Option<Guard>, Error> {
         self.check()?;
         if !self.0.terms.min_lifetime.is_zero() {

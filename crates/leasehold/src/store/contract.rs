@@ -171,6 +171,26 @@ pub(crate) trait Store: Send + Sync {
     }
 }
 
+/// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.
+const INSPECT_BATCH: usize = 500;
+
+/// Every resource of a store with its state, ordered by name: all at once, or else in batches.
+pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {
+    if let Some(inspected) = store.inspect_all() {
+        return inspected.await;
+    }
+    let resources = store.list().await?;
+    let mut listed = Vec::with_capacity(resources.len());
+    for page in resources.chunks(INSPECT_BATCH) {
+        let batch = page.iter().map(|resource| (Arc::new(resource.clone()), Command::Inspect)).collect();
+        let answers = store.call_batch(batch, 0).await;
+        for (resource, answer) in page.iter().zip(answers) {
+            listed.push((resource.clone(), answer?));
+        }
+    }
+    Ok(listed)
+}
+
 /// The result of a batch of one command.
 pub(crate) fn only(mut results: Vec<CallResult>) -> CallResult {
     results.pop().unwrap_or_else(missing_response)

@@ -9,7 +9,9 @@ use leasehold_core::{Acquire, Acquisition, Command, Failure, Resource, Token};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
-use super::contract::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError};
+use super::contract::{
+    Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, inspect_all,
+};
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 
@@ -119,7 +121,7 @@ impl Store for Lazy {
     }
 
     fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
-        self.opened()?.inspect_all()
+        Some(self.with(|store| Box::pin(async move { inspect_all(&*store).await }), Err))
     }
 
     fn shard(&self, resource: &Resource, command: &Command) -> u64 {

@@ -8,7 +8,6 @@
 //! the client's thread sends them, and the caller's future only waits for the answer, on any executor. After a reconnect all
 //! waiters re-check and all leases are renewed, because pushes may have been missed.
 
-mod call_pool;
 mod caller_conn;
 mod client_record;
 mod cluster;
@@ -50,7 +49,6 @@ use tokio::sync::oneshot;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
-use call_pool::CallPool;
 use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
@@ -59,6 +57,7 @@ use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS,
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
 pub(crate) use nodes::Voting;
+use single_call::CallPool;
 #[cfg(feature = "_fuzzing")]
 pub(crate) use slot_map::fuzz as fuzz_cluster_slots;
 pub(crate) use wire::SharedConnection;
@@ -145,6 +144,10 @@ impl Redis {
             return Box::pin(poll_fn(move |context| {
                 if is_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
+        }
+        if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
+            // The driver: it sends its batches itself.
+            return Box::pin(work);
         }
         let (tell, told) = oneshot::channel();
         self.runtime.spawn(async move {

@@ -87,7 +87,7 @@ impl Sqlite {
                 .with_source(error)
         };
         let files =
-            Files::identify(&path).map_err(|error| failed("it went away while it was opened", error))?;
+            Files::identify(&path).map_err(|error| failed("it was removed while it was opened", error))?;
         let no_inbox = |error| failed("no pipe could be made in the directory beside it", error);
         let mailboxes = Mailboxes::beside(&path).map_err(no_inbox)?;
         let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
@@ -144,7 +144,7 @@ impl Sqlite {
             if is_taken && let Ok(answer) = told.await {
                 return answer;
             }
-            otherwise(not_sent("too much waits for the file, or its worker has ended"))
+            otherwise(not_sent("too many commands wait for the file, or its worker has ended"))
         })
     }
 }
@@ -202,7 +202,7 @@ impl Store for Sqlite {
         Box::pin(async move {
             started
                 .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
-            told.await.unwrap_or_else(|_| Err(not_sent("the thread that looks at the file has ended")))
+            told.await.unwrap_or_else(|_| Err(not_sent("the thread that checks the file has ended")))
         })
     }
 }

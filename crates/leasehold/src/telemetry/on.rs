@@ -1,7 +1,7 @@
 //! With the feature `metrics`: handles to the metrics of the recorder that is installed when they are first needed.
 //!
-//! A handle is looked up once and kept, because a look-up by name and labels costs more than an uncontended lock in memory
-//! may lose.
+//! A handle is looked up once and kept, because a look-up by name and labels costs more than the metrics may add to an
+//! uncontended lock in memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -14,7 +14,7 @@ use super::metered::Metered;
 use super::{AttemptOutcome, names, renewal_outcome};
 use crate::store::{CallResult, Store};
 
-/// The maximum number of labels per client. Further labels count as [`OTHER`], because every recorder keeps each of them for ever.
+/// The maximum number of labels per client. Further labels count as [`OTHER`], because a recorder never removes a label.
 const MAX_LABELS: usize = 100;
 
 /// The label of locks whose own label came after [`MAX_LABELS`] others.

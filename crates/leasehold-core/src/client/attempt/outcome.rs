@@ -1,4 +1,4 @@
-//! What an attempt is told to do, and how it ends.
+//! How an attempt waits, and how it ends.
 
 use core::time::Duration;
 

@@ -69,7 +69,7 @@ impl Attempt<'_> {
     /// Acquires the lock: at once if `wait` is zero.
     ///
     /// A mutex is not handed from one request to the next within this server. Each request has its own place in the store's
-    /// queue, so that the order is the same for all servers and clients, and everyone who waits is seen.
+    /// queue, so that the order is the same for all servers and clients, and every waiter is shown.
     pub(super) async fn run(&self, client: &Client, wait: Duration) -> Result<Option<Held>, Error> {
         let is_now = wait.is_zero();
         let guard = match self.kind {

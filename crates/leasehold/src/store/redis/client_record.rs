@@ -44,7 +44,8 @@ impl ClientRecord {
         self.changed.notify_one();
     }
 
-    /// Whether the record must be written, because these commands store something for longer than before. True once for each.
+    /// Whether the record must be written, because these commands store something for longer than before. Returns true once per
+    /// such extension.
     pub(super) fn must_cover(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
         if self.covers(batch) {
             return false;
@@ -53,7 +54,7 @@ impl ClientRecord {
         self.covered.fetch_max(seconds, Ordering::Relaxed) < seconds
     }
 
-    /// Whether the record lives as long as what these commands store.
+    /// Whether the record outlasts what these commands store.
     pub(super) fn covers(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
         let longest = longest(batch);
         longest.is_zero() || longest.as_secs() < self.covered.load(Ordering::Relaxed)

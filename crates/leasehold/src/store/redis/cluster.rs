@@ -73,7 +73,7 @@ impl Cluster {
         self.slots().master_of(slot).cloned()
     }
 
-    /// The link to a node, made when it is first asked for. Runs on the client's own runtime, or where `runtime` says.
+    /// The endpoint of a node, created at its first use. Runs on `runtime`.
     pub(super) fn endpoint(&self, host: &Host, runtime: &Handle) -> Result<Arc<Endpoint>, StoreError> {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(endpoint) = endpoints.get(host) {

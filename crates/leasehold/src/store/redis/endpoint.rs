@@ -175,7 +175,7 @@ impl Drop for Endpoint {
 
 /// Explains a connection that is closed before its first answer.
 fn closed_at_once(address: AddressState) -> String {
-    let what = "the server closes new connections: it may have as many clients as it may (maxclients)";
+    let what = "the server closes new connections: its limit of clients (maxclients) may be reached";
     match address {
         AddressState::Unproven => format!("{what}, or speak TLS only"),
         AddressState::Proven => what.to_owned(),
@@ -277,12 +277,7 @@ impl Reconnector {
             if connections.is_closed() {
                 return;
             }
-            let mut driver_conn = connections.driver_conn();
-            if driver_conn
-                .send_packed_command(&redis::cmd("PING"))
-                .await
-                .is_err_and(|error| error.code().is_none())
-            {
+            if !connections.responds().await {
                 return;
             }
         }
@@ -401,8 +396,8 @@ impl Reconnector {
     }
 }
 
-/// How long an attempt to connect may take, where the last one took `last_connect`. An attempt that began while nothing reached the
-/// server stays lost when that is over, so a long one costs leases.
+/// How long an attempt to connect may take, where the last one took `last_connect`. An attempt that began during an outage may not
+/// succeed after it, so a long attempt costs leases.
 fn connect_timeout(last_connect: Option<Duration>, shortest_ttl: Option<Duration>) -> Duration {
     let Some(last_connect) = last_connect else { return CONNECT_TIMEOUT };
     let shortest_ttl = shortest_ttl.map_or(CONNECT_TIMEOUT, |ttl| ttl / TTL_FRACTION);

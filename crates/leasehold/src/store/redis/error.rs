@@ -11,7 +11,7 @@ use super::ANSWER_TIMEOUT;
 use crate::store::{Cause, StoreError};
 use crate::url::Host;
 
-/// What the errors that this crate makes in the driver's type begin with.
+/// The prefix of errors of this crate that have the driver's type.
 pub(super) const OWN: &str = "leasehold";
 
 /// Why a call has no answer.
@@ -230,12 +230,12 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("CLUSTERDOWN") => "the cluster is down: some of its hash slots have no master",
         Some("MASTERDOWN") => "this replica has lost its master: name the master",
         _ if text.contains("cluster support disabled") => "this is no cluster: write redis://host[:port]",
-        // It repeats what it was told, which may be a password.
+        // The server repeats the command, which may contain a password.
         _ if text.to_lowercase().contains("unknown command") => {
             "the server does not know a command that is needed: it has to be Redis 6.2 or newer"
         }
         _ if text.contains("max number of clients") => {
-            "the server has as many clients as it may: raise maxclients, or close some"
+            "the server's limit of clients is reached: raise maxclients, or close connections"
         }
         _ if text.contains("certificate") || text.contains("Certificate") => {
             return explain_certificate(&text);

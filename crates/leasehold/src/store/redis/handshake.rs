@@ -7,7 +7,7 @@ use redis::{ErrorKind, RedisError, Value};
 use super::deletes::is_refusal;
 use super::error::OWN;
 
-/// What a connection has found out about its server. All of it is unknown without the right to run INFO.
+/// What a connection has detected about its server. All of it is unknown without the right to run INFO.
 #[derive(Default)]
 pub(super) struct ServerFacts {
     pub(super) run_id: Option<String>,
@@ -57,7 +57,7 @@ pub(super) async fn handshake(
         && let Some(policy) = unsafe_eviction_policy(&info)
     {
         warn(format!(
-            "maxmemory-policy is {policy}: a server that is short of memory throws locks away. Set it to noeviction"
+            "maxmemory-policy is {policy}: a server that is short of memory evicts locks. Set it to noeviction"
         ));
     }
     let Some(info) = server_info(connection).await? else { return Ok(ServerFacts::default()) };
@@ -108,7 +108,7 @@ async fn may_delete(
 pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
     let user = user.unwrap_or("default");
     let message = format!(
-        "INFO does not tell its run id, so a restart would not be noticed, nor that two addresses lead to it, and it does \
+        "INFO does not report its run id, so a restart would not be noticed, nor that two addresses lead to it, and it does \
          not vote: ACL SETUSER {user} +info"
     );
     (ErrorKind::Client, OWN, message).into()

@@ -11,7 +11,6 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::Redis;
-use super::call_pool::CallPool;
 use super::caller_conn::{Caller, CallerRuntime};
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
@@ -21,6 +20,7 @@ use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
+use super::single_call::CallPool;
 use super::wire::{self, SharedConnection, Wire};
 use crate::error::{Error, ErrorKind};
 use crate::store::{Inbox, StoreError};

@@ -63,7 +63,7 @@ impl Sentinels {
         let role: Result<Vec<redis::Value>, _> = redis::cmd("ROLE").query_async(connection).await;
         match role {
             Ok(role) if matches!(&role[..], [redis::Value::BulkString(word), ..] if word != b"master") => {
-                return Err(say("it says that it is none (any more)"));
+                return Err(say("it reports that it is not a master (any more)"));
             }
             // Without the right to ROLE, a replica is noticed by the first write.
             Ok(_) => {}

@@ -40,7 +40,7 @@ impl SharedKeeper {
                         return;
                     };
                     connections.drop_caller_conn();
-                    tracing::debug!("the shared connection was lost, or is another one now");
+                    tracing::debug!("the shared connection was lost, or has reconnected");
                 }
                 Err(_) if self.runtime.has_ended() => return,
                 Err(error) if leads_elsewhere(&error) && !has_warned => {

@@ -43,7 +43,7 @@ impl SlotMap {
         hosts
     }
 
-    /// Records a MOVED redirect. Returns whether it is news.
+    /// Records a MOVED redirect. Returns whether the map has changed.
     pub(super) fn redirect(&mut self, slot: u16, to: Host) -> bool {
         let is_new = self.master_of(slot) != Some(&to);
         if is_new {

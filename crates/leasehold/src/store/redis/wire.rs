@@ -90,7 +90,7 @@ pub(super) async fn pipeline(
 #[derive(Clone)]
 pub(crate) struct SharedConnection {
     connection: Arc<dyn RunPipeline>,
-    /// It was lost, or is another one now.
+    /// It was lost, or has reconnected.
     changed: Arc<Notify>,
 }
 
@@ -115,7 +115,7 @@ impl SharedConnection {
         Self { changed: Arc::default(), ..self }
     }
 
-    /// Waits until the connection is lost, or is another one.
+    /// Waits until the connection is lost, or has reconnected.
     pub(super) async fn until_changed(&self) {
         self.changed.notified().await;
     }
@@ -239,7 +239,7 @@ fn client_info() -> Pipeline {
 
 /// The replies came over another connection than was verified. For callers this is a lost connection.
 fn changed() -> RedisError {
-    let what = "the shared connection was made again, or its database was changed";
+    let what = "the shared connection has reconnected, or its database was changed";
     io::Error::new(io::ErrorKind::ConnectionReset, what).into()
 }
 

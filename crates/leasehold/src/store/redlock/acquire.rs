@@ -269,7 +269,7 @@ impl Quorum {
         if self.attempts.is_cancelled(sent.request.acquisition) {
             return answer(self.now(), Reply::Cancelled);
         }
-        let message = "it was asked for once more meanwhile".to_owned();
+        let message = "a later request of the same attempt has superseded it".to_owned();
         Err(StoreError::new(Failure::Unknown, message))
     }
 

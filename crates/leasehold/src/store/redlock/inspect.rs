@@ -19,7 +19,7 @@ use crate::store::{CallResult, StoreError};
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Text for a node that had no time to answer.
-const NOT_WAITED_FOR: &str = "not waited for, since the others had decided already";
+const NOT_WAITED_FOR: &str = "not waited for: the other nodes had decided";
 
 impl Quorum {
     /// The leases that a quorum may have granted, counting nodes that do not answer.

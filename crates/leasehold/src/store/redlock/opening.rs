@@ -86,7 +86,7 @@ impl Quorum {
         if there < quorum_of(self.nodes.len()) {
             let (nodes, needed) = (self.nodes.len(), quorum_of(self.nodes.len()));
             let what =
-                format!("{there} of {nodes} nodes are there, {needed} are needed: {}", errors.join("; "));
+                format!("{there} of {nodes} nodes are connected, {needed} are needed: {}", errors.join("; "));
             return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
         }
         for (node, duplicate) in self.nodes.iter().zip(self.duplicate_nodes()) {

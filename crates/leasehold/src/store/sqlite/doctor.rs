@@ -13,7 +13,7 @@ use crate::store::StoreError;
 /// How large the log may be while its users move it into the file as they should.
 const LARGE_LOG: u64 = 64 << 20;
 
-/// With less room than this on its disk a file is about to be stuck.
+/// With less free space than this on its disk, writes to the file are about to fail.
 const LITTLE_ROOM: u64 = 64 << 20;
 
 pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {
@@ -76,7 +76,7 @@ fn judge(seen: &Seen) -> Component {
             component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say");
         }
         Some(damage) => {
-            let why = format!("leases in it may be forgotten, and their locks given to others: {damage}");
+            let why = format!("its leases may be lost, and their locks granted to other clients: {damage}");
             let shown = seen.path.display();
             let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
             component.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
@@ -93,7 +93,7 @@ fn judge(seen: &Seen) -> Component {
         component.fine(
             Check::SharedLog,
             "its users share one log",
-            "as far as this user may look at the processes of others, which root may",
+            "checked for the processes that this user may inspect; root may inspect all",
         );
     } else {
         let pids: Vec<String> = seen.strays.iter().map(u32::to_string).collect();

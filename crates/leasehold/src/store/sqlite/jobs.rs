@@ -1,4 +1,4 @@
-//! What waits for the worker's thread.
+//! The queue of work for the worker's thread.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -28,7 +28,7 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, Error> {
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
         Err(error) => {
-            let what = format!("sqlite:{}: it went away while it was opened: {error}", path.display());
+            let what = format!("sqlite:{}: it was removed while it was opened: {error}", path.display());
             return Err(Error::new(ErrorKind::Unavailable, what).with_source(error));
         }
     };

@@ -173,9 +173,9 @@ fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
 }
 
-/// Refuses a database of another program or of another version of this one. One without any table is as good as new.
+/// Refuses a database of another program or of another version of this one. A database without tables counts as new.
 fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
-    // In one transaction, since it may become ours while we look.
+    // In one transaction, because another client may create the schema meanwhile.
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
     let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let tables = count_tables(&transaction)?;
@@ -196,8 +196,7 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
 fn boot_id(path: &Path) -> Result<String, Error> {
     read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
         let shown = path.display();
-        let what =
-            format!("sqlite:{shown}: this system does not name its boots, which a store needs: {error}");
+        let what = format!("sqlite:{shown}: this system reports no boot id, which the store needs: {error}");
         Error::new(ErrorKind::Unsupported, what).with_source(error)
     })
 }
@@ -223,8 +222,8 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// As [`explain`], for who comes to the file. One whose log was removed can't be opened while there are users of the removed one:
-/// the shared memory that is still in place speaks of that.
+/// As [`explain`], for a client that opens the file. If the log was removed, the file can't be opened while processes use the removed
+/// log, because the shared memory that is still in place describes that log.
 fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
     let is_unreadable = error.sqlite_error_code() == Some(ErrorCode::SystemIoFailure);
     let strays = if is_unreadable { files::find_strays(path) } else { Vec::new() };
@@ -242,7 +241,7 @@ fn explain_opening(path: &Path, error: &rusqlite::Error) -> String {
 pub(super) fn explain(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => format!(
-            "the file is damaged or no database ({}): move it away, and a new one is created; tokens go on rising by the \
+            "the file is damaged or no database ({}): move it away, and a new one is created; tokens keep rising with the \
              wall clock",
             class_of(error)
         ),
@@ -254,7 +253,7 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
             format!("the file and its directory must be writable for you ({})", class_of(error))
         }
         Some(ErrorCode::SystemIoFailure) => format!(
-            "{}: the disk fails, this is no ordinary file, or its -wal or -shm was removed under others who use it \
+            "{}: the disk fails, this is no ordinary file, or its -wal or -shm was removed while other processes use it \
              (`leasehold doctor` names them to root)",
             class_of(error)
         ),

@@ -209,9 +209,9 @@ impl Shared {
                 reached.push((client, writer));
                 true
             }
-            // The client is there but cannot be written to: it keeps its grant, and learns of it at its next re-check.
+            // The client lives, but its pipe can't be written: the waiter keeps its grant, and detects it at its next re-check.
             Reached::Closed(error) => {
-                tracing::warn!(%error, %client, "a waiter can't be told of its grant");
+                tracing::warn!(%error, %client, "a grant can't be pushed to its waiter");
                 true
             }
             Reached::Gone => false,

@@ -27,7 +27,7 @@ const ROUNDS: u32 = 20;
 
 /// A right that users need.
 pub(super) struct Right {
-    /// As `ACL SETUSER` has it.
+    /// In the form of `ACL SETUSER`.
     rule: &'static str,
     /// A command without effect: its key is missing, or it is refused after the check of the rights.
     trial: &'static str,
@@ -84,7 +84,7 @@ pub(super) const RIGHTS: [Right; 32] = [
     right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
     right("+cluster|slots", "CLUSTER SLOTS", Purpose::Cluster),
     right("+asking", "ASKING", Purpose::Cluster),
-    // Also on a server without sharded channels: clients find that out this way.
+    // Also needed on a server without sharded channels, because clients detect that by this command.
     right("+pubsub|shardnumsub", "PUBSUB SHARDNUMSUB CHANNEL", Purpose::Cluster),
     // The first one of this purpose shows whether the server knows the others.
     right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
@@ -160,7 +160,7 @@ pub(super) async fn missing_rights(
         }
         let is_subscribing = right.trial.contains("SUBSCRIBE");
         if is_subscribing && is_resp2 {
-            // The connection could do nothing else afterwards, and the store's own has done it already.
+            // A subscribed connection could run no further command. The store's own connection has subscribed already.
             continue;
         }
         let word = |word| match word {

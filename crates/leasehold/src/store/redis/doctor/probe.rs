@@ -267,7 +267,7 @@ async fn slow_by(connection: &mut MultiplexedConnection) -> Option<(usize, Durat
         let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
         let is_script = words.first()?.to_uppercase().starts_with("EVAL");
         let key = words.iter().find(|word| word.starts_with("leasehold:"))?;
-        // Not the doctor's own, which are about no lock in use.
+        // Without the commands of the check itself.
         (is_script && !key.contains(acl_check::NAME))
             .then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
     });

@@ -69,7 +69,7 @@ fn check_version(seen: &Snapshot, component: &mut Component) {
     }
 }
 
-// --- What is kept ----------------------------------------------------------------------------------
+// --- Persistence -----------------------------------------------------------------------------------
 
 fn check_memory(seen: &Snapshot, component: &mut Component) {
     let policy = seen.setting("maxmemory-policy").or(seen.info.get("maxmemory_policy").map(String::as_str));
@@ -264,7 +264,7 @@ fn accepts_writes_alone(seen: &Snapshot, component: &mut Component) {
     );
 }
 
-// --- The way there -----------------------------------------------------------------------------------
+// --- Connections -------------------------------------------------------------------------------------
 
 fn check_connections(seen: &Snapshot, component: &mut Component) {
     if let (Some(clients), Some(most @ 1..)) = (seen.number("connected_clients"), seen.number("maxclients")) {
@@ -328,13 +328,13 @@ fn check_transport(seen: &Snapshot, component: &mut Component) {
         Transport::PlainWithPassword => component.advice(
             Check::Encryption,
             "the password is sent unencrypted",
-            "anyone who reads it can release every lock",
+            "a reader of the traffic can release every lock",
             Some("rediss://USER:PASSWORD@HOST (for several hosts: ?tls=true)".to_owned()),
         ),
         Transport::Plain => component.advice(
             Check::Encryption,
             "the server asks for no password, and nothing is encrypted",
-            "anyone who can reach the server can release every lock",
+            "every host that reaches the server can release every lock",
             Some(
                 "ACL SETUSER with the rule in docs/operations.md, and rediss://USER:PASSWORD@HOST".to_owned(),
             ),
@@ -384,7 +384,7 @@ fn show_release(seen: &Snapshot, component: &mut Component) {
             format!("{}, without a script", delete.name())
         }
         Some(delete) => format!("a script: the user may not run {}", delete.name()),
-        None if seen.info.is_empty() => "a script: INFO does not tell the version".to_owned(),
+        None if seen.info.is_empty() => "a script: INFO does not report the version".to_owned(),
         None => "a script: DELIFEQ needs Valkey 9, and DELEX Redis 8.4".to_owned(),
     };
     component.fact("release", by);

@@ -188,7 +188,7 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
     component
 }
 
-/// One of several servers that vote, or the master of some: what it is called, and what was seen of it.
+/// A server that votes, or a master: its name and its snapshot.
 pub(super) type Voter<'a> = (&'a str, Option<&'a Snapshot>);
 
 /// Whether servers that vote are independent of each other, so that the loss of one is not the loss of two.

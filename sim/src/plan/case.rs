@@ -1,0 +1,79 @@
+//! The name of a run: its seed, and the parts that were left out of its plan.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// A seed, without the parts that were left out to make it smaller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Case {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// What is left out.
+    pub without: BTreeSet<Part>,
+}
+
+/// A part of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// A client with its tasks.
+    Client(usize),
+    /// A task.
+    Task(usize),
+    /// A task's operation.
+    Op(usize, usize),
+    /// A fault.
+    Fault(usize),
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Client(client) => write!(f, "c{client}"),
+            Self::Task(task) => write!(f, "t{task}"),
+            Self::Op(task, op) => write!(f, "t{task}.{op}"),
+            Self::Fault(fault) => write!(f, "f{fault}"),
+        }
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no part of a plan");
+        let number = |text: &str| text.parse::<usize>().map_err(|_| wrong());
+        match (text.get(..1), text.get(1..)) {
+            (Some("c"), Some(rest)) => Ok(Self::Client(number(rest)?)),
+            (Some("f"), Some(rest)) => Ok(Self::Fault(number(rest)?)),
+            (Some("t"), Some(rest)) => match rest.split_once('.') {
+                Some((task, op)) => Ok(Self::Op(number(task)?, number(op)?)),
+                None => Ok(Self::Task(number(rest)?)),
+            },
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.seed)?;
+        let mut separator = " without ";
+        for part in &self.without {
+            write!(f, "{separator}{part}")?;
+            separator = ",";
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (seed, without) = text.trim().split_once(" without ").unwrap_or((text.trim(), ""));
+        let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
+        let parts = without.split(',').filter(|part| !part.is_empty());
+        Ok(Self { seed, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+    }
+}

@@ -1,0 +1,47 @@
+//! The locks of a plan.
+
+use leasehold::{Mutex, ReentrantMutex, RwLock, Semaphore};
+
+use super::user::{User, span};
+use crate::plan::LockPlan;
+
+impl User {
+    pub(super) fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
+        let mut mutex = self.client.mutex(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        if let Some(hold) = plan.max_hold {
+            mutex = mutex.max_hold(span(hold));
+        }
+        if plan.min_hold > 0 {
+            mutex = mutex.min_hold(span(plan.min_hold));
+        }
+        if let Some((handoffs, limit)) = plan.handoff {
+            mutex = mutex.local_handoff(handoffs, span(limit));
+        }
+        if plan.global_fifo { mutex.global_fifo() } else { mutex }
+    }
+
+    pub(super) fn rw_lock(&self, plan: &LockPlan, lock: usize) -> RwLock {
+        let mut rw_lock = self.client.rw_lock(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        if let Some(hold) = plan.max_hold {
+            rw_lock = rw_lock.max_hold(span(hold));
+        }
+        if plan.min_hold > 0 { rw_lock.min_hold(span(plan.min_hold)) } else { rw_lock }
+    }
+
+    pub(super) fn semaphore(&self, plan: &LockPlan, lock: usize, permits: u32) -> Semaphore {
+        self.client.semaphore(name(lock), permits).ttl(span(plan.ttl)).auto_renew(plan.renews)
+    }
+
+    pub(super) fn reentrant(&self, plan: &LockPlan, lock: usize) -> ReentrantMutex {
+        let owner = format!("owner-{}", self.owner());
+        self.client.reentrant_mutex(name(lock), owner).ttl(span(plan.ttl)).auto_renew(plan.renews)
+    }
+}
+
+pub(super) fn name(lock: usize) -> String {
+    format!("r{lock}")
+}
+
+pub(super) fn lock_of(name: &str) -> usize {
+    name.trim_start_matches('r').parse().unwrap_or(0)
+}

@@ -1,0 +1,79 @@
+//! What is due.
+
+use std::sync::Arc;
+
+use leasehold::simulation::Answered;
+use leasehold_core::{Acquire, Command, Push, Resource};
+
+use crate::executor::{ProcessId, Thread};
+use crate::plan::Micros;
+
+/// Something that is due at a time.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "each line above says what the names of an event mean")]
+pub enum Event {
+    /// A sleep ends.
+    Wake(u64),
+    /// A call reaches the server. `is_late`: after its connection was closed.
+    Request { connection: u64, call: u64, attempt: u32, is_late: bool, content: Content },
+    /// An answer reaches the client.
+    Response { connection: u64, call: u64, attempt: u32, answers: Vec<Answered> },
+    /// A push reaches the client.
+    Push { connection: u64, push: Push },
+    /// A new connection reaches the server.
+    Handshake { connection: u64 },
+    /// The server's greeting reaches the client.
+    Connected { connection: u64 },
+    /// The client sees that a connection is closed.
+    ClosedAtClient { connection: u64 },
+    /// The server sees it.
+    ClosedAtServer { connection: u64 },
+    /// A call has taken too long.
+    Timeout { call: u64, attempt: u32 },
+    /// A connection that gave no answer is checked, or one that is being made.
+    Ping { connection: u64, asked_at: Micros },
+    /// A client tries to connect.
+    Connect { process: ProcessId, lane: Thread },
+    /// A fault of the plan begins.
+    Fault(usize),
+    /// A stalled thread continues.
+    Resume { process: ProcessId, thread: Thread },
+    /// A machine's clock continues.
+    Unfreeze { client: usize },
+    /// A server continues.
+    ResumeServer(usize),
+    /// A server starts again.
+    StartServer(usize),
+    /// A server ends for good.
+    StopServer(usize),
+    /// A replica copies the master's data, for the failover of this fault.
+    Replicate(usize),
+    /// A server has memory again.
+    Unfull(usize),
+    /// The loss of this guard must have been reported.
+    CheckReported(u64),
+    /// A client's process starts.
+    Start { client: usize },
+    /// Faults end.
+    Heal,
+}
+
+/// What a call consists of.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// Commands in this order.
+    Batch(Arc<[(Arc<Resource>, Command)]>),
+    /// Attempts that are granted together.
+    All(Arc<[(Arc<Resource>, Arc<Acquire>)]>),
+}
+
+impl Content {
+    /// How many answers it has.
+    #[must_use]
+    pub fn answers(&self) -> usize {
+        match self {
+            Self::Batch(batch) => batch.len(),
+            Self::All(attempts) => attempts.len(),
+        }
+    }
+}
