@@ -27,6 +27,7 @@ mod limits;
 mod listener;
 mod params;
 mod pool;
+mod pooler;
 mod push;
 mod query;
 mod rows;
@@ -145,15 +146,12 @@ impl Opened {
         schema::prepare(&first.client, &url.schema).await?;
         let synchronous_commit = match url.synchronous_commit {
             Some(named) => named.to_owned(),
-            None => first.setting("synchronous_commit").await?,
+            None => first.value("SHOW synchronous_commit").await?,
         };
         let is_pooled = match url.pooler {
             Pooler::Yes => true,
             Pooler::No => false,
-            Pooler::Detect => {
-                let second = dialer.connect(None).await?;
-                listener::detect_pooler(&first, &second).await?
-            }
+            Pooler::Detect => pooler::is_between(&first).await?,
         };
         let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
         let listening = match &url.listen {

@@ -1,5 +1,8 @@
 //! Servers that refuse, and servers with other settings.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
@@ -184,16 +187,44 @@ async fn database_administrator_sees_holders_and_waiters_in_views() {
     assert_eq!(server.run("SELECT owner FROM leasehold.holders WHERE name = 'odd'"), "a\\000b");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_are_reserved_only_if_the_server_makes_commits_durable() {
     let server = Postgres::on_port();
-    for (setting, is_reserved) in [("on", "t"), ("off", "f"), ("local", "t")] {
+    for (setting, is_durable) in [("on", true), ("off", false), ("local", true)] {
         server.run(&format!("ALTER ROLE postgres SET synchronous_commit = {setting}"));
         let client = client_of(&server).await;
         let guard = lock(&client, setting).await;
-        let row = format!("SELECT last_token > token FROM leasehold.resource WHERE name = '{setting}'");
-        assert_eq!(server.run(&row), is_reserved, "{setting}");
+        // A task that waits for a lock of its own client gets its lease, with a token of a range that a renewal reserves.
+        let mut waiting = pin!(lock(&client, setting));
+        poll_fn(|context| {
+            assert!(waiting.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
         guard.release().await.unwrap();
+        let guard = waiting.await;
+        let reserved = format!("SELECT last_token - token FROM leasehold.resource WHERE name = '{setting}'");
+        let reserved: i64 = server.run(&reserved).parse().unwrap();
+        assert_eq!(reserved > 1_000, is_durable, "{setting}: {reserved}");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_is_detected_by_clients_that_connect_at_the_same_time() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    client_of(&server).await;
+    for url in [pooler.url(), server.url()] {
+        let opening = (0..12).map(|_| {
+            let url = url.clone();
+            tokio::spawn(async move { Client::connect(&url).await.unwrap().diagnose().await.unwrap() })
+        });
+        for opened in opening.collect::<Vec<_>>() {
+            let diagnosis = opened.await.unwrap();
+            let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
+            assert_eq!(findings.any(|finding| finding.id == "pooler"), url == pooler.url(), "{url}");
+        }
     }
 }
 

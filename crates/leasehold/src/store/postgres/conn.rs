@@ -47,7 +47,9 @@ impl Dialer {
                 match std::future::poll_fn(|context| connection.poll_message(context)).await {
                     Some(Ok(message)) => {
                         // A receiver that is gone listens no longer.
-                        let _ = messages.as_ref().map(|messages| messages.send(message));
+                        if let Some(messages) = &messages {
+                            let _ = messages.send(message);
+                        }
                     }
                     Some(Err(error)) => {
                         tracing::debug!(%error, "a connection to PostgreSQL ended");
@@ -163,15 +165,15 @@ impl Conn {
         Ok(())
     }
 
-    /// The session's value of one of the server's settings.
-    pub(super) async fn setting(&self, name: &str) -> Result<String, StoreError> {
-        let messages = self.client.simple_query(&format!("SHOW {name}")).await;
+    /// The only value that a query returns.
+    pub(super) async fn value(&self, query: &str) -> Result<String, StoreError> {
+        let messages = self.client.simple_query(query).await;
         let messages = messages.map_err(|error| error::explain(error, false))?;
         let value = messages.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
             _ => None,
         });
-        value.ok_or_else(|| error::damaged(name))
+        value.ok_or_else(|| error::damaged("an empty answer"))
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -85,7 +85,7 @@ async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn I
                 match push::decode(notification.payload(), client) {
                     Some(push) => inbox.deliver(push),
                     None => {
-                        tracing::warn!(channel = notification.channel(), "an unknown notification arrived")
+                        tracing::warn!(channel = notification.channel(), "an unknown notification arrived");
                     }
                 }
             }
@@ -120,35 +120,4 @@ async fn check(conn: &Conn, client: ClientId) -> Result<(), StoreError> {
          ?pooler=yes, or ?listen= with an address without it"
     );
     Err(lost("another session answers"))
-}
-
-/// Whether transactions of one connection may run in several sessions, because a pooler is in between.
-///
-/// A pooler in transaction mode gives the session that is free to the next transaction. So a transaction of one connection runs in
-/// the session of the other one, or waits for it if there is only one.
-pub(super) async fn detect_pooler(one: &Conn, other: &Conn) -> Result<bool, StoreError> {
-    let before = session_of(one, "").await?;
-    // With two sessions that take turns, the test below would see them as those of two connections.
-    if session_of(one, "").await? != before {
-        return Ok(true);
-    }
-    let Ok(second) = timeout(POOLER_WAIT, session_of(other, "BEGIN; ")).await else { return Ok(true) };
-    let second = second?;
-    let Ok(after) = timeout(POOLER_WAIT, session_of(one, "")).await else { return Ok(true) };
-    let after = after?;
-    let ended = other.client.batch_execute("ROLLBACK").await;
-    ended.map_err(|error| error::explain(error, false))?;
-    Ok(before != after || before == second)
-}
-
-/// How long a pooler with one session lets the other transaction wait before it counts as one.
-const POOLER_WAIT: std::time::Duration = std::time::Duration::from_secs(2);
-
-async fn session_of(conn: &Conn, before: &str) -> Result<Option<String>, StoreError> {
-    let messages = conn.client.simple_query(&format!("{before}SELECT pg_backend_pid()")).await;
-    let messages = messages.map_err(|error| error::explain(error, false))?;
-    Ok(messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
-        _ => None,
-    }))
 }

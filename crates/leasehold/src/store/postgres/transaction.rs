@@ -205,7 +205,7 @@ impl<'s> Transaction<'s> {
         match query {
             Query::Lease(key) | Query::Waiter(key) | Query::Tombstone(key) => params.extend(of_key(*key)),
             Query::Expiring(limit) | Query::Ready(limit) | Query::Deadlines(limit) => {
-                params.push((*limit).into())
+                params.push((*limit).into());
             }
             Query::OfOwner(owner, limit) => params.extend([Some(owner).into(), (*limit).into()]),
             Query::OfClient(client, limit) => params.extend([(*client).into(), (*limit).into()]),
