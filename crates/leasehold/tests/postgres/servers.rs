@@ -1,8 +1,5 @@
 //! Servers that refuse, and servers with other settings.
 
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
@@ -183,31 +180,6 @@ async fn database_administrator_sees_holders_and_waiters_in_views() {
     let _permits = [shared.acquire(1).await.unwrap(), shared.acquire(2).await.unwrap()];
     assert_eq!(server.run("SELECT count(*) FROM leasehold.holders WHERE name = 's'"), "2");
     assert_eq!(server.run("SELECT count(*) FROM leasehold.waiters"), "0");
-    let _odd = client.reentrant_mutex("odd", "a\0b").lock().await.unwrap();
-    assert_eq!(server.run("SELECT owner FROM leasehold.holders WHERE name = 'odd'"), "a\\000b");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_are_reserved_only_if_the_server_makes_commits_durable() {
-    let server = Postgres::on_port();
-    for (setting, is_durable) in [("on", true), ("off", false), ("local", true)] {
-        server.run(&format!("ALTER ROLE postgres SET synchronous_commit = {setting}"));
-        let client = client_of(&server).await;
-        let guard = lock(&client, setting).await;
-        // A task that waits for a lock of its own client gets its lease, with a token of a range that a renewal reserves.
-        let mut waiting = pin!(lock(&client, setting));
-        poll_fn(|context| {
-            assert!(waiting.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
-        guard.release().await.unwrap();
-        let guard = waiting.await;
-        let reserved = format!("SELECT last_token - token FROM leasehold.resource WHERE name = '{setting}'");
-        let reserved: i64 = server.run(&reserved).parse().unwrap();
-        assert_eq!(reserved > 1_000, is_durable, "{setting}: {reserved}");
-        guard.release().await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -49,16 +49,16 @@ CREATE TABLE {s}.tombstone (
     PRIMARY KEY (resource, client, sequence)
 ) WITH ({vacuum});
 {fence}CREATE VIEW {s}.holders AS
-    SELECT kind, name, {owner} AS owner, token, to_timestamp(granted_at / 1e6) AS granted_at,
-        to_timestamp(expires_at / 1e6) AS expires_at, {metadata} AS metadata
+    SELECT kind, name, convert_from(owner, 'UTF8') AS owner, token, to_timestamp(granted_at / 1e6) AS granted_at,
+        to_timestamp(expires_at / 1e6) AS expires_at, convert_from(metadata, 'UTF8') AS metadata
     FROM {s}.resource WHERE client IS NOT NULL
     UNION ALL
-    SELECT r.kind, r.name, {l.owner}, l.token, to_timestamp(l.granted_at / 1e6),
-        to_timestamp(l.expires_at / 1e6), {l.metadata}
+    SELECT r.kind, r.name, convert_from(l.owner, 'UTF8'), l.token, to_timestamp(l.granted_at / 1e6),
+        to_timestamp(l.expires_at / 1e6), convert_from(l.metadata, 'UTF8')
     FROM {s}.lease AS l JOIN {s}.resource AS r ON r.id = l.resource;
 CREATE VIEW {s}.waiters AS
     SELECT r.kind, r.name, w.place, to_timestamp(w.since / 1e6) AS since, to_timestamp(w.deadline / 1e6) AS deadline,
-        w.parked, {w.metadata} AS metadata
+        w.parked, convert_from(w.metadata, 'UTF8') AS metadata
     FROM {s}.waiter AS w JOIN {s}.resource AS r ON r.id = w.resource;
 INSERT INTO {s}.layout VALUES ({layout});
 ";
@@ -113,19 +113,9 @@ pub(crate) fn ddl(schema: &str) -> String {
     )
 }
 
-/// The text of a column with bytes. No text of PostgreSQL can have a zero byte, which an owner may have.
-fn readable(column: &str) -> String {
-    format!(
-        "CASE WHEN position('\\x00'::bytea IN {column}) > 0 THEN encode({column}, 'escape') ELSE convert_from({column}, 'UTF8') END"
-    )
-}
-
 fn tables(schema: &str) -> String {
     let layout = LAYOUT.to_string();
-    let columns = ["owner", "metadata", "l.owner", "l.metadata", "w.metadata"];
-    columns
-        .iter()
-        .fold(TABLES.to_owned(), |text, column| text.replace(&format!("{{{column}}}"), &readable(column)))
+    TABLES
         .replace("{fence}", FENCE)
         .replace("{vacuum}", VACUUM)
         .replace("{s}", schema)
